@@ -1,0 +1,103 @@
+"""Every exception that vime raises on purpose.
+
+A message says what happened, where, the value found, the values allowed, and one next step.
+`VimeError.next_step` is kept apart from the message so that the command line can print it on a line of its own.
+"""
+
+from __future__ import annotations
+
+
+class VimeError(Exception):
+    """Base of all errors of vime. `next_step` is one sentence that tells the user what to do."""
+
+    def __init__(self, message: str, *, next_step: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.next_step}".strip()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Ray carries exceptions between processes; keyword arguments need help to survive the trip.
+        return (_rebuild, (type(self), self.message, self.next_step))
+
+
+def _rebuild(cls: type[VimeError], message: str, next_step: str) -> VimeError:
+    return cls(message, next_step=next_step)
+
+
+class SettingsError(VimeError):
+    """A flag is unknown, malformed, or can't be combined with another one."""
+
+
+class VersionMismatchError(VimeError):
+    """Installed vLLM, torch or Megatron-Core don't belong together."""
+
+
+class DataError(VimeError):
+    """A prompt file or one of its records can't be used."""
+
+
+class SampleError(VimeError):
+    """A sample breaks the contract of `vime.utils.types.Sample`."""
+
+
+class RewardError(VimeError):
+    """A reward function failed or returned something that is not a finite number."""
+
+
+class ModelError(VimeError):
+    """The checkpoint names a model that the trainer can't build, or its weights don't fit."""
+
+
+class EngineError(VimeError):
+    """An inference engine failed, answered wrongly, or could not be reached."""
+
+
+class EngineStartError(EngineError):
+    """An inference engine did not become ready; the message carries its last log lines."""
+
+
+class GenerationAborted(EngineError):
+    """The engine aborted the request (a cache flush or a shutdown); the group goes back to the queue."""
+
+
+class PublicationError(EngineError):
+    """A weight publication was not confirmed by the engine; its version was not raised."""
+
+
+class StorageError(VimeError):
+    """The pool, a pack or a journal can't be written or read."""
+
+
+class CorruptDataError(StorageError):
+    """Stored bytes don't match their digest or schema."""
+
+
+class SchemaVersionError(StorageError):
+    """Stored data was written by a newer layout than this code reads."""
+
+
+class CoordinatorBusyError(StorageError):
+    """Another coordinator holds the queue's lock."""
+
+
+class StaleLeaseError(StorageError):
+    """The lease is no longer the current attempt of its group; its result can't be accepted."""
+
+
+class CommitError(VimeError):
+    """A commit record is missing, incomplete or damaged."""
+
+
+class RestoreError(VimeError):
+    """A run can't be started or resumed as asked."""
+
+
+class TrainerError(VimeError):
+    """A trainer rank failed or disagrees with the others."""
+
+
+class RunFailedError(VimeError):
+    """The run stopped because one of its processes failed; the cause is in the message."""
