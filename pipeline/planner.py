@@ -1,0 +1,153 @@
+"""From accepted groups to one persisted batch plan. Pure: no token, no process, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from pipeline.packing import deal_to_ranks, pack_by_tokens, split_evenly
+from storage.columns import GroupSummary
+from vime.algorithms.advantages import grpo_advantages
+
+PLAN_VERSION = 1
+
+
+class PlannedGroup(msgspec.Struct, frozen=True):
+    """One accepted group: its queue position and the reference of its payload."""
+
+    position: int
+    group_index: int
+    ref: bytes
+
+
+class PlannedSample(msgspec.Struct, frozen=True):
+    """One sample of the batch; `group` and `member` say where its rows are."""
+
+    group: int
+    member: int
+    sample_index: int
+    total_length: int
+    response_length: int
+    advantage: float
+    mask_sum: float
+    reward: float
+    age_versions: int
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """One optimizer step: for each rank its microbatches, each a list of sample numbers of the plan."""
+
+    num_rollouts: int
+    num_trained_tokens: int
+    ranks: list[list[list[int]]]
+
+
+class BatchPlan(msgspec.Struct, frozen=True):
+    """What one rollout batch trains, in full, before anything is trained."""
+
+    version: int
+    branch: str
+    rollout_id: int
+    policy_version: int
+    groups: list[PlannedGroup]
+    samples: list[PlannedSample]
+    steps: list[StepPlan]
+
+    @property
+    def batch_id(self) -> str:
+        return f"batch:{self.branch}:{self.rollout_id}"
+
+    @property
+    def positions(self) -> list[int]:
+        return [group.position for group in self.groups]
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """The settings that a plan depends on."""
+
+    rollout_batch_size: int
+    samples_per_step: int
+    num_ranks: int
+    max_tokens: int | None
+    """Token limit of a microbatch; None: `micro_batch_size` samples each."""
+    micro_batch_size: int
+    normalize_rewards: bool
+    normalize_std: bool
+
+
+@dataclass(frozen=True)
+class AcceptedGroup:
+    """A group that waits for training."""
+
+    position: int
+    ref: bytes
+    summary: GroupSummary
+
+
+def select_groups(groups: Sequence[AcceptedGroup], count: int) -> list[AcceptedGroup]:
+    """The `count` groups to train next: oldest policy version first, then first accepted first."""
+    return sorted(groups, key=lambda group: (min(group.summary.min_versions), group.position))[:count]
+
+
+def plan_batch(
+    groups: Sequence[AcceptedGroup], settings: PlanSettings, *, branch: str, rollout_id: int, policy_version: int
+) -> BatchPlan:
+    """Plan rollout batch `rollout_id` from the waiting groups.
+
+    The same groups and settings give the same plan, whatever the order they are passed in.
+
+    Raises:
+        ValueError: fewer groups than a batch needs.
+    """
+    if len(groups) < settings.rollout_batch_size:
+        raise ValueError(f"{len(groups)} groups wait, a batch needs {settings.rollout_batch_size}")
+    chosen = select_groups(groups, settings.rollout_batch_size)
+    samples = _plan_samples(chosen, settings, policy_version)
+    steps = [
+        _plan_step(samples, range(start, start + settings.samples_per_step), settings)
+        for start in range(0, len(samples), settings.samples_per_step)
+    ]
+    planned = [PlannedGroup(group.position, group.summary.group_index, group.ref) for group in chosen]
+    return BatchPlan(PLAN_VERSION, branch, rollout_id, policy_version, planned, samples, steps)
+
+
+def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, policy_version: int) -> list[PlannedSample]:
+    samples = []
+    for number, group in enumerate(groups):
+        summary = group.summary
+        rewards = np.asarray(summary.rewards, np.float64)
+        advantages = (
+            grpo_advantages(rewards, normalize_std=settings.normalize_std) if settings.normalize_rewards else rewards
+        )
+        for member, sample_index in enumerate(summary.sample_indices):
+            samples.append(
+                PlannedSample(
+                    group=number,
+                    member=member,
+                    sample_index=sample_index,
+                    total_length=summary.total_lengths[member],
+                    response_length=summary.response_lengths[member],
+                    advantage=float(advantages[member]),
+                    mask_sum=float(summary.mask_sums[member]),
+                    reward=float(rewards[member]),
+                    age_versions=policy_version - summary.min_versions[member],
+                )
+            )
+    return samples
+
+
+def _plan_step(samples: Sequence[PlannedSample], numbers: range, settings: PlanSettings) -> StepPlan:
+    lengths = {number: samples[number].total_length for number in numbers}
+    if settings.max_tokens is None:
+        microbatches = split_evenly(list(numbers), settings.micro_batch_size, settings.num_ranks)
+    else:
+        microbatches = pack_by_tokens(lengths, settings.max_tokens, multiple_of=settings.num_ranks)
+    return StepPlan(
+        num_rollouts=len(numbers),
+        num_trained_tokens=sum(max(int(samples[number].mask_sum), 1) for number in numbers),
+        ranks=deal_to_ranks(microbatches, lengths, settings.num_ranks),
+    )

@@ -1,0 +1,48 @@
+"""The identity: every generated group is trained, pending, in flight, or dropped with a reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import msgspec
+
+from storage.queue import QueueFacts
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Counts of prompt groups along one branch of history.
+
+    `generated` is counted from the prompt cursor (groups handed out, less those never leased); the others from the
+    state of each group, so that the two sides have independent sources.
+    """
+
+    generated: int
+    trained: int
+    pending: int
+    in_flight: int
+    dropped: dict[str, int]
+
+    @property
+    def holds(self) -> bool:
+        return self.generated == self.trained + self.pending + self.in_flight + sum(self.dropped.values())
+
+    def __str__(self) -> str:
+        dropped = sum(self.dropped.values())
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
+        return (
+            f"generated {self.generated} = trained {self.trained} + pending {self.pending} + in flight "
+            f"{self.in_flight} + dropped {dropped}" + (f" ({reasons})" if reasons else "")
+        ) + ("" if self.holds else "  [DOES NOT HOLD]")
+
+
+def count_identity(facts: QueueFacts, trained_positions: Collection[int]) -> Identity:
+    """Count the groups of a queue, given the positions that the branch has trained."""
+    trained = sum(1 for position in facts.accepted.values() if position in trained_positions)
+    return Identity(
+        generated=facts.cursor.next_group_index - len(facts.fresh),
+        trained=trained,
+        pending=len(facts.accepted) - trained,
+        in_flight=len(facts.in_flight),
+        dropped=dict(Counter(facts.dropped.values())),
+    )

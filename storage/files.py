@@ -1,0 +1,92 @@
+"""Small files that must survive a crash: written whole, synced, and never half-read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from pathlib import Path
+
+from vime.errors import StorageError
+
+
+def sync_directory(directory: Path) -> None:
+    """fsync a directory, so that the names in it are durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`; after a crash it holds the old content or the new, whole."""
+    temporary = _write_temporary(path, content)
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Create `path`, which must not exist, with `content`, whole or not at all.
+
+    Raises:
+        FileExistsError: it exists.
+    """
+    temporary = _write_temporary(path, content)
+    try:
+        os.link(temporary, path)
+    finally:
+        temporary.unlink()
+    sync_directory(path.parent)
+
+
+def append_durably(path: Path, line: bytes) -> None:
+    """Append one line (without its newline) and fsync.
+
+    A torn last line, left by a crash, is closed first, so that it spoils only itself.
+    """
+    existed = path.exists()
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if not existed:
+        sync_directory(path.parent)
+
+
+def sync_tree(directory: Path) -> None:
+    """fsync every file and folder under `directory`."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            descriptor = os.open(Path(folder) / name, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_directory(Path(folder))
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file.
+
+    Raises:
+        StorageError: it can't be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}.", next_step="Check the mount and the file's rights.") from error
+
+
+def _write_temporary(path: Path, content: bytes) -> Path:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary

@@ -1,0 +1,110 @@
+"""Rewards: built-in ones by name, the user's by dotted path; every result is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import importlib
+import inspect
+import math
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from vime.errors import RewardError, SettingsError
+from vime.utils.types import Sample
+
+RewardFunction = Callable[[Any, Sample], Awaitable[Any]]
+
+
+async def random_reward(args: Any, sample: Sample) -> float:  # noqa: ARG001 - the documented hook signature
+    """0 or 1 by chance; for smoke tests of a pipeline."""
+    return float(random.randint(0, 1))
+
+
+async def f1_reward(args: Any, sample: Sample) -> float:  # noqa: ARG001 - the documented hook signature
+    """F1 overlap of whitespace-separated words between response and label."""
+    found, wanted = sample.response.split(), str(sample.label).split()
+    common = sum((collections.Counter(found) & collections.Counter(wanted)).values())
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(found), common / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+BUILT_IN: dict[str, RewardFunction] = {"random": random_reward, "f1": f1_reward}
+
+
+def load_reward(rm_type: str | None, custom_rm_path: str | None) -> RewardFunction:
+    """The reward that the settings name; a custom path wins.
+
+    Raises:
+        SettingsError: unknown name, or a path that can't be imported or is not an async function.
+    """
+    if custom_rm_path is not None:
+        return load_async_function("--custom-rm-path", custom_rm_path)
+    if rm_type not in BUILT_IN:
+        raise SettingsError(
+            f"--rm-type is {rm_type!r}, allowed: {', '.join(sorted(BUILT_IN))}.",
+            next_step="Choose one of these or give --custom-rm-path.",
+        )
+    return BUILT_IN[rm_type]
+
+
+def load_async_function(flag: str, path: str) -> RewardFunction:
+    """Import `package.module.function` and check that it is an async function."""
+    module_name, _, name = path.rpartition(".")
+    if not module_name:
+        raise SettingsError(f"{flag} is {path!r}, allowed: package.module.function.", next_step="Give the full path.")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise SettingsError(
+            f"{flag} {path}: {error}.", next_step="Start vime where the module can be imported, or set PYTHONPATH."
+        ) from error
+    function = vars(module).get(name)
+    if not inspect.iscoroutinefunction(function):
+        raise SettingsError(
+            f"{flag} {path}: {module_name} has no async function {name!r}.",
+            next_step="Define it as `async def`.",
+        )
+    loaded: RewardFunction = function
+    return loaded
+
+
+async def score(reward: RewardFunction, args: Any, sample: Sample, *, timeout_s: float, key: str | None) -> None:
+    """Set `sample.reward`.
+
+    Raises:
+        RewardError: the function raised, took longer than `timeout_s`, or returned something that is not a finite
+            number (or, with `key`, a dict that holds one under it).
+    """
+    where = f"sample {sample.index} of group {sample.group_index}"
+    try:
+        value = await asyncio.wait_for(reward(args, sample), timeout_s)
+    except TimeoutError as error:
+        raise RewardError(f"{where}: the reward took longer than {timeout_s:g} s.") from error
+    except Exception as error:  # the boundary to user code: whatever it raises becomes the sample's reason
+        raise RewardError(f"{where}: the reward raised {type(error).__name__}: {error}.") from error
+    sample.reward = value
+    reward_value(sample, key)
+
+
+def reward_value(sample: Sample, key: str | None) -> float:
+    """The number to train on.
+
+    Raises:
+        RewardError: it is missing, not a number, or not finite.
+    """
+    where = f"sample {sample.index} of group {sample.group_index}"
+    value: Any = sample.reward
+    if isinstance(value, dict):
+        if key is None or key not in value:
+            raise RewardError(
+                f"{where}: the reward is a dict with keys {sorted(value)}, --reward-key is {key!r}.",
+                next_step="Name one of the keys with --reward-key.",
+            )
+        value = value[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RewardError(f"{where}: the reward is {value!r}, allowed: a finite number.")
+    return float(value)
