@@ -1,0 +1,42 @@
+# `make demo` trains a tiny model from nothing; `make test` runs the checks and the tests. Both make .venv when it is missing.
+
+# Python 3.11; another place: make test PYTHON=/path/to/python3.11
+PYTHON ?= python3.11
+# An extra package index for torch alone, where the default one offers only its CUDA build; for example
+# make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+
+PY := .venv/bin/python
+STAMP := .venv/.vime-setup-done
+
+.PHONY: demo test test-fast test-all lint setup clean
+
+demo: $(STAMP)
+	.venv/bin/vime demo
+
+# Everything but the tests marked slow, juicefs (needs FUSE) and gpu (needs CUDA).
+test: lint
+	$(PY) -m pytest -m "not slow and not juicefs and not gpu"
+
+# No server, no second process: seconds.
+test-fast: $(STAMP)
+	$(PY) -m pytest -m "not slow and not engine and not multiproc and not juicefs and not gpu"
+
+test-all: lint
+	$(PY) -m pytest
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+setup: $(STAMP)
+
+$(STAMP): $(wildcard requirements/*.txt) scripts/setup_cpu.py pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) was not found, needed: Python 3.11. Install it or name it: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1), needed: Python 3.11. Install it or name it: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) scripts/setup_cpu.py --torch-index "$(TORCH_INDEX)"
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
