@@ -1,0 +1,1 @@
+"""Formulas of the learning algorithms; nothing here knows processes, files or engines."""

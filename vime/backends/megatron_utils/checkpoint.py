@@ -1,0 +1,165 @@
+"""Checkpoints in Megatron's `torch_dist` format, with the content that Megatron's own training writes.
+
+Opening one runs torch's unpickler: callers check the digests of the files first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.utils import unwrap_model
+from megatron.training import checkpointing
+
+from vime.backends.megatron_utils.optimizer import Learner, load_optimizer_state, prepare_for_load
+from vime.errors import RestoreError, TrainerError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def checkpoint_folder(directory: Path, iteration: int) -> Path:
+    """Where a checkpoint of `iteration` lies: `<directory>/iter_0000123`."""
+    return directory / f"iter_{iteration:07d}"
+
+
+def save_checkpoint(
+    learner: Learner, args: argparse.Namespace, directory: Path, iteration: int, *, write_tracker: bool = False
+) -> Path:
+    """Write model, optimizer, schedule and random state; collective over all ranks.
+
+    The folder may exist but must be empty. `write_tracker` also writes Megatron's file of the newest iteration, which
+    makes the checkpoint the one that Megatron's own loader chooses. Returns the checkpoint's folder; raises
+    `TrainerError` when it isn't empty.
+    """
+    folder = checkpoint_folder(directory, iteration)
+    filled = [dist.get_rank() == 0 and folder.exists() and any(folder.iterdir())]
+    dist.broadcast_object_list(filled, src=0)
+    if filled[0]:
+        raise TrainerError(f"{folder} is not empty.", next_step="Remove it or save under another iteration.")
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    _use_results_queue_of_this_process()
+    metadata = checkpointing._build_sharded_state_dict_metadata(args)
+    state = _state(learner, args, metadata, iteration=iteration)
+    strategy: Any = TorchDistSaveShardedStrategy()
+    if args.ckpt_fully_parallel_save and parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
+        strategy = FullyParallelSaveStrategyWrapper(strategy, metadata["dp_cp_group"], False)
+    dist_checkpointing.save(
+        state,
+        str(folder),
+        strategy,
+        content_metadata=checkpointing._clean_metadata_for_serialization(metadata),
+        async_strategy="mcore",
+    )
+    if write_tracker and dist.get_rank() == 0:
+        (directory / TRACKER).write_text(str(iteration))
+    dist.barrier()
+    return folder
+
+
+def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path, iteration: int) -> None:
+    """Restore model, optimizer, schedule and, under the same tensor and pipeline layout, random state.
+
+    Collective over all ranks; the number of data-parallel ranks may differ from the one that saved. Raises
+    `RestoreError` when the folder isn't a checkpoint of this model or its schedule contradicts the flags.
+    """
+    folder = checkpoint_folder(directory, iteration)
+    if not (folder / "metadata.json").is_file():
+        raise RestoreError(f"{folder} is not a Megatron checkpoint: metadata.json is absent.")
+    common = dist_checkpointing.load_common_state_dict(str(folder))
+    saved_args = common["args"]
+    layout = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size)
+    saved_layout = (saved_args.tensor_model_parallel_size, saved_args.pipeline_model_parallel_size)
+    prepare_for_load(learner)
+    metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
+    metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    request = _state(learner, args, metadata, loading=True, with_rng=layout == saved_layout)
+    try:
+        state = dist_checkpointing.load(request, str(folder))
+    except (CheckpointingException, KeyError) as error:
+        raise RestoreError(
+            f"{folder} can't be loaded into this model: {error}",
+            next_step="Start with the model shape and optimizer flags that the checkpoint was saved with.",
+        ) from error
+    unwrap_model(learner.model).load_state_dict(state["model"])
+    load_optimizer_state(learner, state["optimizer"])
+    _load_schedule(learner, args, state, folder)
+    if layout == saved_layout:
+        _set_rng(state["rng_state"][0])
+
+
+def _state(
+    learner: Learner,
+    args: argparse.Namespace,
+    metadata: dict[str, Any],
+    *,
+    iteration: int | None = None,
+    loading: bool = False,
+    with_rng: bool = True,
+) -> dict[str, Any]:
+    rng = checkpointing.get_rng_state(
+        args.ckpt_format,
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+    )
+    optimizer_kwargs = {"metadata": metadata, "is_loading": loading}
+    state: dict[str, Any] = checkpointing.generate_state_dict(
+        args,
+        [unwrap_model(learner.model)],
+        learner.optimizer,
+        learner.scheduler,
+        rng if with_rng else None,
+        iteration=iteration,
+        optim_sd_kwargs=optimizer_kwargs,
+        model_sd_kwargs={"metadata": metadata},
+    )
+    return state
+
+
+def _load_schedule(learner: Learner, args: argparse.Namespace, state: dict[str, Any], folder: Path) -> None:
+    saved = dict(state["opt_param_scheduler"])
+    saved_batch = state["args"].global_batch_size
+    if saved_batch != args.global_batch_size:
+        # The schedule counts rollouts; it keeps its place in optimizer steps when a step has another size.
+        for name in ("num_steps", "lr_warmup_steps", "lr_decay_steps", "wd_incr_steps"):
+            saved[name] = saved[name] * args.global_batch_size // saved_batch
+    try:
+        learner.scheduler.load_state_dict(saved)
+    except AssertionError as error:
+        raise RestoreError(
+            f"{folder}: the learning-rate schedule differs from the flags: {error}",
+            next_step="Add --override-opt-param-scheduler to use the flags or --use-checkpoint-opt-param-scheduler "
+            "to use the checkpoint.",
+        ) from error
+
+
+def _set_rng(saved: dict[str, Any]) -> None:
+    random.setstate(saved["random_rng_state"])
+    np.random.set_state(saved["np_rng_state"])
+    torch.set_rng_state(saved["torch_rng_state"])
+    torch.cuda.set_rng_state(saved["cuda_rng_state"])
+    get_cuda_rng_tracker().set_states(saved["rng_tracker_states"])
+
+
+def _use_results_queue_of_this_process() -> None:
+    """Let the writer hand its results over through an ordinary queue.
+
+    Megatron's default is a queue of a spawned manager process, which re-imports the main script: seconds per process,
+    and a failure where that script has no main guard. It is only needed when another process writes; ours is saved by
+    threads of this one.
+    """
+    if filesystem_async._results_queue is None:
+        filesystem_async._results_queue = queue.Queue()

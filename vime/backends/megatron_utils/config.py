@@ -1,0 +1,68 @@
+"""What one trainer rank needs to know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vime.errors import SettingsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """Settings of `MegatronTrainer`; everything that Megatron itself understands goes through `megatron_argv`."""
+
+    hf_checkpoint: Path | str
+    """Folder with `config.json` and safetensors files."""
+    megatron_argv: Sequence[str] = ()
+    """Megatron flags of the user, such as `("--tensor-model-parallel-size", "2")`; they win over derived ones."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Dtype of parameters and activations; the optimizer always keeps float32."""
+    global_batch_size: int = 1
+    """Rollouts per optimizer step."""
+    train_iters: int | None = None
+    """Planned optimizer steps; needed only by learning-rate schedules that decay and set no end of their own."""
+    lr: float = 1e-6
+    lr_decay_style: str = "constant"
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.98
+    adam_eps: float = 1e-8
+    seed: int = 1234
+    eps_clip: float = 0.2
+    eps_clip_high: float | None = None
+    """Upper clip range; None means the same as `eps_clip`."""
+    eps_clip_c: float | None = None
+    """Dual clip: bound of the loss at negative advantages, above 1; None turns it off."""
+    entropy_coef: float = 0.0
+    calculate_per_token_loss: bool = False
+    """False: mean over rollouts of each rollout's token mean. True: mean over all trained tokens of the step."""
+    temperature: float = 1.0
+    """Sampling temperature of the rollouts; logits are divided by it."""
+    use_rollout_logprobs: bool = True
+    """True: the old policy is the sampler. False: the old policy is the current one, detached."""
+    fp32_lm_head: bool = True
+    """Multiply hidden states and head weights in float32 even when the model is bf16."""
+    log_probs_chunk_size: int = 1024
+    """Rows of float32 logits that exist at once."""
+    num_threads: int | None = None
+    """Threads of torch on the CPU; None leaves torch's choice."""
+    timeout_s: float = 600.0
+    """How long a collective may wait for the other ranks."""
+
+    def __post_init__(self) -> None:
+        positive = ("global_batch_size", "lr", "temperature", "log_probs_chunk_size", "timeout_s", "seed")
+        values: dict[str, float] = {name: self.__dict__[name] for name in positive}
+        for name, value in values.items():
+            if not (math.isfinite(value) and value > 0):
+                raise SettingsError(f"{name} is {value}, allowed: a finite number above 0.")
+        if self.eps_clip_c is not None and not self.eps_clip_c > 1.0:
+            raise SettingsError(f"eps_clip_c is {self.eps_clip_c}, allowed: above 1, or None for no dual clip.")
+        if self.eps_clip < 0.0 or (self.eps_clip_high is not None and self.eps_clip_high < 0.0):
+            raise SettingsError(
+                f"eps_clip is {self.eps_clip} and eps_clip_high {self.eps_clip_high}, allowed: not below 0."
+            )

@@ -1,0 +1,162 @@
+"""Weights between a Hugging Face checkpoint and the ranks of a Megatron model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.core.utils import unwrap_model
+
+from vime.backends.megatron_utils.hf_config import is_tied
+from vime.backends.megatron_utils.hf_mapping import (
+    WeightRule,
+    attention_shape,
+    join,
+    merge_shards,
+    pad_rows,
+    split,
+    take_shard,
+    weight_rules,
+)
+from vime.backends.megatron_utils.model import training_device
+from vime.backends.megatron_utils.safetensors_files import SafetensorsReader
+from vime.errors import ModelError
+
+_LAYER = re.compile(r"^(decoder\.layers\.)(\d+)(\..*)$")
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$")
+_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
+
+
+def load_hf_weights(model: torch.nn.Module, checkpoint: Path, hf_config: Mapping[str, Any]) -> None:
+    """Fill this rank's parameters from a checkpoint, one parameter at a time.
+
+    Raises `ModelError` listing the names that are missing from the checkpoint or that the model doesn't know, or the
+    shape that doesn't fit.
+    """
+    rules = weight_rules(hf_config)
+    parameters = _global_parameters(model)
+    size, rank = (
+        parallel_state.get_tensor_model_parallel_world_size(),
+        parallel_state.get_tensor_model_parallel_rank(),
+    )
+    shape = attention_shape(hf_config)
+    with SafetensorsReader(checkpoint) as reader, torch.no_grad():
+        _check_names(reader.names, rules, hf_config, checkpoint)
+        for name, rule in _local_rules(rules, parameters, hf_config):
+            parameter = parameters[name]
+            full = join(rule, [reader.read(part) for part in rule.hf_names], shape)
+            if name in _VOCABULARY and full.size(0) < parameter.size(0) * size:
+                full = pad_rows(full, parameter.size(0) * size)
+            shard = take_shard(rule, full, rank, size)
+            if shard.shape != parameter.shape:
+                raise ModelError(
+                    f"{checkpoint}: {', '.join(rule.hf_names)} give {tuple(shard.shape)} for {name}, "
+                    f"allowed: {tuple(parameter.shape)}.",
+                    next_step="Check that config.json belongs to these weights.",
+                )
+            parameter.copy_(shard)
+
+
+def iterate_hf_weights(model: torch.nn.Module, hf_config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (Hugging Face name, full tensor) in the order of `weight_rules`, gathered to global rank 0.
+
+    Collective over the ranks of the first data-parallel replica: every rank iterates to the end. Rank 0 receives
+    tensors of the parameter dtype on the training device, valid until the next item is asked for; the other ranks
+    receive nothing.
+    """
+    if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
+        return
+    parameters = _global_parameters(model)
+    shape = attention_shape(hf_config)
+    for rule in weight_rules(hf_config):
+        full = _gather(rule, parameters)
+        if full is None or dist.get_rank() != 0:
+            continue
+        if rule.megatron_name in _VOCABULARY:
+            full = full[: hf_config["vocab_size"]]
+        yield from zip(rule.hf_names, split(rule, full, shape), strict=True)
+
+
+def _gather(rule: WeightRule, parameters: Mapping[str, torch.nn.Parameter]) -> torch.Tensor | None:
+    """The full parameter on the ranks of the first pipeline stage."""
+    own = parameters.get(rule.megatron_name)
+    tensor_group = parallel_state.get_tensor_model_parallel_group()
+    full: torch.Tensor | None = None
+    if own is not None:
+        local = own.detach()
+        shards = [local]
+        if rule.shard_dim is not None and tensor_group.size() > 1:
+            shards = [torch.empty_like(local) for _ in range(tensor_group.size())]
+            dist.all_gather(shards, local.contiguous(), group=tensor_group)
+        full = merge_shards(rule, shards)
+    stage = _stage_of(rule, own is not None)
+    pipeline_group = parallel_state.get_pipeline_model_parallel_group()
+    if stage == 0 or dist.get_rank(tensor_group) != 0:
+        return full
+    source, here = dist.get_global_rank(pipeline_group, stage), dist.get_rank(pipeline_group)
+    header: list[Any] = [(tuple(full.shape), full.dtype) if here == stage and full is not None else None]
+    dist.broadcast_object_list(header, src=source, group=pipeline_group)
+    if full is None:
+        full = torch.empty(header[0][0], dtype=header[0][1], device=training_device())
+    full = full.contiguous()
+    dist.broadcast(full, src=source, group=pipeline_group)
+    return full
+
+
+def _stage_of(rule: WeightRule, owned: bool) -> int:
+    """First pipeline stage that holds the parameter, agreed over the pipeline group."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if group.size() == 1:
+        return 0
+    stage = torch.tensor([dist.get_rank(group) if owned else group.size()], device=training_device())
+    dist.all_reduce(stage, op=dist.ReduceOp.MIN, group=group)
+    if int(stage) == group.size():
+        raise ModelError(f"no pipeline stage holds {rule.megatron_name}.")
+    return int(stage)
+
+
+def _global_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """This rank's parameters by the name that they have in the whole model, without the names of wrappers."""
+    core = unwrap_model(model)
+    offset = get_transformer_layer_offset(core.config)
+
+    def rename(name: str) -> str:
+        match = _LAYER.match(name)
+        return f"{match[1]}{int(match[2]) + offset}{match[3]}" if match else name
+
+    return {rename(name): parameter for name, parameter in core.named_parameters()}
+
+
+def _local_rules(
+    rules: list[WeightRule], parameters: Mapping[str, torch.nn.Parameter], hf_config: Mapping[str, Any]
+) -> Iterator[tuple[str, WeightRule]]:
+    """(parameter name, rule) of every parameter of this rank; `ModelError` for one without a rule."""
+    by_name = {rule.megatron_name: rule for rule in rules}
+    if is_tied(hf_config):  # the last pipeline stage keeps a copy of the embedding as its head
+        by_name["output_layer.weight"] = by_name["embedding.word_embeddings.weight"]
+    unknown = sorted(set(parameters) - set(by_name))
+    if unknown:
+        raise ModelError(f"the model has parameters without a Hugging Face name: {', '.join(unknown)}.")
+    for name in parameters:
+        yield name, by_name[name]
+
+
+def _check_names(
+    found: frozenset[str], rules: list[WeightRule], hf_config: Mapping[str, Any], checkpoint: Path
+) -> None:
+    wanted = {name for rule in rules for name in rule.hf_names}
+    missing = sorted(wanted - found)
+    tied_copies = {"lm_head.weight"} if is_tied(hf_config) else set()
+    unexpected = sorted(name for name in found - wanted - tied_copies if not _IGNORED.search(name))
+    if missing or unexpected:
+        raise ModelError(
+            f"{checkpoint}: missing weights: {', '.join(missing) or 'none'}; "
+            f"unexpected weights: {', '.join(unexpected) or 'none'}.",
+            next_step="Check that config.json belongs to these weights.",
+        )

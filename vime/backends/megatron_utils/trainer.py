@@ -1,0 +1,204 @@
+"""One rank of the trainer; knows nothing of Ray, queues or recovery."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from vime.backends.megatron_utils.arguments import parse_megatron_args
+from vime.backends.megatron_utils.config import TrainerConfig
+from vime.backends.megatron_utils.hf_config import read_hf_config
+from vime.backends.megatron_utils.shim import prepare_megatron
+from vime.data.batch import PackedMicrobatch, StepTotals
+from vime.errors import SettingsError, TrainerError
+
+prepare_megatron()
+
+from megatron.core import parallel_state  # noqa: E402
+from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
+
+from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
+from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss  # noqa: E402
+from vime.backends.megatron_utils.model import build_model  # noqa: E402
+from vime.backends.megatron_utils.optimizer import build_learner  # noqa: E402
+from vime.backends.megatron_utils.parallel import (  # noqa: E402
+    is_metric_source,
+    seed_everything,
+    start_parallel,
+    stop_parallel,
+)
+from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
+
+
+class MegatronTrainer:
+    """Model, optimizer and schedule of one rank.
+
+    Every method except `close` is collective: all ranks call it, in the same order. Use as a context manager or call
+    `close`; a process can hold one trainer at a time.
+    """
+
+    def __init__(self, config: TrainerConfig, rank: int, world_size: int, init_method: str) -> None:
+        """Join the other ranks at `init_method` ("tcp://host:port" or "file:///path") and build the model.
+
+        The weights are random until `load_hf` or `load`. Raises `SettingsError`, `ModelError` or `TrainerError`.
+        """
+        self._config = config
+        self._use_threads()
+        self._hf_checkpoint = Path(config.hf_checkpoint)
+        self._hf_config = read_hf_config(self._hf_checkpoint)
+        self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
+        if self._args.expert_model_parallel_size > 1:
+            raise SettingsError(f"--expert-model-parallel-size is {self._args.expert_model_parallel_size}, allowed: 1.")
+        start_parallel(self._args, init_method, config.timeout_s)
+        seed_everything(self._args)
+        self._core_config = core_transformer_config_from_args(self._args)
+        self._core_config.variable_seq_lengths = self._args.pipeline_model_parallel_size > 1
+        self._core_config.calculate_per_token_loss = False  # both aggregations are ours; see StepLoss
+        self._learner = build_learner(build_model(self._args, self._core_config), self._args, self._core_config)
+        self._forward = ForwardPass(self._learner.model, self._args, self._core_config, config)
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which share of the microbatches this rank trains on; ranks of one model replica share the number."""
+        return int(parallel_state.get_data_parallel_rank())
+
+    @property
+    def data_parallel_size(self) -> int:
+        return int(parallel_state.get_data_parallel_world_size())
+
+    def load_hf(self) -> None:
+        """Load the weights of the Hugging Face checkpoint; raises `ModelError` when they don't fit."""
+        hf_weights.load_hf_weights(self._learner.model, self._hf_checkpoint, self._hf_config)
+        self._learner.optimizer.reload_model_params()
+
+    def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
+        """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
+
+        Ranks of one data-parallel share pass the same microbatches; all ranks pass the same number of them. Returns,
+        equal on all ranks: loss, pg_loss, pg_clipfrac, ppo_kl, ois, entropy, train_rollout_logprob_abs_diff (each
+        aggregated like the loss), num_tokens (trained), grad_norm (before clipping) and lr (used in this step).
+        Raises `TrainerError`, before any weight changes, when ranks disagree about the number of microbatches or a
+        loss or gradient isn't finite.
+        """
+        self._use_threads()
+        self._check_equal_counts(len(microbatches))
+        learner = self._learner
+        step_loss = StepLoss(self._config, totals, float(len(microbatches) * self.data_parallel_size))
+        learner.model.train()
+        learner.model.zero_grad_buffer()
+        learner.optimizer.zero_grad()
+        self._forward.run(microbatches, step_loss)
+        self._check_finite(step_loss, microbatches)
+        lr = learner.learning_rate
+        succeeded, grad_norm, _ = learner.optimizer.step()
+        if not succeeded:
+            raise TrainerError(f"rank {dist.get_rank()}: the optimizer skipped the step on overflow.")
+        learner.scheduler.step(self._args.global_batch_size)
+        metrics = self._reduce(step_loss)
+        return {**metrics, "grad_norm": float(grad_norm or 0.0), "lr": lr}
+
+    def log_probs(self, microbatches: Sequence[PackedMicrobatch]) -> list[npt.NDArray[np.float32]]:
+        """Log-probabilities of the response tokens under the current weights, one array [R] per microbatch."""
+        self._use_threads()
+        self._check_equal_counts(len(microbatches))
+        self._learner.model.eval()
+        return self._forward.log_probs(microbatches)
+
+    def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
+        return hf_weights.iterate_hf_weights(self._learner.model, self._hf_config)
+
+    def save_hf(self, directory: Path) -> None:
+        """Write the weights as a Hugging Face checkpoint, with configuration and tokenizer of the original."""
+        if dist.get_rank() == 0:
+            safetensors_files.write_checkpoint(self.named_hf_weights(), self._hf_checkpoint, directory)
+        else:
+            for _ in self.named_hf_weights():
+                pass
+        dist.barrier()
+
+    def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
+        """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
+        return checkpoint.save_checkpoint(self._learner, self._args, directory, iteration, write_tracker=write_tracker)
+
+    def load(self, directory: Path, iteration: int) -> None:
+        """Restore the state that `save` wrote; see `checkpoint.load_checkpoint`."""
+        checkpoint.load_checkpoint(self._learner, self._args, directory, iteration)
+
+    def close(self) -> None:
+        """Leave the other ranks; a second call does nothing."""
+        stop_parallel()
+
+    def __enter__(self) -> MegatronTrainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _use_threads(self) -> None:
+        if self._config.num_threads is not None:  # a setting of the calling thread, not of the process
+            torch.set_num_threads(self._config.num_threads)
+
+    def _check_equal_counts(self, count: int) -> None:
+        counts = self._on_all_ranks(count)
+        if min(counts) != max(counts) or count == 0:
+            listed = ", ".join(f"rank {rank}: {found}" for rank, found in enumerate(counts))
+            raise TrainerError(
+                f"ranks got different numbers of microbatches ({listed}), allowed: one equal number above 0.",
+                next_step="Plan the batch again for this number of ranks.",
+            )
+
+    def _check_finite(self, step_loss: StepLoss, microbatches: Sequence[PackedMicrobatch]) -> None:
+        """Raise on all ranks when a loss or a gradient is NaN or infinite on any of them."""
+        model = self._learner.model
+        buffers = [*model.buffers, *model.expert_parallel_buffers]
+        finite = [buffer.grad_data.sum().isfinite() for buffer in buffers]
+        losses = [metrics[0].isfinite() for metrics in step_loss.metrics]
+        flag = torch.stack([*finite, *losses]).all().logical_not().float()
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        if not flag.item():
+            return
+        bad = [
+            index
+            for samples, loss_finite in zip(step_loss.sample_indices, losses, strict=True)
+            if not loss_finite
+            for index in samples
+        ]
+        suspects = {rank: samples for rank, samples in enumerate(self._on_all_ranks(bad)) if samples}
+        what = "loss"
+        if not suspects:
+            what = "gradient"
+            mine = [int(index) for batch in microbatches for index in batch.sample_indices]
+            suspects = dict(enumerate(self._on_all_ranks(mine)))
+        where = "; ".join(f"rank {rank}: samples {_listed(items)}" for rank, items in suspects.items())
+        raise TrainerError(
+            f"{what} is not finite ({where}); no weight was changed.",
+            next_step="Look at these samples, lower --lr, or resume from the last checkpoint.",
+        )
+
+    def _reduce(self, step_loss: StepLoss) -> dict[str, float]:
+        total = torch.zeros(len(METRIC_NAMES), dtype=torch.float64, device=self._forward.device)
+        if is_metric_source():
+            total += torch.stack(step_loss.metrics).double().sum(0)
+        dist.all_reduce(total)
+        values = dict(zip(METRIC_NAMES, total.tolist(), strict=True))
+        if not all(math.isfinite(value) for value in values.values()):
+            raise TrainerError(f"metrics are not finite: {values}.", next_step="Look at the sampler log-probabilities.")
+        return values
+
+    def _on_all_ranks(self, value: Any) -> list[Any]:
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+
+def _listed(items: Sequence[int], most: int = 16) -> str:
+    rest = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(str(item) for item in items[:most]) + rest
