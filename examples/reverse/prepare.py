@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from vime.errors import ModelError, SettingsError, VimeError
 
@@ -141,16 +142,19 @@ def warm_start(model: Qwen3ForCausalLM, numbers: Iterator[int], report: Callable
 
 
 @contextmanager
-def _own_random_state(seed: int) -> Iterator[None]:
-    """Seed torch on one thread, and give the caller's random state and thread count back afterwards."""
-    num_threads = torch.get_num_threads()
+def _own_state(seed: int) -> Iterator[None]:
+    """Seed torch on one thread without progress bars, and give the caller's state of these back afterwards."""
+    num_threads, progress_bars = torch.get_num_threads(), transformers_logging.is_progress_bar_enabled()
     torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             yield
     finally:
         torch.set_num_threads(num_threads)
+        if progress_bars:
+            transformers_logging.enable_progress_bar()
 
 
 def prepare(
@@ -179,10 +183,10 @@ def prepare(
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        with _own_random_state(seed):
+        with _own_state(seed):
             model = build_model()
             exact_match, warm_steps = warm_start(model, iter(numbers[num_prompts:]), report)
-        model.save_pretrained(staging / "model")
+            model.save_pretrained(staging / "model")
         build_tokenizer().save_pretrained(staging / "model")
         lines = [json.dumps(question(number)) + "\n" for number in numbers[:num_prompts]]
         (staging / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
