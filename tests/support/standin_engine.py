@@ -1,0 +1,321 @@
+"""A stand-in for a vLLM server: the same routes and answers, in process, without a model.
+
+Tokens are a function of the weights' digest and the tokens so far, so greedy decoding repeats itself, and changes when
+the weights change. It is held to the contract tests that the real engine passes. Faults are switched on by attribute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from aiohttp import web
+
+from vime.backends.vllm_utils.digest import WeightDigest
+from vime.backends.vllm_utils.receiving import GlooReceiver, parse_gloo_init
+from vime.backends.vllm_utils.weight_folder import read_weight_folder, verify_weight_folder
+from vime.errors import PublicationError
+
+BLOCK_TOKENS = 128
+"""Prefix blocks are cached whole, as in vLLM."""
+
+
+@dataclass
+class Faults:
+    """What should go wrong. Counters are used up by one request each."""
+
+    step_s: float = 0.0005
+    """Seconds per sampled token."""
+    num_dropped_connections: int = 0
+    num_null_log_probs: int = 0
+    num_failed_updates: int = 0
+    """Updates that are received and then refused."""
+    num_damaged_updates: int = 0
+    """Updates whose bytes arrive changed."""
+    stuck: bool = False
+    """Control calls never answer."""
+
+
+@dataclass
+class _Request:
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class StandinEngine:
+    """Serves on a free port of 127.0.0.1 from a thread of its own; use it with `with`."""
+
+    def __init__(self, vocab_size: int = 50, max_model_len: int = 2048, required_names: frozenset[str] = frozenset()):
+        """`required_names` are the checkpoint names that an update must bring to fill the "model"."""
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.required_names = required_names
+        self.faults = Faults()
+        self.version = "default"
+        self.weights_digest = "start"
+        self.address = ""
+        self._requests: dict[str, _Request] = {}
+        self._cache: set[tuple[str | None, tuple[int, ...]]] = set()
+        self._receiver: GlooReceiver | None = None
+        self._update_open = self._update_verified = False
+        self._num_running = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._started = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take these weights as the ones that the engine was started with."""
+        self.weights_digest = _digest(tensors)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._run())
+        self._loop.close()
+
+    async def _run(self) -> None:
+        self._closing = asyncio.Event()
+        self._running = asyncio.Event()
+        self._running.set()
+        app = web.Application(client_max_size=1 << 28)
+        app.add_routes(
+            [
+                web.get("/health", self._ok),
+                web.get("/version", lambda _: _answer(version="0.32.0+standin")),
+                web.get("/v1/models", lambda _: _answer(data=[{"id": "standin", "max_model_len": self.max_model_len}])),
+                web.get("/get_world_size", lambda _: _answer(world_size=1)),
+                web.get("/openapi.json", self._openapi),
+                web.get("/metrics", self._metrics),
+                web.get("/weight_info", lambda _: _answer(weight_version=self.version)),
+                web.get("/is_paused", lambda _: _answer(is_paused=not self._running.is_set())),
+                web.post("/inference/v1/generate", self._generate),
+                web.post("/abort_requests", self._abort),
+                web.post("/pause", self._pause),
+                web.post("/resume", self._resume),
+                web.post("/reset_prefix_cache", self._reset_prefix_cache),
+                web.post("/init_weight_transfer_engine", self._init_transfer),
+                web.post("/start_weight_update", self._start_update),
+                web.post("/update_weights", self._update),
+                web.post("/finish_weight_update", self._finish_update),
+            ]
+        )
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self._started.set()
+        await self._closing.wait()
+        await runner.cleanup()
+        if self._receiver is not None:
+            self._receiver.close()
+
+    async def _ok(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        paths = {resource.canonical: {} for resource in request.app.router.resources()}
+        schema = {"GenerateRequest": {"properties": {"token_ids": {}, "cache_salt": {}}}}
+        return await _answer(paths=paths, components={"schemas": schema})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        running = self._num_running if self._running.is_set() else 0
+        waiting = self._num_running - running
+        labels = '{engine="0",model_name="standin"}'
+        return web.Response(
+            text=f"vllm:num_requests_running{labels} {running}.0\nvllm:num_requests_waiting{labels} {waiting}.0\n"
+        )
+
+    async def _generate(self, http_request: web.Request) -> web.Response:
+        body = await http_request.json()
+        prompt, sampling = body["token_ids"], body["sampling_params"]
+        if not prompt or any(not 0 <= token < self.vocab_size for token in prompt):
+            return await _error(400, f"Token ids must lie in [0, {self.vocab_size}).")
+        if self.faults.num_dropped_connections:
+            self.faults.num_dropped_connections -= 1
+            if http_request.transport is not None:
+                http_request.transport.abort()
+            raise asyncio.CancelledError
+        request = self._requests[body["request_id"]] = _Request()
+        self._num_running += 1
+        try:
+            return await self._sample(request, prompt, sampling, body.get("cache_salt"))
+        finally:
+            self._num_running -= 1
+            del self._requests[body["request_id"]]
+
+    async def _sample(
+        self, request: _Request, prompt: list[int], sampling: dict[str, Any], salt: str | None
+    ) -> web.Response:
+        tokens: list[int] = []
+        content: list[dict[str, Any]] = []
+        spans: list[dict[str, Any]] = []
+        num_cached = 0
+        reason = "length"
+        limit = min(sampling["max_tokens"], self.max_model_len - len(prompt))
+        while len(tokens) < limit:
+            await self._step(request)
+            if request.aborted.is_set():
+                reason = "abort"
+                break
+            if not tokens:
+                num_cached = self._use_cache(prompt, salt)
+            token, log_prob = self._next_token(prompt + tokens)
+            if not spans or spans[-1]["version"] != self.version:
+                spans.append({"version": self.version, "start": len(tokens), "end": 0})
+            tokens.append(token)
+            spans[-1]["end"] = len(tokens)
+            content.append({"token_id": token, "logprob": log_prob})
+            if token in sampling["stop_token_ids"]:
+                reason = "stop"
+                break
+        if content and self.faults.num_null_log_probs:
+            self.faults.num_null_log_probs -= 1
+            content[-1]["logprob"] = None
+        choice = {
+            "index": 0,
+            "token_ids": tokens,
+            "finish_reason": reason,
+            "logprobs": {"content": content},
+            "weight_versions": spans,
+        }
+        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": num_cached}}
+        return await _answer(choices=[choice], usage=usage)
+
+    async def _step(self, request: _Request) -> None:
+        await asyncio.sleep(self.faults.step_s)
+        while not self._running.is_set() and not request.aborted.is_set():
+            await asyncio.sleep(0.001)
+
+    def _next_token(self, tokens: list[int]) -> tuple[int, float]:
+        seed = hashlib.blake2b(f"{self.weights_digest}:{tokens}".encode(), digest_size=8).digest()
+        value = int.from_bytes(seed, "big")
+        return value % self.vocab_size, -(value % 1000) / 500.0
+
+    def _use_cache(self, prompt: list[int], salt: str | None) -> int:
+        num_cached = 0
+        # vLLM always computes the last prompt token itself
+        for stop in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS):
+            key = (salt, tuple(prompt[:stop]))
+            if key in self._cache and stop < len(prompt):
+                num_cached = stop
+            self._cache.add(key)
+        return num_cached
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        wanted = (await request.json()).get("request_ids")
+        for request_id, running in self._requests.items():
+            if not wanted or f"generate-tokens-{request_id}" in wanted:
+                running.aborted.set()
+        return await _answer(status="aborted")
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        await self._hang_if_stuck()
+        mode = request.query.get("mode", "abort")
+        if mode == "wait":
+            while self._requests:
+                await asyncio.sleep(0.001)
+        self._running.clear()
+        if mode == "abort":
+            for running in self._requests.values():
+                running.aborted.set()
+        return await _answer(status="paused")
+
+    async def _resume(self, _request: web.Request) -> web.Response:
+        await self._hang_if_stuck()
+        self._running.set()
+        return await _answer(status="resumed")
+
+    async def _reset_prefix_cache(self, _request: web.Request) -> web.Response:
+        self._cache.clear()
+        return await _answer(success=True)
+
+    async def _init_transfer(self, request: web.Request) -> web.Response:
+        info = (await request.json())["init_info"]
+        if self._receiver is not None:
+            self._receiver.close()
+        init = parse_gloo_init(info["gloo"])
+        try:
+            self._receiver = await asyncio.to_thread(GlooReceiver, init, 0)
+        except RuntimeError as error:
+            return await _error(500, str(error))
+        return await _answer(message="Weight transfer initialized")
+
+    async def _start_update(self, _request: web.Request) -> web.Response:
+        await self._hang_if_stuck()
+        if self._update_open:
+            return await _error(500, "start_weight_update called while a weight update is already active.")
+        self._update_open, self._update_verified = True, False
+        return await _answer(message="Weight update started")
+
+    async def _update(self, request: web.Request) -> web.Response:
+        info = (await request.json())["update_info"]
+        try:
+            if not self._update_open:
+                raise PublicationError("start_weight_update must be called before update_weights.")
+            self.weights_digest = await asyncio.to_thread(self._receive, info)
+        except (PublicationError, RuntimeError) as error:
+            self._update_open = False
+            return await _error(500, str(error))
+        self._update_verified = True
+        return await _answer(message="Weights updated")
+
+    def _receive(self, info: dict[str, Any]) -> str:
+        names, digest = info.get("names"), info.get("digest")
+        if info.get("path") is not None:
+            verify_weight_folder(Path(info["path"]), names, digest)
+            tensors = list(read_weight_folder(Path(info["path"]), names))
+        elif self._receiver is None:
+            raise PublicationError("The engine has not joined a weight sender.")
+        else:
+            if self.faults.num_damaged_updates:
+                self.faults.num_damaged_updates -= 1
+                digest = "that of other bytes"
+            tensors = self._receiver.receive(names, digest)
+        if self.faults.num_failed_updates:
+            self.faults.num_failed_updates -= 1
+            raise PublicationError("The update was told to fail.")
+        missing = sorted(self.required_names - {name for name, _ in tensors})
+        if missing:
+            raise PublicationError(f"The weights don't fill {len(missing)} layers of the model, first {missing[0]}.")
+        return _digest(tensors)
+
+    async def _finish_update(self, request: web.Request) -> web.Response:
+        if not self._update_open or not self._update_verified:
+            return await _error(500, "No verified weights have arrived in this update; the version stays.")
+        self._update_open = False
+        self.version = (await request.json())["weight_version"]
+        return await _answer(message="Weight update finished")
+
+    async def _hang_if_stuck(self) -> None:
+        while self.faults.stuck:
+            await asyncio.sleep(0.01)
+
+
+async def _answer(**content: Any) -> web.Response:
+    return web.json_response(content)
+
+
+async def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)
+
+
+def _digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    digest = WeightDigest()
+    for name, tensor in tensors:
+        digest.add(name, tensor)
+    return digest.hexdigest()

@@ -1,0 +1,63 @@
+"""A running engine and publications into it, for the contract tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.support.standin_engine import StandinEngine
+from tests.support.tiny_models import build_tiny_qwen3
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.sender import GlooSender
+from vime.backends.vllm_utils.weight_folder import read_weight_folder, weight_names
+
+Weights = list[tuple[str, torch.Tensor]]
+
+MAX_MODEL_LEN = 2048
+
+
+@dataclass
+class EngineUnderTest:
+    """A running engine and two sets of weights for it; it starts with `first`."""
+
+    address: str
+    vocab_size: int
+    first: Weights
+    second: Weights
+    standin: StandinEngine | None = None
+
+
+class Publisher:
+    """Publishes weights into one engine as a trainer would."""
+
+    def __init__(self, client: EngineClient, sender: GlooSender) -> None:
+        self.client = client
+        self.sender = sender
+
+    async def join(self) -> None:
+        """Connect sender and engine."""
+        await asyncio.gather(
+            asyncio.to_thread(self.sender.connect), self.client.init_weight_transfer(self.sender.init_info(1))
+        )
+
+    async def transfer(self, weights: Iterable[tuple[str, torch.Tensor]], **update_info: object) -> None:
+        """Send without raising the version."""
+        await self.client.start_weight_update()
+        await asyncio.gather(self.client.update_weights(update_info), asyncio.to_thread(self.sender.send, weights))
+
+    async def publish(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """Send, raise the version by one and return it."""
+        version = await self.client.weight_version() + 1
+        await self.transfer(weights)
+        await self.client.finish_weight_update(version)
+        return version
+
+
+def checkpoint(folder: Path, seed: int) -> Weights:
+    """A new tiny checkpoint in `folder`, as named tensors."""
+    build_tiny_qwen3(folder, seed=seed, init_std=0.08, max_position_embeddings=MAX_MODEL_LEN)
+    return list(read_weight_folder(folder, weight_names(folder)))

@@ -1,0 +1,284 @@
+"""What vime relies on from an engine: the same tests for the stand-in and for a real vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.vime.backends.vllm_utils.publications import EngineUnderTest, Publisher, Weights
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.packets import encode_tensors
+from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult, Sampling, VersionSpan
+from vime.backends.vllm_utils.sender import GlooSender
+from vime.backends.vllm_utils.weight_folder import write_weight_folder
+from vime.errors import EngineError, PublicationError
+
+_IDS = itertools.count()
+_PROMPT = [5, 6, 7, 8, 9]
+_LONG = 1200
+
+
+def greedy(num_tokens: int, prompt: list[int] = _PROMPT, salt: str | None = None) -> GenerateRequest:
+    sampling = Sampling(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    return GenerateRequest(f"request-{next(_IDS)}", prompt, sampling, salt)
+
+
+async def started(client: EngineClient, request: GenerateRequest) -> asyncio.Task[GenerateResult]:
+    """The request as a task that has begun to sample."""
+    task = asyncio.create_task(client.generate(request))
+    await asyncio.sleep(0.25)
+    assert not task.done()
+    return task
+
+
+class DamagingSender(GlooSender):
+    """Changes one byte after the digest was computed."""
+
+    def _send_packet(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        packet = encode_tensors(tensors)
+        packet.payload[-20] ^= 1
+        self._broadcast(packet)
+
+
+class DroppingSender(GlooSender):
+    """Loses the last tensor of each packet after the digest was computed."""
+
+    def _send_packet(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        self._broadcast(encode_tensors(tensors[:-1]))
+
+
+class TestGenerate:
+    async def test_every_token_has_a_log_prob_and_a_version(self, client: EngineClient) -> None:
+        version = await client.weight_version()
+        result = await client.generate(GenerateRequest("sampled", _PROMPT, Sampling(7, seed=3, ignore_eos=True)))
+        assert len(result.token_ids) == len(result.log_probs) == 7
+        assert all(log_prob <= 0.0 for log_prob in result.log_probs)
+        assert result.finish_reason == "length"
+        assert result.version_spans == [VersionSpan(version, 0, 7)]
+        assert result.num_prompt_tokens == len(_PROMPT)
+
+    async def test_a_stop_token_ends_the_output(self, client: EngineClient) -> None:
+        tokens = (await client.generate(greedy(5))).token_ids
+        sampling = Sampling(5, temperature=0.0, stop_token_ids=(tokens[2],), ignore_eos=True)
+        result = await client.generate(GenerateRequest("stopped", _PROMPT, sampling))
+        assert result.finish_reason == "stop"
+        assert result.token_ids == tokens[: tokens.index(tokens[2]) + 1]
+
+    async def test_a_token_outside_the_vocabulary_is_refused(
+        self, client: EngineClient, engine: EngineUnderTest
+    ) -> None:
+        with pytest.raises(EngineError, match=r"POST /inference/v1/generate answered 400") as error:
+            await client.generate(greedy(3, prompt=[engine.vocab_size + 1000]))
+        assert engine.address in str(error.value)
+
+    async def test_many_requests_at_once_keep_their_answers_apart(self, client: EngineClient) -> None:
+        prompts = [[3 + number, 4, 5] for number in range(32)]
+        alone = [(await client.generate(greedy(4, prompt))).token_ids for prompt in prompts[:4]]
+        together = await asyncio.gather(*[client.generate(greedy(4, prompt)) for prompt in prompts])
+        assert [result.token_ids for result in together[:4]] == alone
+
+
+class TestPause:
+    async def test_keep_freezes_a_request_which_then_ends_with_the_same_tokens(self, client: EngineClient) -> None:
+        undisturbed = await client.generate(greedy(_LONG))
+        task = await started(client, greedy(_LONG))
+        await client.pause("keep")
+        assert await client.is_paused()
+        await asyncio.sleep(1.5)
+        assert not task.done()
+        await client.resume()
+        assert (await task).token_ids == undisturbed.token_ids
+
+    async def test_a_request_sent_while_paused_waits(self, client: EngineClient) -> None:
+        await client.pause("keep")
+        task = asyncio.create_task(client.generate(greedy(3)))
+        await asyncio.sleep(0.5)
+        assert not task.done()
+        await client.resume()
+        assert (await task).finish_reason == "length"
+
+    async def test_abort_returns_the_tokens_so_far(self, client: EngineClient) -> None:
+        task = await started(client, greedy(_LONG))
+        await client.pause("abort")
+        result = await task
+        assert result.finish_reason == "abort"
+        assert 0 < len(result.token_ids) < _LONG
+        assert len(result.log_probs) == len(result.token_ids)
+
+    async def test_wait_lets_running_requests_finish(self, client: EngineClient) -> None:
+        task = await started(client, greedy(_LONG))
+        await client.pause("wait")
+        assert (await task).finish_reason == "length"
+        assert await client.is_paused()
+
+
+class TestAbort:
+    async def test_one_request_is_aborted_and_the_other_goes_on(self, client: EngineClient) -> None:
+        doomed, spared = greedy(_LONG), greedy(_LONG)
+        tasks = [asyncio.create_task(client.generate(request)) for request in (doomed, spared)]
+        await asyncio.sleep(0.25)
+        await client.abort(doomed.request_id)
+        assert (await tasks[0]).finish_reason == "abort"
+        assert (await tasks[1]).finish_reason == "length"
+
+    async def test_a_cancelled_call_ends_the_request_in_the_engine(self, client: EngineClient) -> None:
+        task = await started(client, greedy(_LONG))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.pause("wait")  # returns only when nothing runs
+        assert (await client.metrics()).num_waiting == 0
+
+
+class TestWeights:
+    async def test_a_publication_changes_the_tokens_and_the_old_weights_bring_them_back(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        before = await client.generate(greedy(24, salt="0"))
+        version = await publisher.publish(engine.second)
+        changed = await client.generate(greedy(24, salt="1"))
+        await publisher.publish(engine.first)
+        after = await client.generate(greedy(24, salt="2"))
+        assert await client.weight_version() == version + 1
+        assert changed.token_ids != before.token_ids
+        assert after.token_ids == before.token_ids
+        assert after.log_probs == pytest.approx(before.log_probs, abs=1e-5)
+
+    async def test_a_request_that_outlives_a_publication_tells_which_weights_made_which_token(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        old = await client.generate(greedy(_LONG))
+        task = await started(client, greedy(_LONG))
+        await client.pause("keep")
+        version = await publisher.publish(engine.second)
+        await client.resume()
+        result = await task
+        split = result.version_spans[0].stop
+        assert result.version_spans == [VersionSpan(version - 1, 0, split), VersionSpan(version, split, _LONG)]
+        assert result.token_ids[:split] == old.token_ids[:split]
+        assert result.token_ids[split:] != old.token_ids[split:]
+
+    @pytest.mark.parametrize("sender_type", [DamagingSender, DroppingSender])
+    async def test_what_does_not_match_its_digest_is_refused_and_the_old_weights_go_on(
+        self, client: EngineClient, engine: EngineUnderTest, sender_type: type[GlooSender]
+    ) -> None:
+        version = await client.weight_version()
+        before = await client.generate(greedy(16, salt="before damage"))
+        with sender_type("127.0.0.1", 0, 2, timeout_s=20.0) as sender:
+            publisher = Publisher(client, sender)
+            await publisher.join()
+            with pytest.raises(EngineError, match=r"POST /update_weights answered 500.*digest"):
+                await publisher.transfer(engine.second)
+        with pytest.raises(EngineError, match=r"/finish_weight_update"):
+            await client.finish_weight_update(version + 1)
+        assert await client.weight_version() == version
+        assert (await client.generate(greedy(16, salt="after damage"))).token_ids == before.token_ids
+
+    async def test_a_reordered_set_is_refused_when_its_order_was_announced(
+        self, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        names = [name for name, _ in engine.second]
+        with pytest.raises(EngineError, match="in another order or repeated"):
+            await publisher.transfer(list(reversed(engine.second)), names=names)
+
+    async def test_a_set_without_a_parameter_is_refused_and_a_whole_one_repairs_the_engine(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        version = await client.weight_version()
+        before = await client.generate(greedy(16, salt="whole"))
+        incomplete = [item for item in engine.second if not item[0].endswith("layers.1.self_attn.k_proj.weight")]
+        with pytest.raises(EngineError, match="don't fill 1 layers of the model"):
+            await publisher.transfer(incomplete)
+        assert await client.weight_version() == version
+        await publisher.publish(engine.first)
+        assert (await client.generate(greedy(16, salt="repaired"))).token_ids == before.token_ids
+
+    async def test_a_sender_that_fails_half_way_leaves_the_engine_ready_for_the_next_publication(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        def failing() -> Iterable[tuple[str, torch.Tensor]]:
+            yield engine.second[0]
+            raise OSError("the trainer's disk is gone")
+
+        await client.start_weight_update()
+        answers = await asyncio.gather(
+            client.update_weights({}), asyncio.to_thread(publisher.sender.send, failing()), return_exceptions=True
+        )
+        assert isinstance(answers[0], EngineError)
+        assert "sender gave up" in str(answers[0])
+        assert isinstance(answers[1], OSError)
+        await publisher.publish(engine.second)
+
+    async def test_weights_come_from_a_folder_too(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        await publisher.publish(engine.second)
+        wanted = await client.generate(greedy(16, salt="gloo"))
+        await publisher.publish(engine.first)
+        receipt = write_weight_folder(engine.second, tmp_path / "weight_v000009")
+        update = receipt.expectation() | {"path": str(tmp_path / "weight_v000009")}
+        await client.start_weight_update()
+        with pytest.raises(EngineError, match="digest"):
+            await client.update_weights(update | {"digest": "0" * 32})
+        await client.start_weight_update()
+        await client.update_weights(update)
+        await client.finish_weight_update(await client.weight_version() + 1)
+        assert (await client.generate(greedy(16, salt="disk"))).token_ids == wanted.token_ids
+
+    async def test_an_update_that_never_comes_names_the_engine(
+        self, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        with GlooSender("127.0.0.1", 0, 2, engine_names=[engine.address], timeout_s=0.2) as sender:
+            with pytest.raises(PublicationError, match="did not join the weight transfer") as error:
+                await asyncio.to_thread(sender.connect)
+            assert engine.address in str(error.value)
+        await publisher.publish(engine.first)
+
+
+class TestCache:
+    async def test_another_salt_never_reuses_cached_tokens(self, client: EngineClient) -> None:
+        prompt = [3 + position % 40 for position in range(300)]
+        first = await client.generate(greedy(2, prompt, salt="version 1"))
+        again = await client.generate(greedy(2, prompt, salt="version 1"))
+        other = await client.generate(greedy(2, prompt, salt="version 2"))
+        assert (first.num_cached_tokens, again.num_cached_tokens, other.num_cached_tokens) == (0, 256, 0)
+
+    async def test_a_reset_forgets_the_cache(self, client: EngineClient) -> None:
+        prompt = [4 + position % 40 for position in range(300)]
+        await client.generate(greedy(2, prompt))
+        await client.reset_prefix_cache()
+        assert (await client.generate(greedy(2, prompt))).num_cached_tokens == 0
+
+
+class TestQuestions:
+    async def test_an_engine_tells_what_it_can_do(self, client: EngineClient) -> None:
+        capabilities = await client.capabilities()
+        assert capabilities.engine_version.startswith("0.32")
+        assert capabilities.max_model_len == 2048
+        assert capabilities.world_size == 1
+        assert capabilities.token_in_generate
+        assert capabilities.pause_keep
+        assert capabilities.version_spans
+        assert capabilities.cache_salt
+        assert capabilities.weight_transfer
+
+    async def test_metrics_count_running_requests(self, client: EngineClient) -> None:
+        tasks = [asyncio.create_task(client.generate(greedy(_LONG))) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        assert (await client.metrics()).num_running == 3
+        await client.abort_all()
+        await asyncio.gather(*tasks)
+
+    async def test_a_running_engine_is_ready(self, client: EngineClient) -> None:
+        assert await client.ready()
+
+
+def test_the_two_sets_of_weights_differ(engine: EngineUnderTest) -> None:
+    def values(weights: Weights) -> torch.Tensor:
+        return torch.cat([tensor.flatten() for _, tensor in weights])
+
+    assert not torch.equal(values(engine.first), values(engine.second))

@@ -1,0 +1,220 @@
+"""Typed asynchronous client of one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from vime.backends.vllm_utils import wire_032 as wire
+from vime.backends.vllm_utils.protocol import (
+    EngineCapabilities,
+    EngineMetrics,
+    GenerateRequest,
+    GenerateResult,
+    PauseMode,
+)
+from vime.errors import EngineError
+
+_EXCERPT = 500
+
+
+class EngineClient:
+    """Calls one engine directly, never through a router. Create it inside a running event loop; close it.
+
+    Every call is bounded in time and raises `EngineError` with address, route, status and an excerpt of the answer.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        control_timeout_s: float = 60.0,
+        generate_timeout_s: float = 3600.0,
+        update_timeout_s: float = 600.0,
+        max_connections: int = 0,
+    ) -> None:
+        """`address` is a base URL; `max_connections` 0 means without limit."""
+        self.address = address.rstrip("/")
+        self._control_timeout_s = control_timeout_s
+        self._generate_timeout_s = generate_timeout_s
+        self._update_timeout_s = update_timeout_s
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=max_connections))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; running calls fail."""
+        await self._session.close()
+
+    async def ready(self) -> bool:
+        """True when the engine answers that it is healthy; False when it doesn't answer or says otherwise."""
+        try:
+            await self._call("GET", "/health", timeout_s=10.0)
+        except EngineError:
+            return False
+        return True
+
+    async def capabilities(self) -> EngineCapabilities:
+        """Ask the engine what it can do."""
+        version = str((await self._json("GET", "/version"))["version"])
+        models = (await self._json("GET", "/v1/models"))["data"]
+        api = await self._json("GET", "/openapi.json")
+        routes = set(api["paths"])
+        world = await self._json("GET", "/get_world_size") if "/get_world_size" in routes else {"world_size": 1}
+        request_fields = api.get("components", {}).get("schemas", {}).get("GenerateRequest", {}).get("properties", {})
+        spans = version_at_least(version, (0, 32))
+        return EngineCapabilities(
+            engine_version=version,
+            model=str(models[0]["id"]),
+            max_model_len=int(models[0].get("max_model_len") or 0),
+            world_size=int(world["world_size"]),
+            token_in_generate=wire.GENERATE in routes,
+            pause_keep="/pause" in routes,
+            version_spans=spans,
+            cache_salt="cache_salt" in request_fields,
+            routed_experts=version_at_least(version, (0, 26)),
+            sampling_mask=spans,
+            weight_transfer="/update_weights" in routes,
+        )
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample from the engine. A request sent while the engine is paused waits.
+
+        An aborted request returns with `finish_reason` abort and the tokens sampled so far. Cancelling the call
+        aborts the request in the engine.
+        """
+        body = await self._call(
+            "POST", wire.GENERATE, data=wire.encode_generate(request), timeout_s=self._generate_timeout_s
+        )
+        return wire.decode_generate(body, request)
+
+    async def abort(self, request_id: str) -> None:
+        """Abort one request by the id it was sent with; nothing happens if it isn't running."""
+        await self._json("POST", "/abort_requests", json={"request_ids": [wire.engine_request_id(request_id)]})
+
+    async def abort_all(self) -> None:
+        """Abort every request of the engine."""
+        await self._json("POST", "/abort_requests", json={})
+
+    async def pause(self, mode: PauseMode, *, timeout_s: float | None = None) -> None:
+        """Stop sampling: `keep` freezes running requests, `abort` ends them, `wait` lets them finish first."""
+        await self._json("POST", "/pause", params={"mode": mode, "clear_cache": "false"}, timeout_s=timeout_s)
+
+    async def resume(self) -> None:
+        """Go on after `pause`; harmless when the engine isn't paused."""
+        await self._json("POST", "/resume")
+
+    async def is_paused(self) -> bool:
+        """Whether the engine is paused."""
+        return bool((await self._json("GET", "/is_paused"))["is_paused"])
+
+    async def reset_prefix_cache(self, *, reset_running: bool = False, timeout_s: float = 60.0) -> None:
+        """Forget cached keys and values; tried until `timeout_s`, since blocks in use can't be dropped.
+
+        `reset_running` also preempts running requests, which then recompute theirs.
+        """
+        deadline = time.monotonic() + timeout_s
+        params = {"reset_running_requests": str(reset_running).lower(), "reset_external": "true"}
+        while not (await self._json("POST", "/reset_prefix_cache", params=params)).get("success"):
+            if time.monotonic() >= deadline:
+                raise EngineError(
+                    f"Engine {self.address} could not drop its prefix cache within {timeout_s:g} s.",
+                    next_step="Pause it with mode abort first, or reset running requests too.",
+                )
+            await asyncio.sleep(1.0)
+
+    async def init_weight_transfer(self, init_info: Mapping[str, object]) -> None:
+        """Join a sender (`GlooSender.init_info`); blocks until the group stands. Not needed for folders."""
+        body = {"init_info": dict(init_info)}
+        await self._json("POST", "/init_weight_transfer_engine", json=body, timeout_s=self._update_timeout_s)
+
+    async def start_weight_update(self) -> None:
+        """Open an update."""
+        await self._json("POST", "/start_weight_update", json={}, timeout_s=self._update_timeout_s)
+
+    async def update_weights(self, update_info: Mapping[str, object]) -> None:
+        """Receive, verify and load one publication; blocks until that is done.
+
+        `update_info` is `{}` or `SendReceipt.expectation()` for weights that a joined sender sends at the same time;
+        with a `path` the engine reads the folder that `write_weight_folder` wrote, with that receipt's expectation.
+
+        Raises `EngineError` with the engine's reason; the update is then closed and the version unchanged.
+        """
+        body = {"update_info": dict(update_info)}
+        await self._json("POST", "/update_weights", json=body, timeout_s=self._update_timeout_s)
+
+    async def finish_weight_update(self, version: int) -> None:
+        """Close a verified update; from now on the engine labels tokens with `version`."""
+        body = {"weight_version": str(version)}
+        await self._json("POST", "/finish_weight_update", json=body, timeout_s=self._update_timeout_s)
+
+    async def weight_version(self) -> int:
+        """Version of the engine's weights; `protocol.START_VERSION` before the first publication."""
+        return wire.parse_version(str((await self._json("GET", "/weight_info"))["weight_version"]))
+
+    async def metrics(self) -> EngineMetrics:
+        """Queue lengths now."""
+        return wire.parse_metrics((await self._call("GET", "/metrics")).decode())
+
+    async def _json(self, method: str, route: str, **arguments: Any) -> dict[str, Any]:
+        body = await self._call(method, route, **arguments)
+        try:
+            answer = msgspec.json.decode(body, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise EngineError(
+                f"Engine {self.address}: {method} {route} answered {body[:_EXCERPT]!r}: {error}."
+            ) from error
+        return answer
+
+    async def _call(
+        self,
+        method: str,
+        route: str,
+        *,
+        json: Mapping[str, object] | None = None,
+        data: bytes | None = None,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        payload = msgspec.json.encode(json) if json is not None else data
+        headers = {"Content-Type": "application/json"} if payload is not None else {}
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self._control_timeout_s, sock_connect=10.0)
+        url = self.address + route
+        try:
+            async with self._session.request(
+                method, url, data=payload, params=params, headers=headers, timeout=timeout
+            ) as answer:
+                body = await answer.read()
+        except TimeoutError as error:
+            raise EngineError(
+                f"Engine {self.address}: {method} {route} took longer than {timeout.total:g} s.",
+                next_step="See the engine's log; it may be overloaded, paused or stuck.",
+            ) from error
+        except aiohttp.ClientError as error:
+            raise EngineError(
+                f"Engine {self.address}: {method} {route} failed: {type(error).__name__}: {error}.",
+                next_step="Check that the engine is running.",
+            ) from error
+        if answer.status != 200:
+            excerpt = body[:_EXCERPT].decode(errors="replace")
+            raise EngineError(f"Engine {self.address}: {method} {route} answered {answer.status}: {excerpt}")
+        return body
+
+
+def version_at_least(version: str, wanted: tuple[int, int]) -> bool:
+    """Compare the first two numbers of a version like `0.32.0+cpu`."""
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) >= wanted

@@ -1,0 +1,156 @@
+"""How weights travel over a process group: self-describing packets, closed by a digest.
+
+Sender and receivers agree on nothing beforehand but the group. A transfer is a run of DATA packets, each with the
+names, types and shapes of its tensors and then their bytes, and one END packet with the digest of everything sent.
+A sender that fails half-way sends ABORT, so that receivers stop at once and the group stays in step.
+
+Every packet is one int64 `[kind, meta_bytes, data_bytes]` broadcast and, if it isn't empty, one uint8 broadcast.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import torch
+
+from vime.backends.vllm_utils.digest import WEIGHT_DTYPES, dtype_name, flat_bytes
+from vime.errors import PublicationError
+
+PACKET_BYTES = 64 << 20
+"""Tensors are collected up to this size; a larger tensor is a packet of its own."""
+
+_ALIGNMENT = 16
+_Meta = TypeVar("_Meta", bound=msgspec.Struct)
+
+
+class PacketKind(enum.IntEnum):
+    DATA = 1
+    END = 2
+    ABORT = 3
+
+
+class TensorMeta(msgspec.Struct, frozen=True):
+    """Description of one tensor: checkpoint name, wire name of the element type, shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class DataMeta(msgspec.Struct, frozen=True):
+    """First part of a DATA packet. Tensor bytes follow in this order, each padded to 16 bytes."""
+
+    tensors: list[TensorMeta]
+
+
+class EndMeta(msgspec.Struct, frozen=True):
+    """The END packet: what the receiver must have got by now."""
+
+    digest: str
+    num_tensors: int
+    num_bytes: int
+
+
+class AbortMeta(msgspec.Struct, frozen=True):
+    """The ABORT packet: why the sender gave up."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Packet:
+    """`kind`, its encoded description and the padded tensor bytes (uint8 `[meta_bytes + data_bytes]`)."""
+
+    kind: PacketKind
+    meta_bytes: int
+    payload: torch.Tensor
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def encode_message(kind: PacketKind, meta: EndMeta | AbortMeta) -> Packet:
+    """Encode a packet without tensors."""
+    encoded = msgspec.json.encode(meta)
+    return Packet(kind, len(encoded), torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
+
+
+def encode_tensors(tensors: list[tuple[str, torch.Tensor]]) -> Packet:
+    """Copy the tensors into one packet."""
+    metas = [TensorMeta(name, dtype_name(tensor), tuple(tensor.shape)) for name, tensor in tensors]
+    encoded = msgspec.json.encode(DataMeta(metas))
+    encoded += b" " * (_padded(len(encoded)) - len(encoded))
+    sizes = [_padded(tensor.numel() * tensor.element_size()) for _, tensor in tensors]
+    payload = torch.zeros(len(encoded) + sum(sizes), dtype=torch.uint8)
+    payload[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    offset = len(encoded)
+    for (_, tensor), size in zip(tensors, sizes, strict=True):
+        data = flat_bytes(tensor)
+        payload[offset : offset + data.numel()] = data
+        offset += size
+    return Packet(PacketKind.DATA, len(encoded), payload)
+
+
+def collect_packets(
+    named_tensors: Iterable[tuple[str, torch.Tensor]], packet_bytes: int = PACKET_BYTES
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Group consecutive tensors up to `packet_bytes`, keeping their order."""
+    group: list[tuple[str, torch.Tensor]] = []
+    group_bytes = 0
+    for name, tensor in named_tensors:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if group and group_bytes + num_bytes > packet_bytes:
+            yield group
+            group, group_bytes = [], 0
+        group.append((name, tensor))
+        group_bytes += num_bytes
+    if group:
+        yield group
+
+
+def decode_tensors(packet: Packet) -> list[tuple[str, torch.Tensor]]:
+    """Views into the packet's payload, by name. Raises `PublicationError` when description and bytes disagree."""
+    meta = _decode(packet, DataMeta)
+    tensors: list[tuple[str, torch.Tensor]] = []
+    offset = packet.meta_bytes
+    for item in meta.tensors:
+        dtype = WEIGHT_DTYPES.get(item.dtype)
+        if dtype is None or any(size < 0 for size in item.shape):
+            raise PublicationError(
+                f"Tensor {item.name} arrived as {item.dtype}{list(item.shape)}, which can't be read."
+            )
+        numel = 1
+        for size in item.shape:
+            numel *= size
+        num_bytes = numel * dtype.itemsize
+        if offset + num_bytes > packet.payload.numel():
+            raise PublicationError(
+                f"Tensor {item.name} needs {num_bytes} bytes, {packet.payload.numel() - offset} are left in its packet."
+            )
+        tensors.append((item.name, packet.payload[offset : offset + num_bytes].view(dtype).reshape(item.shape)))
+        offset += _padded(num_bytes)
+    if offset != packet.payload.numel():
+        raise PublicationError(f"A packet has {packet.payload.numel() - offset} bytes that no tensor accounts for.")
+    return tensors
+
+
+def decode_end(packet: Packet) -> EndMeta:
+    """The closing message of a transfer."""
+    return _decode(packet, EndMeta)
+
+
+def decode_abort(packet: Packet) -> AbortMeta:
+    """The sender's reason for giving up."""
+    return _decode(packet, AbortMeta)
+
+
+def _decode(packet: Packet, meta_type: type[_Meta]) -> _Meta:
+    try:
+        return msgspec.json.decode(packet.payload[: packet.meta_bytes].numpy().tobytes(), type=meta_type)
+    except msgspec.DecodeError as error:
+        raise PublicationError(f"The description of a weight packet can't be read: {error}.") from error

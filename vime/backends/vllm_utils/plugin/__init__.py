@@ -1,0 +1,27 @@
+"""What vime adds to vLLM, loaded by vLLM's own plug-in mechanism in every one of its processes.
+
+- the weight-transfer engine `vime`, which takes weights over gloo or from a folder and verifies before it loads;
+- when vime's launcher asks for it, the end of every vLLM process together with its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV, die_with_parent
+
+WEIGHT_BACKEND = "vime"
+"""Value of vLLM's `--weight-transfer-config.backend`."""
+
+
+def register() -> None:
+    """Entry point of the `vllm.general_plugins` group; may be called more than once in a process."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if os.environ.get(DIE_WITH_PARENT_ENV):
+        die_with_parent()
+    with contextlib.suppress(ValueError):  # vLLM's answer to a second registration
+        WeightTransferEngineFactory.register_engine(
+            WEIGHT_BACKEND, "vime.backends.vllm_utils.plugin.weight_engine", "VimeWeightEngine"
+        )

@@ -1,0 +1,171 @@
+"""Trainer side of a weight publication over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+from vime.backends.vllm_utils.gloo_group import TransferGroup
+from vime.backends.vllm_utils.packets import (
+    PACKET_BYTES,
+    AbortMeta,
+    EndMeta,
+    Packet,
+    PacketKind,
+    collect_packets,
+    encode_message,
+    encode_tensors,
+)
+from vime.backends.vllm_utils.receipt import ReceiptBuilder, SendReceipt
+from vime.errors import PublicationError
+
+
+class GlooSender:
+    """Sends weights from one trainer process to the workers of one or more engines. Blocking; not thread-safe.
+
+    A publication, with the engine calls of `vime.backends.vllm_utils.client.EngineClient` beside it:
+
+        sender = GlooSender("127.0.0.1", 0, world_size=2, engine_names=["http://127.0.0.1:8000"])
+        # at the same time: client.init_weight_transfer(sender.init_info(rank_offset=1)) and sender.connect()
+        # for each version: client.start_weight_update(),
+        # at the same time: client.update_weights({}) and receipt = sender.send(named_tensors),
+        # then client.finish_weight_update(version)
+
+    The digest is computed while the tensors stream by and travels in the last packet, so the weights are read once
+    and the update request needs none of their descriptions. After a failed `send` the group is `broken`; close this
+    sender and build a new one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        world_size: int,
+        *,
+        engine_names: Sequence[str] = (),
+        timeout_s: float = 60.0,
+        packet_bytes: int = PACKET_BYTES,
+    ) -> None:
+        """Listen on `address:port` (port 0: chosen by the system, see `port`).
+
+        `world_size` counts this process and every engine worker; `engine_names` has one entry per worker, in rank
+        order from 1, and is used in messages. Raises `PublicationError` when the port can't be used.
+        """
+        self.address = address
+        self.world_size = world_size
+        self.broken = False
+        self._engine_names = list(engine_names)
+        self._timeout_s = timeout_s
+        self._packet_bytes = packet_bytes
+        self._num_sends = 0
+        try:
+            self._group = TransferGroup(address, port, 0, world_size, timeout_s)
+        except (dist.DistError, RuntimeError, OSError) as error:
+            raise PublicationError(
+                f"The weight sender can't listen on {address}:{port}: {error}.",
+                next_step="Choose an address of this machine and port 0.",
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def port(self) -> int:
+        """The port that engines must reach."""
+        return self._group.port
+
+    def init_info(self, rank_offset: int) -> dict[str, object]:
+        """Body of `EngineClient.init_weight_transfer` for the engine whose first worker has rank `rank_offset`."""
+        gloo = {
+            "address": self.address,
+            "port": self.port,
+            "rank_offset": rank_offset,
+            "world_size": self.world_size,
+            "timeout_s": self._timeout_s,
+        }
+        return {"gloo": gloo}
+
+    def connect(self) -> None:
+        """Wait until every engine worker has joined; raises `PublicationError` naming those that have not."""
+        missing = self._group.ranks_without("joined", self._timeout_s)
+        if missing:
+            self.broken = True
+            raise PublicationError(
+                f"{self._names(missing)} did not join the weight transfer at {self.address}:{self.port} "
+                f"within {self._timeout_s:g} s.",
+                next_step="Check that the engine is alive and can reach this address, then publish again.",
+            )
+        try:
+            self._group.connect()
+        except RuntimeError as error:
+            self._fail("connecting", "connected", error)
+
+    def send(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> SendReceipt:
+        """Stream checkpoint-named tensors (any device; types of `digest.WEIGHT_DTYPES`) to all engines.
+
+        Returns when the bytes have left; whether an engine accepted them is the answer to its update request.
+        Raises `PublicationError` naming the engines concerned; the error of a failing iterable passes through after
+        the engines have been told to give the update up.
+        """
+        if self.broken:
+            raise PublicationError(
+                "This weight sender is broken by an earlier failure.", next_step="Close it and connect a new one."
+            )
+        self._num_sends += 1
+        missing = self._group.ranks_without(f"update-{self._num_sends}", self._timeout_s)
+        if missing:
+            self.broken = True
+            raise PublicationError(
+                f"{self._names(missing)} did not start receiving weights within {self._timeout_s:g} s.",
+                next_step="Check that the engine is alive and that its update request was sent.",
+            )
+        receipt = ReceiptBuilder()
+        sent = False
+        try:
+            for tensors in collect_packets(named_tensors, self._packet_bytes):
+                for name, tensor in tensors:
+                    receipt.add(name, tensor)
+                self._send_packet(tensors)
+            done = receipt.build()
+            end = EndMeta(done.digest, len(done.names), done.num_bytes)
+            self._broadcast(encode_message(PacketKind.END, end))
+            sent = True
+        finally:
+            if not sent and not self.broken:
+                self._broadcast(encode_message(PacketKind.ABORT, AbortMeta("the trainer failed while sending")))
+        return done
+
+    def close(self) -> None:
+        """Leave the group. Engines notice at their next update."""
+        self._group.close()
+
+    def _send_packet(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        self._broadcast(encode_tensors(tensors))
+
+    def _broadcast(self, packet: Packet) -> None:
+        try:
+            self._group.send(packet)
+        except RuntimeError as error:
+            self._fail("sending weights", f"update-{self._num_sends}-done", error)
+
+    def _fail(self, doing: str, event: str, error: RuntimeError) -> None:
+        self.broken = True
+        missing = self._group.ranks_without(event, 0.0)
+        raise PublicationError(
+            f"The weight transfer failed while {doing}; not finished: {self._names(missing)} ({error}).",
+            next_step="Fence these engines, connect a new sender and publish again.",
+        ) from error
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        named = [
+            self._engine_names[rank - 1] if rank <= len(self._engine_names) else f"engine worker of rank {rank}"
+            for rank in ranks
+        ]
+        return ", ".join(dict.fromkeys(named)) or "no engine"

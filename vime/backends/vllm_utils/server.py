@@ -1,0 +1,157 @@
+"""One vLLM server as a supervised subprocess."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from vime.backends.vllm_utils.launch import EngineLaunch, engine_command
+from vime.backends.vllm_utils.startup_log import last_lines, startup_phase
+from vime.errors import EngineStartError
+
+_SUPERVISOR = "vime.backends.vllm_utils.supervisor"
+_POLL_S = 0.25
+
+
+def _ignore_progress(_phase: str, _seconds: float) -> None:
+    pass
+
+
+class EngineServer:
+    """Owns one engine: its processes, its log and what they leave behind. Synchronous; use it with `with`.
+
+    The engine runs in a session of its own under a small supervisor, which ends it when this process ends in whatever
+    way, and removes the engine's shared-memory segments.
+    """
+
+    def __init__(self, launch: EngineLaunch, *, stop_grace_s: float = 5.0) -> None:
+        """`launch.port` 0 lets the system choose; `launch` then holds the chosen one once started."""
+        self.launch = launch
+        self._stop_grace_s = stop_grace_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """Base URL of the engine."""
+        return f"http://{self.launch.host}:{self.launch.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the supervisor, None before the start."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the processes and return at once; raises `EngineStartError` when the port is taken."""
+        self.launch = replace(self.launch, port=_claim_port(self.launch.host, self.launch.port))
+        command = engine_command(self.launch)
+        self.launch.log_path.parent.mkdir(parents=True, exist_ok=True)
+        argv = [sys.executable, "-m", _SUPERVISOR, str(self._stop_grace_s), *command.argv]
+        with self.launch.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict(command.env),
+                start_new_session=True,
+            )
+        self._started_at = time.monotonic()
+
+    def wait_ready(
+        self, on_progress: Callable[[str, float], None] = _ignore_progress, timeout_s: float = 600.0
+    ) -> float:
+        """Wait until the engine answers; returns the seconds since its start.
+
+        `on_progress(phase, seconds)` is called when the phase changes and then every 5 s. Raises `EngineStartError`
+        with the last log lines when the engine ends or `timeout_s` passes; the engine is stopped first.
+        """
+        reported, next_report_s = "", 0.0
+        while True:
+            seconds = time.monotonic() - self._started_at
+            if self.poll() is not None:
+                raise self._start_error(f"ended with status {self.poll()} after {seconds:.0f} s")
+            if self._answers():
+                on_progress("ready", seconds)
+                return seconds
+            if seconds > timeout_s:
+                self.stop()
+                raise self._start_error(f"was not ready after {timeout_s:.0f} s")
+            phase = startup_phase("\n".join(last_lines(self.launch.log_path, num_lines=1000)))
+            if phase != reported or seconds >= next_report_s:
+                on_progress(phase, seconds)
+                reported, next_report_s = phase, seconds + 5.0
+            time.sleep(_POLL_S)
+
+    def poll(self) -> int | None:
+        """None while the engine runs, its exit status afterwards; raises `EngineStartError` before the start."""
+        if self._process is None:
+            raise EngineStartError("The engine has not been started.", next_step="Call start() first.")
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """End the engine and everything it started. Safe to call twice, and before the start."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(self._stop_grace_s + 10.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the kernel then ends the engine's processes one after another
+            self._process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.address}/health", timeout=5.0) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _start_error(self, what: str) -> EngineStartError:
+        lines = last_lines(self.launch.log_path)
+        tail = "\n".join(f"  | {line}" for line in lines) or "  | (the log is empty)"
+        return EngineStartError(
+            f"The engine for {self.launch.hf_checkpoint} at {self.address} {what}. Last log lines:\n{tail}\n",
+            next_step=_next_step("\n".join(lines), self.launch),
+        )
+
+
+def _claim_port(host: str, port: int) -> int:
+    """The port if it is free, or a free one for 0."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise EngineStartError(
+                f"The engine can't listen on {host}:{port}: {error.strerror}.",
+                next_step="Stop the program that uses this port, or choose another port (0 lets the system choose).",
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _next_step(log_tail: str, launch: EngineLaunch) -> str:
+    if not launch.hf_checkpoint.exists():
+        return f"Give an existing checkpoint folder: {launch.hf_checkpoint} does not exist."
+    if "address already in use" in log_tail.lower():
+        return "Another program took the port meanwhile; start the engine again."
+    if "memory" in log_tail.lower():
+        return "Give the engine more memory, or ask for a smaller cache."
+    return f"The whole log is {launch.log_path}."

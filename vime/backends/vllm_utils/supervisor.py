@@ -1,0 +1,105 @@
+"""Small process between a launcher and an engine, which ends the engine with its launcher and cleans up after it.
+
+    python -m vime.backends.vllm_utils.supervisor GRACE_SECONDS COMMAND [ARGUMENT ...]
+
+It imports the standard library only and has one thread. It watches its own parent (a process, not a thread, so a
+launcher may start it from anywhere), adopts processes that the engine orphans, and on the end of either side stops
+every one of them and unlinks the shared-memory segments that they had mapped. Should it be killed itself, the kernel
+kills the engine's processes one after another (see `vime.backends.vllm_utils.death`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+from vime.backends.vllm_utils.death import die_with_parent
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SHARED_MEMORY = "/dev/shm/"
+_POLL_S = 0.2
+_POLLS_PER_SCAN = 10
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids below `pid`, read from /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for known in found:
+        found += [child for child, parent in parents.items() if parent == known]
+    return found[1:]
+
+
+def mapped_segments(pids: Iterable[int]) -> set[str]:
+    """Paths of the shared-memory files that the processes have mapped."""
+    paths: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                path = line.partition(_SHARED_MEMORY)[2]
+                if path:
+                    paths.add(_SHARED_MEMORY + path.removesuffix(" (deleted)"))
+    return paths
+
+
+class _Supervisor:
+    def __init__(self, command: list[str], grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._stop_asked = False
+        self._segments: set[str] = set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_stop)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._parent = os.getppid()
+        self._engine = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
+
+    def run(self) -> int:
+        """Watch until the engine ends, the parent ends or a stop is asked; returns the engine's exit status."""
+        polls = 0
+        while self._engine.poll() is None and not self._stop_asked and os.getppid() == self._parent:
+            if polls % _POLLS_PER_SCAN == 0:
+                self._segments |= mapped_segments(descendants(os.getpid()))
+            polls += 1
+            time.sleep(_POLL_S)
+        self._end_all()
+        status = self._engine.poll()
+        return 0 if self._stop_asked else 128 - status if status is not None and status < 0 else status or 0
+
+    def _end_all(self) -> None:
+        self._segments |= mapped_segments(descendants(os.getpid()))
+        if self._engine.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._engine.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._engine.wait(self._grace_s)
+        while remaining := descendants(os.getpid()):
+            for pid in remaining:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._engine.poll()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.02)
+        for path in self._segments:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def _ask_stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._stop_asked = True
+
+
+if __name__ == "__main__":
+    sys.exit(_Supervisor(sys.argv[2:], float(sys.argv[1])).run())

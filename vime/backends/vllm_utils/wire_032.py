@@ -1,0 +1,185 @@
+"""The routes and JSON shapes of vLLM 0.32. Another version with other shapes gets a module beside this one."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from vime.backends.vllm_utils.protocol import (
+    START_VERSION,
+    EngineMetrics,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    VersionSpan,
+)
+from vime.errors import EngineError
+
+GENERATE = "/inference/v1/generate"
+NO_LOG_PROB = -9999.0
+"""vLLM's stand-in for a log-probability that is NaN, minus infinity or missing."""
+
+_UNLABELLED = "default"
+_FINISH_REASONS = ("stop", "length", "abort")
+
+
+class _LogProb(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _LogProbs(msgspec.Struct):
+    content: list[_LogProb] | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    logprobs: _LogProbs | None = None
+    weight_versions: list[_Span] | None = None
+    routed_experts: str | None = None
+    sampling_mask: list[list[int]] | None = None
+
+
+class _CachedTokens(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+def encode_generate(request: GenerateRequest) -> bytes:
+    """JSON body of a generate request. Text is only decoded in the engine when stop strings need it."""
+    sampling = request.sampling
+    parameters: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_tokens": sampling.min_tokens,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "logprobs": 0,
+        "detokenize": bool(sampling.stop),
+    }
+    body: dict[str, Any] = {
+        "request_id": request.request_id,
+        "token_ids": request.token_ids,
+        "sampling_params": parameters,
+    }
+    if request.cache_salt is not None:
+        body["cache_salt"] = request.cache_salt
+    return msgspec.json.encode(body)
+
+
+def engine_request_id(request_id: str) -> str:
+    """The name under which the engine knows a generate request, for aborting it."""
+    return f"generate-tokens-{request_id}"
+
+
+def parse_version(label: str) -> int:
+    """Version number of an engine's label; raises `EngineError` for one that vime did not set."""
+    if label == _UNLABELLED:
+        return START_VERSION
+    if not label.isdecimal():
+        raise EngineError(f"The engine reports weight version {label!r}, allowed: a number.")
+    return int(label)
+
+
+def decode_generate(body: bytes, request: GenerateRequest) -> GenerateResult:
+    """Check and convert an answer; raises `EngineError` for anything that training could not use."""
+    where = f"request {request.request_id}"
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except msgspec.DecodeError as error:
+        raise EngineError(f"{where}: the engine's answer can't be read: {error}.") from error
+    if len(answer.choices) != 1:
+        raise EngineError(f"{where}: the engine answered with {len(answer.choices)} choices, allowed: 1.")
+    choice = answer.choices[0]
+    token_ids = choice.token_ids or []
+    if choice.finish_reason not in _FINISH_REASONS:
+        allowed = ", ".join(_FINISH_REASONS)
+        raise EngineError(f"{where}: finish reason is {choice.finish_reason!r}, allowed: {allowed}.")
+    usage = answer.usage or _Usage()
+    details = usage.prompt_tokens_details or _CachedTokens()
+    return GenerateResult(
+        request_id=request.request_id,
+        token_ids=token_ids,
+        log_probs=_log_probs(choice, token_ids, where),
+        finish_reason=cast(FinishReason, choice.finish_reason),
+        version_spans=_spans(choice, len(token_ids), where),
+        num_prompt_tokens=usage.prompt_tokens,
+        num_cached_tokens=details.cached_tokens or 0,
+        routed_experts=_routes(choice.routed_experts, where),
+        sampling_mask=choice.sampling_mask,
+    )
+
+
+def _log_probs(choice: _Choice, token_ids: list[int], where: str) -> list[float]:
+    content = (choice.logprobs.content if choice.logprobs else None) or []
+    if [item.token_id for item in content] != token_ids:
+        raise EngineError(f"{where}: {len(content)} log-probabilities don't belong to the {len(token_ids)} tokens.")
+    for position, item in enumerate(content):
+        if not math.isfinite(item.logprob) or item.logprob <= NO_LOG_PROB or item.logprob > 0.0:
+            raise EngineError(
+                f"{where}: log-probability of output token {position} (id {item.token_id}) is {item.logprob}, "
+                "allowed: finite and not above zero.",
+                next_step="The engine's weights may be damaged; publish again or restart the engine.",
+            )
+    return [item.logprob for item in content]
+
+
+def _spans(choice: _Choice, num_tokens: int, where: str) -> list[VersionSpan]:
+    spans = [VersionSpan(parse_version(s.version), s.start, s.end) for s in choice.weight_versions or []]
+    position = 0
+    for span in spans:
+        if span.start != position or span.stop <= span.start:
+            raise EngineError(f"{where}: version span {span} does not continue at token {position}.")
+        position = span.stop
+    if position != num_tokens:
+        raise EngineError(f"{where}: version spans cover {position} of {num_tokens} tokens.")
+    return spans
+
+
+def _routes(encoded: str | None, where: str) -> npt.NDArray[np.integer] | None:
+    if encoded is None:
+        return None
+    try:
+        routes = np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
+    except ValueError as error:
+        raise EngineError(f"{where}: routed experts can't be read: {error}.") from error
+    return cast("npt.NDArray[np.integer]", routes)
+
+
+def parse_metrics(text: str) -> EngineMetrics:
+    """Queue lengths from the Prometheus text of an engine, summed over its cores."""
+
+    def total(name: str) -> float:
+        return sum(float(value) for value in re.findall(rf"^vllm:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+    return EngineMetrics(
+        int(total("num_requests_running")), int(total("num_requests_waiting")), total("kv_cache_usage_perc")
+    )
