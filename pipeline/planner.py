@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
+from pipeline.messages import WaitingGroup
 from pipeline.packing import deal_to_ranks, pack_by_tokens, split_evenly
-from storage.columns import GroupSummary
+from storage.refs import GroupRef
+from storage.summary import GroupSummary
 from vime.algorithms.advantages import grpo_advantages
+from vime.utils.types import Sample
 
 PLAN_VERSION = 1
+
+_Number = TypeVar("_Number", int, float)
 
 
 class PlannedGroup(msgspec.Struct, frozen=True):
@@ -20,7 +26,7 @@ class PlannedGroup(msgspec.Struct, frozen=True):
 
     position: int
     group_index: int
-    ref: bytes
+    ref: GroupRef
 
 
 class PlannedSample(msgspec.Struct, frozen=True):
@@ -35,10 +41,11 @@ class PlannedSample(msgspec.Struct, frozen=True):
     mask_sum: float
     reward: float
     age_versions: int
+    truncated: bool
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One optimizer step: for each rank its microbatches, each a list of sample numbers of the plan."""
+    """One optimizer step: for each data-parallel rank its microbatches, each a list of sample numbers of the plan."""
 
     num_rollouts: int
     num_trained_tokens: int
@@ -72,6 +79,7 @@ class PlanSettings:
     rollout_batch_size: int
     samples_per_step: int
     num_ranks: int
+    """Data-parallel size."""
     max_tokens: int | None
     """Token limit of a microbatch; None: `micro_batch_size` samples each."""
     micro_batch_size: int
@@ -79,22 +87,18 @@ class PlanSettings:
     normalize_std: bool
 
 
-@dataclass(frozen=True)
-class AcceptedGroup:
-    """A group that waits for training."""
-
-    position: int
-    ref: bytes
-    summary: GroupSummary
+def oldest_version(summary: GroupSummary) -> int:
+    """Oldest policy version among a group's samples."""
+    return min(_known(version) for version in summary.min_versions)
 
 
-def select_groups(groups: Sequence[AcceptedGroup], count: int) -> list[AcceptedGroup]:
+def select_groups(groups: Sequence[WaitingGroup], count: int) -> list[WaitingGroup]:
     """The `count` groups to train next: oldest policy version first, then first accepted first."""
-    return sorted(groups, key=lambda group: (min(group.summary.min_versions), group.position))[:count]
+    return sorted(groups, key=lambda group: (oldest_version(group.summary), group.position))[:count]
 
 
 def plan_batch(
-    groups: Sequence[AcceptedGroup], settings: PlanSettings, *, branch: str, rollout_id: int, policy_version: int
+    groups: Sequence[WaitingGroup], settings: PlanSettings, *, branch: str, rollout_id: int, policy_version: int
 ) -> BatchPlan:
     """Plan rollout batch `rollout_id` from the waiting groups.
 
@@ -115,13 +119,20 @@ def plan_batch(
     return BatchPlan(PLAN_VERSION, branch, rollout_id, policy_version, planned, samples, steps)
 
 
-def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, policy_version: int) -> list[PlannedSample]:
+def _plan_samples(groups: Sequence[WaitingGroup], settings: PlanSettings, policy_version: int) -> list[PlannedSample]:
     samples = []
     for number, group in enumerate(groups):
         summary = group.summary
-        rewards = np.asarray(summary.rewards, np.float64)
+        rewards = np.asarray([_known(reward) for reward in summary.rewards], np.float64)
         advantages = (
-            grpo_advantages(rewards, normalize_std=settings.normalize_std) if settings.normalize_rewards else rewards
+            grpo_advantages(
+                rewards,
+                [summary.group_index] * len(rewards),
+                summary.rollout_ids,
+                std_normalization=settings.normalize_std,
+            )
+            if settings.normalize_rewards
+            else rewards
         )
         for member, sample_index in enumerate(summary.sample_indices):
             samples.append(
@@ -134,10 +145,18 @@ def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, polic
                     advantage=float(advantages[member]),
                     mask_sum=float(summary.mask_sums[member]),
                     reward=float(rewards[member]),
-                    age_versions=policy_version - summary.min_versions[member],
+                    age_versions=policy_version - _known(summary.min_versions[member]),
+                    truncated=summary.statuses[member] == Sample.Status.TRUNCATED.value,
                 )
             )
     return samples
+
+
+def _known(value: _Number | None) -> _Number:
+    """A value that every accepted group has."""
+    if value is None:
+        raise ValueError("an accepted group lacks a reward or a policy version")
+    return value
 
 
 def _plan_step(samples: Sequence[PlannedSample], numbers: range, settings: PlanSettings) -> StepPlan:

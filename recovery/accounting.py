@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from storage.queue import QueueFacts
+from storage.queue_types import QueueFacts
 
 
 class Identity(msgspec.Struct, frozen=True):

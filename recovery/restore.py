@@ -51,7 +51,7 @@ def scan_run(run: Path, queue_root: Path) -> RunOnDisk:
     if (run / "branches").is_dir():
         folders += sorted(f"branches/{path.name}" for path in (run / "branches").iterdir())
     commits = {folder: rollouts for folder in folders if (rollouts := committed_rollouts(run / folder))}
-    return RunOnDisk((queue_root / "run.json").exists(), read_branches(run), commits)
+    return RunOnDisk((queue_root / "vime" / "queue.json").exists(), read_branches(run), commits)
 
 
 def parse_load(load: str) -> tuple[Path, int | None]:

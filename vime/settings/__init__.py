@@ -1,0 +1,1 @@
+"""Settings: a typed tree, its command line, and the checks between flags."""

@@ -59,6 +59,10 @@ class DataSettings:
     def samples_per_step(self) -> int:
         return self.global_batch_size or self.samples_per_rollout
 
+    @property
+    def steps_per_rollout(self) -> int:
+        return self.samples_per_rollout // self.samples_per_step
+
 
 @dataclass(frozen=True)
 class RolloutSettings:

@@ -1,0 +1,265 @@
+"""Ray's view of the processes: thin actors that decode bytes, call the plain classes, and encode the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import ray
+
+from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, encode
+from pipeline.planner import BatchPlan
+from pipeline.process_log import log_to_file
+from pipeline.producer import Producer
+from pipeline.run_folder import RunFolder
+from pipeline.wiring import (
+    build_engine_server,
+    build_producer,
+    build_prompt_source,
+    build_trainer_worker,
+    create_or_open_pool,
+)
+from vime.settings.groups import Settings
+
+_Result = TypeVar("_Result")
+
+
+def encode_settings(settings: Settings) -> bytes:
+    return msgspec.msgpack.encode(settings)
+
+
+def _decode_settings(content: bytes) -> Settings:
+    return msgspec.msgpack.decode(content, type=Settings)
+
+
+class CoordinatorActor:
+    """The queue coordinator's process. Ray restarts it; the queue then recovers from its journal."""
+
+    def __init__(self, settings: bytes, config: bytes) -> None:
+        decoded = _decode_settings(settings)
+        folder = RunFolder.of(decoded)
+        log_to_file(folder.log("coordinator"))
+        self._coordinator: Coordinator = open_coordinator(
+            open_pool=lambda: create_or_open_pool(decoded),
+            source=build_prompt_source(decoded),
+            owner=f"coordinator of {folder.root}",
+            config=decode(config, CoordinatorConfig),
+        )
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def watch(self) -> None:
+        """Never returns; its caller learns when the process dies."""
+        await asyncio.Event().wait()
+
+    async def lease(self, worker_id: str, max_groups: int) -> bytes:
+        return encode(self._coordinator.lease(worker_id, max_groups))
+
+    async def heartbeat(self, leases: list[bytes]) -> list[bool]:
+        return self._coordinator.heartbeat(leases)
+
+    async def accept(self, requests: bytes) -> bytes:
+        return encode(await self._coordinator.accept(decode(requests, list[AcceptRequest])))
+
+    async def release(self, group_index: int, lease: bytes, reason: str) -> None:
+        self._coordinator.release(group_index, lease, reason)
+
+    async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
+        self._coordinator.drop(group_index, lease, reason)
+
+    async def wait_for_groups(self, count: int, timeout_s: float) -> bytes | None:
+        groups = await self._coordinator.wait_for_groups(count, timeout_s)
+        return None if groups is None else encode(groups)
+
+    async def record_plan(self, batch_id: str, positions: list[int], plan: bytes) -> None:
+        self._coordinator.record_plan(batch_id, positions, plan)
+
+    async def training_completed(self, rollout_id: int, policy_version: int, positions: list[int]) -> None:
+        self._coordinator.training_completed(rollout_id, policy_version, positions)
+
+    async def identity(self) -> bytes:
+        return encode(self._coordinator.identity())
+
+    async def counts(self) -> bytes:
+        return encode(self._coordinator.counts())
+
+    async def highest_version(self) -> int:
+        return self._coordinator.highest_version()
+
+    async def queue_state(self) -> bytes:
+        return encode(self._coordinator.queue_state())
+
+    async def close(self) -> None:
+        self._coordinator.close()
+
+
+class EngineActor:
+    """Holds one inference engine's subprocess."""
+
+    def __init__(self, settings: bytes, number: int) -> None:
+        decoded = _decode_settings(settings)
+        folder = RunFolder.of(decoded)
+        log_to_file(folder.log(f"engine_{number}_actor"))
+        self._server = build_engine_server(decoded, folder, number)
+        self._progress = "not started"
+
+    async def start(self) -> str:
+        """Start the engine and wait until it answers; its base URL."""
+        self._server.start()
+        await asyncio.to_thread(self._server.wait_ready, self._note_progress)
+        return self._server.address
+
+    async def progress(self) -> str:
+        """What the start is at, in words."""
+        return self._progress
+
+    async def pids(self) -> list[int]:
+        """This process and the engine's."""
+        return [os.getpid(), *([self._server.pid] if self._server.pid is not None else [])]
+
+    async def watch(self) -> int:
+        """Returns the engine's exit status when it ends."""
+        while (status := self._server.poll()) is None:
+            await asyncio.sleep(0.25)
+        return status
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._server.stop)
+
+    def _note_progress(self, phase: str, seconds: float) -> None:
+        self._progress = f"{phase}, {seconds:.0f} s"
+
+
+class ProducerActor:
+    """One rollout producer's process."""
+
+    def __init__(self, settings: bytes, coordinator: Any, engine_addresses: list[str], number: int) -> None:
+        self._settings = _decode_settings(settings)
+        log_to_file(RunFolder.of(self._settings).log(f"producer_{number}"))
+        self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
+        self._producer: Producer | None = None
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def start(self) -> None:
+        """Open the pool, the tokenizer and the engine clients."""
+        queue = RayQueueClient(self._coordinator)
+        self._producer, self._closers = await build_producer(self._settings, queue, self._addresses, self._number)
+
+    async def run(self) -> None:
+        """Produce until stopped; raises what went wrong."""
+        try:
+            await self._started().run()
+        finally:
+            for close in self._closers:
+                await close()
+
+    async def pause_admission(self) -> None:
+        self._started().pause_admission()
+
+    async def resume_admission(self, policy_version: int) -> None:
+        self._started().resume_admission(policy_version)
+
+    async def stop(self) -> None:
+        self._started().stop()
+
+    async def stats(self) -> bytes:
+        return encode(self._started().stats())
+
+    def _started(self) -> Producer:
+        if self._producer is None:
+            raise RuntimeError("start() has not been called")
+        return self._producer
+
+
+class TrainerActor:
+    """One trainer rank's process. The model lives on one thread; control calls don't wait for it."""
+
+    def __init__(self, settings: bytes, rank: int) -> None:
+        self._settings, self._rank = _decode_settings(settings), rank
+        self._folder = RunFolder.of(self._settings)
+        log_to_file(self._folder.log(f"trainer_{rank}"))
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def watch(self) -> None:
+        """Never returns; its caller learns when the process dies."""
+        await asyncio.Event().wait()
+
+    async def rendezvous(self) -> str:
+        """An address at which the ranks can meet (asked of rank 0)."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    async def build(self, init_method: str, world_size: int) -> int:
+        """Join the other ranks and build model and optimizer; the data-parallel size."""
+
+        def build() -> int:
+            self._worker = build_trainer_worker(self._settings, self._folder, self._rank, world_size, init_method)
+            return self._worker.data_parallel_size
+
+        return await self._on_thread(build)
+
+    async def load_hf(self) -> None:
+        await self._on_thread(lambda: self._worker.load_hf())
+
+    async def load(self, directory: str, rollout_id: int) -> None:
+        await self._on_thread(lambda: self._worker.load(Path(directory), rollout_id))
+
+    async def save(self, directory: str, rollout_id: int) -> None:
+        await self._on_thread(lambda: self._worker.save(Path(directory), rollout_id))
+
+    async def train(self, plan: bytes) -> bytes:
+        return encode(await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan))))
+
+    async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
+        address = ray.util.get_node_ip_address()
+        return await self._on_thread(lambda: self._worker.open_sender(address, engine_names, timeout_s))
+
+    async def connect_sender(self) -> None:
+        await self._on_thread(lambda: self._worker.connect_sender())
+
+    async def send_weights(self) -> int:
+        return await self._on_thread(lambda: self._worker.send_weights())
+
+    async def close(self) -> None:
+        await self._on_thread(lambda: self._worker.close())
+        self._thread.shutdown()
+
+    async def _on_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+class RayQueueClient:
+    """The coordinator as a producer sees it."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
+        return decode(await self._actor.lease.remote(worker_id, max_groups), LeaseReply)
+
+    async def heartbeat(self, leases: list[bytes]) -> list[bool]:
+        alive: list[bool] = await self._actor.heartbeat.remote(leases)
+        return alive
+
+    async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
+        return decode(await self._actor.accept.remote(encode(requests)), list[AcceptReply])
+
+    async def release(self, group_index: int, lease: bytes, reason: str) -> None:
+        await self._actor.release.remote(group_index, lease, reason)
+
+    async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
+        await self._actor.drop.remote(group_index, lease, reason)

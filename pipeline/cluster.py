@@ -1,0 +1,114 @@
+"""Ray, as a run uses it: one private instance a run, placement checked before it is asked for, nothing left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from vime.errors import RunFailedError, SettingsError
+from vime.settings.groups import ClusterSettings
+
+_Result = TypeVar("_Result")
+
+CPU_SLOT = "vime_slot"
+"""Custom resource that stands for one GPU on a machine without CUDA."""
+CPU_SLOTS_PER_CORE = 4
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Only control messages travel through Ray."""
+
+
+class Cluster:
+    """A Ray instance with one bundle for each worker. Use with `with`."""
+
+    def __init__(self, settings: ClusterSettings, num_producers: int) -> None:
+        self._num_workers = settings.num_trainer_ranks + settings.num_rollout_gpus
+        self._num_producers = num_producers
+        gpus = visible_gpus()
+        self._has_cuda = gpus > 0
+        have = gpus if self._has_cuda else CPU_SLOTS_PER_CORE * (os.cpu_count() or 1)
+        if self._num_workers > have:
+            kind = "GPUs" if self._has_cuda else f"worker processes ({CPU_SLOTS_PER_CORE} a core)"
+            raise SettingsError(
+                f"The run needs {settings.num_trainer_ranks} (training) + {settings.num_rollout_gpus} (generation) = "
+                f"{self._num_workers} {kind}, this machine has {have}.",
+                next_step="Lower --actor-num-gpus-per-node or --rollout-num-gpus.",
+            )
+        self._slots = have
+        self.temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))
+
+    def __enter__(self) -> Self:
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        ray.init(
+            address="local",
+            num_cpus=self._num_workers + self._num_producers + 2,
+            resources=None if self._has_cuda else {CPU_SLOT: self._slots},
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(self.temporary),
+        )
+        bundle = {"GPU": 1} if self._has_cuda else {CPU_SLOT: 1}
+        self._placement = ray.util.placement_group([bundle] * self._num_workers, strategy="PACK")
+        ray.get(self._placement.ready(), timeout=60)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        ray.shutdown()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def spawn_worker(self, actor: type, bundle: int, *args: Any, env: dict[str, str] | None = None) -> Any:
+        """Start an actor on one bundle (one GPU, or one slot)."""
+        resources: dict[str, Any] = {"num_gpus": 1} if self._has_cuda else {"resources": {CPU_SLOT: 1}}
+        strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
+        remote = ray.remote(num_cpus=0, **resources)(actor)
+        return remote.options(scheduling_strategy=strategy, runtime_env=_runtime_env(env)).remote(*args)
+
+    def spawn(self, actor: type, *args: Any, restarts: int = 0) -> Any:
+        """Start an actor that needs no GPU; `restarts` < 0 lets Ray restart it for ever."""
+        remote = ray.remote(num_cpus=0)(actor)
+        options = {"max_restarts": restarts, "max_task_retries": restarts}
+        return remote.options(runtime_env=_runtime_env(None), **options).remote(*args)
+
+
+def visible_gpus() -> int:
+    """GPUs of this machine that CUDA would show, without loading CUDA."""
+    devices = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return devices
+    return min(devices, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
+
+
+def _runtime_env(env: dict[str, str] | None) -> dict[str, Any]:
+    return {"env_vars": {"PYTHONPATH": os.pathsep.join(_import_path()), **(env or {})}}
+
+
+def _import_path() -> list[str]:
+    """The folder that vime was started in comes first, so that the user's own modules can be imported there too."""
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return [str(Path.cwd()), *given]
+
+
+async def answer(reference: Awaitable[_Result], process: str) -> _Result:
+    """Await an actor's answer; its own exceptions come out as they were raised.
+
+    Raises:
+        RunFailedError: the process died.
+    """
+    try:
+        return await reference
+    except RayTaskError as error:
+        raise error.cause from error
+    except RayActorError as error:
+        raise RunFailedError(f"{process} died.") from error

@@ -1,0 +1,216 @@
+"""The only owner of the queue: hands out groups, accepts results, records plans, and keeps the books."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pipeline.messages import (
+    AcceptReply,
+    AcceptRequest,
+    LeaseReply,
+    LeaseStatus,
+    QueueCounts,
+    WaitingGroup,
+    Work,
+)
+from recovery.accounting import Identity, count_identity
+from recovery.commit import QueueState, from_ranges, to_ranges
+from storage.pool import Pool
+from storage.queue import GroupQueue
+from storage.queue_types import LeaseState
+from vime.data.prompts import PromptSource
+from vime.errors import StaleLeaseError
+
+logger = logging.getLogger(__name__)
+
+REFILL_GROUPS = (8, 64)
+"""Fewest and most prompts taken from the data set at a time."""
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True):
+    """What the coordinator is started with; the same after a restart of its process."""
+
+    branch: str
+    trained: list[tuple[int, int]]
+    """Positions trained before this branch began, as ranges."""
+    groups_wanted: int
+    """Groups that the branch will have trained when the run is complete."""
+    max_groups: int
+    """Most groups generated but not trained."""
+    lease_seconds: float
+
+
+class Coordinator:
+    """The queue's state and rules, in one process. Methods without `await` are atomic."""
+
+    def __init__(self, pool: Pool, queue: GroupQueue, source: PromptSource, config: CoordinatorConfig) -> None:
+        self._pool, self._queue, self._source, self._config = pool, queue, source, config
+        self._trained = from_ranges(config.trained)
+        for record in queue.trained_log():
+            if record.branch == config.branch:
+                self._trained.update(record.positions)
+        self._waiting = {
+            group.position: WaitingGroup(group.position, group.ref, group.summary)
+            for group in queue.accepted()
+            if group.position not in self._trained
+        }
+        facts = queue.facts()
+        self._fresh, self._in_flight = set(facts.fresh), set(facts.in_flight)
+        self._dropped = Counter(facts.dropped.values())
+        self._num_accepted = len(facts.accepted)
+        self._leased: dict[int, bytes] = {}
+        self._arrival = asyncio.Condition()
+        self._backpressured = False
+
+    def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
+        """Hand out up to `max_groups` groups: returned ones first, then fresh prompts."""
+        untrained = len(self._waiting) + len(self._leased)
+        still_needed = self._config.groups_wanted - len(self._trained) - untrained
+        room = min(max_groups, still_needed, self._config.max_groups - untrained)
+        self._backpressured = room <= 0
+        if room <= 0:
+            return LeaseReply(LeaseStatus.DONE if still_needed <= 0 else LeaseStatus.BACKPRESSURE)
+        leased = self._queue.lease(worker_id, room)
+        if not leased:
+            self._refill(room)
+            leased = self._queue.lease(worker_id, room)
+        for group in leased:
+            self._leased[group.group_index] = group.lease
+            self._fresh.discard(group.group_index)
+            self._in_flight.add(group.group_index)
+        return LeaseReply(
+            LeaseStatus.WORK, [Work(group.lease, group.group_index, group.prompt_ref) for group in leased]
+        )
+
+    def heartbeat(self, leases: list[bytes]) -> list[bool]:
+        """For each lease, whether it still holds."""
+        return [state is LeaseState.EXTENDED for state in self._queue.heartbeat(leases)]
+
+    async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
+        """Accept published groups; a stale attempt is refused without harm."""
+        replies = []
+        for request in requests:
+            group_index = request.summary.group_index
+            try:
+                receipt = self._queue.accept(request.lease, request.ref, request.summary)
+            except StaleLeaseError as error:
+                logger.warning("group %d: %s", group_index, error)
+                replies.append(AcceptReply(group_index, None))
+                continue
+            self._forget_lease(group_index, request.lease)
+            if group_index in self._in_flight:
+                self._in_flight.remove(group_index)
+                self._num_accepted += 1
+            if receipt.position not in self._trained:
+                self._waiting[receipt.position] = WaitingGroup(receipt.position, request.ref, request.summary)
+            replies.append(AcceptReply(group_index, receipt.position))
+        async with self._arrival:
+            self._arrival.notify_all()
+        return replies
+
+    def release(self, group_index: int, lease: bytes, reason: str) -> None:
+        """Give a group back unfinished; it is handed out again."""
+        self._queue.release([lease], reason)
+        self._forget_lease(group_index, lease)
+
+    def drop(self, group_index: int, lease: bytes, reason: str) -> None:
+        """Set a group aside for good, with its reason."""
+        self._queue.drop(lease, reason)
+        self._forget_lease(group_index, lease)
+        self._in_flight.discard(group_index)
+        self._dropped[reason] += 1
+
+    async def wait_for_groups(self, count: int, timeout_s: float) -> list[WaitingGroup] | None:
+        """All waiting groups once there are `count`; None when that takes longer than `timeout_s`."""
+        async with self._arrival:
+            try:
+                await asyncio.wait_for(self._arrival.wait_for(lambda: len(self._waiting) >= count), timeout_s)
+            except TimeoutError:
+                return None
+        return list(self._waiting.values())
+
+    def record_plan(self, batch_id: str, positions: list[int], plan: bytes) -> None:
+        """Persist a batch plan; training may begin when this returns."""
+        self._queue.record_plan(batch_id, positions, self._pool.publish_blob(plan, submission_id=batch_id))
+
+    def training_completed(self, rollout_id: int, policy_version: int, positions: list[int]) -> None:
+        """Advance the offset: these groups are trained on this branch."""
+        self._queue.record_trained(self._config.branch, rollout_id, policy_version, positions)
+        self._trained.update(positions)
+        for position in positions:
+            self._waiting.pop(position, None)
+
+    def identity(self) -> Identity:
+        return count_identity(self._queue.facts(), self._trained)
+
+    def counts(self) -> QueueCounts:
+        """The same counts as `identity`, from running books: cheap enough for every step."""
+        return QueueCounts(
+            generated=self._num_accepted + len(self._in_flight) + self._dropped.total(),
+            trained=len(self._trained),
+            pending=self._num_accepted - len(self._trained),
+            in_flight=len(self._in_flight),
+            dropped=dict(self._dropped),
+            fresh=len(self._fresh),
+            backpressured=self._backpressured,
+        )
+
+    def highest_version(self) -> int:
+        """Newest policy version that the queue has seen on any branch; 0 when there is none."""
+        accepted = [max(v or 0 for v in group.summary.max_versions) for group in self._queue.accepted()]
+        return max([0, *accepted, *(record.version for record in self._queue.trained_log())])
+
+    def queue_state(self) -> QueueState:
+        """The part of a commit that belongs to the queue."""
+        facts = self._queue.facts()
+        identity = count_identity(facts, self._trained)
+        return QueueState(
+            trained=to_ranges(self._trained),
+            dataset_digest=self._source.dataset_digest(),
+            next_group_index=facts.cursor.next_group_index,
+            identity={
+                "generated": identity.generated,
+                "trained": identity.trained,
+                "pending": identity.pending,
+                "in_flight": identity.in_flight,
+                "dropped": sum(identity.dropped.values()),
+            },
+        )
+
+    def close(self) -> None:
+        self._queue.close()
+        self._pool.close()
+
+    def _refill(self, room: int) -> None:
+        fewest, most = REFILL_GROUPS
+        prompts, following = self._source.take(self._queue.cursor(), min(max(room, fewest), most))
+        self._queue.submit_prompts(prompts, following)
+        self._fresh.update(prompt.group_index for prompt in prompts)
+
+    def _forget_lease(self, group_index: int, lease: bytes) -> None:
+        if self._leased.get(group_index) == lease:
+            del self._leased[group_index]
+
+
+def open_coordinator(
+    *, open_pool: Callable[[], Pool], source: PromptSource, owner: str, config: CoordinatorConfig
+) -> Coordinator:
+    """Open the pool and the queue under the coordinator's lock."""
+    pool = open_pool()
+    try:
+        queue = GroupQueue.open(pool, owner=owner, lease_seconds=config.lease_seconds)
+    except BaseException:
+        pool.close()
+        raise
+    return Coordinator(pool, queue, source, config)
+
+
+def queue_root(rollout_data_dir: str | Path) -> Path:
+    """Folder of the straw pool inside `--rollout-data-dir`."""
+    return Path(rollout_data_dir) / "pool"

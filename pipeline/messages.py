@@ -1,0 +1,107 @@
+"""Control messages between the processes of a run. They carry references and small columns, never payload.
+
+Ray moves them as bytes (`encode`, `decode`), so that nothing of ours is pickled.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeVar
+
+import msgspec
+
+from storage.refs import GroupRef, PoolRef
+from storage.summary import GroupSummary
+
+_Message = TypeVar("_Message")
+
+
+def encode(message: object) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def decode(content: bytes, kind: type[_Message]) -> _Message:
+    return msgspec.msgpack.decode(content, type=kind)
+
+
+class LeaseStatus(enum.Enum):
+    WORK = "work"
+    BACKPRESSURE = "backpressure"
+    """The queue holds as many untrained groups as it may."""
+    DONE = "done"
+    """Enough groups exist for every rollout that is left."""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One leased group."""
+
+    lease: bytes
+    group_index: int
+    prompt_ref: PoolRef
+
+
+class LeaseReply(msgspec.Struct, frozen=True):
+    status: LeaseStatus
+    work: list[Work] = []
+
+
+class AcceptRequest(msgspec.Struct, frozen=True):
+    """A published group, ready to be accepted."""
+
+    lease: bytes
+    ref: GroupRef
+    summary: GroupSummary
+
+
+class AcceptReply(msgspec.Struct, frozen=True):
+    """`position` is None when the lease was stale; the group has been given to somebody else."""
+
+    group_index: int
+    position: int | None
+
+
+class WaitingGroup(msgspec.Struct, frozen=True):
+    """An accepted group that waits for training."""
+
+    position: int
+    ref: GroupRef
+    summary: GroupSummary
+
+
+class QueueCounts(msgspec.Struct, frozen=True):
+    """Groups by state, for the progress view."""
+
+    generated: int
+    trained: int
+    pending: int
+    in_flight: int
+    dropped: dict[str, int]
+    fresh: int
+    backpressured: bool
+
+
+class ProducerStats(msgspec.Struct, frozen=True):
+    """Totals since the producer was first admitted."""
+
+    groups_published: int
+    samples_published: int
+    tokens_generated: int
+    spanning_samples: int
+    """Samples with tokens of more than one policy version."""
+    requests_aborted: int
+    groups_stale: int
+    in_flight_requests: int
+    idle_s: float
+    """Seconds in which no request was in flight."""
+    blocked_s: float
+    """Seconds in which the queue was full."""
+    wall_s: float
+
+
+class TrainReport(msgspec.Struct, frozen=True):
+    """What one rank says of one rollout batch."""
+
+    metrics: dict[str, float]
+    train_s: float
+    read_s: float
+    tokens: int

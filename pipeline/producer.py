@@ -1,0 +1,311 @@
+"""The rollout producer: leases groups, generates, rewards, publishes, and has them accepted. CPU only, asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
+from storage.columns import encode_group
+from storage.pool import Pool
+from storage.prompt_codec import decode_prompt
+from storage.summary import summarize
+from vime.backends.vllm_utils.client import EngineClient
+from vime.data.cursor import PromptTask
+from vime.errors import EngineError, GenerationAborted, RewardError, SampleError
+from vime.rollout.generate import SampleGenerator
+from vime.rollout.rewards import RewardFunction, score
+from vime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+RETRY_S = 1.0
+
+
+class QueueClient(Protocol):
+    """What a producer needs of the coordinator."""
+
+    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply: ...
+    async def heartbeat(self, leases: list[bytes]) -> list[bool]: ...
+    async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]: ...
+    async def release(self, group_index: int, lease: bytes, reason: str) -> None: ...
+    async def drop(self, group_index: int, lease: bytes, reason: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class ProducerSettings:
+    """The settings that a producer depends on."""
+
+    worker_id: str
+    n_samples_per_prompt: int
+    max_groups_in_flight: int
+    lease_seconds: float
+    max_attempts: int
+    reward_timeout_s: float
+    reward_key: str | None
+    salt_by_version: bool
+
+
+class Producer:
+    """Runs until the queue wants no more groups or `stop` is called."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        queue: QueueClient,
+        pool: Pool,
+        engines: Sequence[EngineClient],
+        generator: SampleGenerator,
+        reward: RewardFunction,
+        hook_args: Any,
+    ) -> None:
+        self._settings, self._queue, self._pool = settings, queue, pool
+        self._engines, self._generator, self._reward, self._hook_args = engines, generator, reward, hook_args
+        self._policy_version = 0
+        self._admitting = asyncio.Event()
+        self._stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._held: dict[bytes, tuple[Work, asyncio.Task[None]]] = {}
+        self._failures: dict[int, int] = {}
+        self._outbox: asyncio.Queue[tuple[Work, list[Sample]]] = asyncio.Queue()
+        self._published = 0
+        self._samples = 0
+        self._tokens = 0
+        self._spanning = 0
+        self._aborted = 0
+        self._stale = 0
+        self._requests = 0
+        self._started: float | None = None
+        self._idle = _Stopwatch()
+        self._blocked = _Stopwatch()
+
+    def pause_admission(self) -> None:
+        """Start no request until `resume_admission`; running ones go on."""
+        self._admitting.clear()
+
+    def resume_admission(self, policy_version: int) -> None:
+        """New requests are made under `policy_version`."""
+        self._policy_version = policy_version
+        if self._started is None:
+            self._started = time.monotonic()
+            self._idle.set(True)
+        self._admitting.set()
+
+    def stop(self) -> None:
+        """Lease no more, give unfinished groups back, publish the finished ones; `run` then returns."""
+        self._stopping = True
+        self._admitting.set()
+
+    def stats(self) -> ProducerStats:
+        return ProducerStats(
+            groups_published=self._published,
+            samples_published=self._samples,
+            tokens_generated=self._tokens,
+            spanning_samples=self._spanning,
+            requests_aborted=self._aborted,
+            groups_stale=self._stale,
+            in_flight_requests=self._requests,
+            idle_s=self._idle.total_s(),
+            blocked_s=self._blocked.total_s(),
+            wall_s=0.0 if self._started is None else time.monotonic() - self._started,
+        )
+
+    async def run(self) -> None:
+        """Produce until stopped. An exception here is a fault of the producer, not of one sample."""
+        loops = [asyncio.create_task(loop()) for loop in (self._lease_loop, self._publish_loop, self._heartbeat_loop)]
+        try:
+            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+            for loop in done:
+                loop.result()
+            await self._give_back_unfinished()
+            await self._outbox.join()
+        finally:
+            for task in [*loops, *self._tasks]:
+                task.cancel()
+            await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
+
+    async def _lease_loop(self) -> None:
+        while not self._stopping:
+            self._reap()
+            await self._admitting.wait()
+            room = self._settings.max_groups_in_flight - len(self._tasks)
+            if room <= 0:
+                await asyncio.wait(self._tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            reply = await self._queue.lease(self._settings.worker_id, room)
+            self._blocked.set(reply.status is not LeaseStatus.WORK)
+            for work in reply.work:
+                task = asyncio.create_task(self._produce(work))
+                self._tasks.add(task)
+                self._held[work.lease] = (work, task)
+            if not reply.work:
+                await asyncio.sleep(POLL_S)
+
+    def _reap(self) -> None:
+        for task in [task for task in self._tasks if task.done()]:
+            self._tasks.remove(task)
+            if not task.cancelled():
+                task.result()
+
+    async def _produce(self, work: Work) -> None:
+        """One group, from lease to outbox. A failed group goes back to the queue, or is set aside at last."""
+        try:
+            samples = await self._generate_group(work)
+        except GenerationAborted as error:
+            self._aborted += 1
+            await self._release(work, f"aborted: {error.message}")
+            return
+        except (EngineError, RewardError, SampleError) as error:
+            await self._group_failed(work, error)
+            return
+        self._failures.pop(work.group_index, None)
+        self._outbox.put_nowait((work, samples))
+
+    async def _group_failed(self, work: Work, error: EngineError | RewardError | SampleError) -> None:
+        group_index = work.group_index
+        attempts = self._failures[group_index] = self._failures.get(group_index, 0) + 1
+        logger.warning("group %d failed, attempt %d: %s", group_index, attempts, error)
+        if attempts >= self._settings.max_attempts:
+            reason = {EngineError: "engine", RewardError: "reward", SampleError: "sample"}
+            name = next(label for kind, label in reason.items() if isinstance(error, kind))
+            await self._queue.drop(group_index, work.lease, name)
+            self._held.pop(work.lease, None)
+        else:
+            await asyncio.sleep(RETRY_S)
+            await self._release(work, str(error))
+
+    async def _release(self, work: Work, reason: str) -> None:
+        await self._queue.release(work.group_index, work.lease, reason)
+        self._held.pop(work.lease, None)
+
+    async def _generate_group(self, work: Work) -> list[Sample]:
+        """Generate and score the members together; the first failure cancels the rest."""
+        prompt = decode_prompt(await asyncio.to_thread(self._pool.read_blob, work.prompt_ref))
+        samples = [_fresh_sample(prompt, member) for member in range(self._settings.n_samples_per_prompt)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for sample in samples:
+                    group.create_task(self._generate_sample(sample))
+        except* (EngineError, RewardError, SampleError) as errors:
+            raise _first(errors) from errors
+        return samples
+
+    async def _generate_sample(self, sample: Sample) -> None:
+        await self._admitting.wait()
+        engine = self._engines[(sample.group_index or 0) % len(self._engines)]
+        salt = f"v{self._policy_version}" if self._settings.salt_by_version else None
+        self._count_requests(+1)
+        try:
+            await self._generator.generate(engine, sample, cache_salt=salt)
+        finally:
+            self._count_requests(-1)
+        started = time.monotonic()
+        await score(
+            self._reward,
+            self._hook_args,
+            sample,
+            timeout_s=self._settings.reward_timeout_s,
+            key=self._settings.reward_key,
+        )
+        sample.non_generation_time += time.monotonic() - started
+        sample.check_trainable()
+
+    def _count_requests(self, change: int) -> None:
+        self._requests += change
+        self._idle.set(self._requests == 0)
+
+    async def _publish_loop(self) -> None:
+        """Publish whatever is finished, all of it in one transaction, then have it accepted."""
+        while True:
+            batch = [await self._outbox.get()]
+            while not self._outbox.empty():
+                batch.append(self._outbox.get_nowait())
+            key = self._settings.reward_key
+            items = [(encode_group(samples, reward_key=key), work.lease) for work, samples in batch]
+            submission_id = f"{self._settings.worker_id}:{uuid.uuid4().hex}"
+            refs = await asyncio.to_thread(self._pool.publish_groups, items, submission_id=submission_id)
+            replies = await self._queue.accept(
+                [
+                    AcceptRequest(work.lease, ref, summarize(samples, reward_key=key))
+                    for (work, samples), ref in zip(batch, refs, strict=True)
+                ]
+            )
+            for (work, samples), reply in zip(batch, replies, strict=True):
+                self._outbox.task_done()
+                self._held.pop(work.lease, None)
+                self._count_accepted(samples, accepted=reply.position is not None)
+
+    def _count_accepted(self, samples: list[Sample], *, accepted: bool) -> None:
+        if not accepted:
+            self._stale += 1
+            return
+        self._published += 1
+        self._samples += len(samples)
+        self._tokens += sum(sample.response_length for sample in samples)
+        self._spanning += sum(len(sample.version_spans) > 1 for sample in samples)
+
+    async def _heartbeat_loop(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.1, self._settings.lease_seconds / 3))
+            held = list(self._held)
+            for alive, lease in zip(await self._queue.heartbeat(held), held, strict=True):
+                if not alive and lease in self._held:
+                    # The group belongs to somebody else now; a result of ours would be refused.
+                    self._held.pop(lease)[1].cancel()
+
+    async def _give_back_unfinished(self) -> None:
+        unfinished = [(work, task) for work, task in self._held.values() if not task.done()]
+        for _, task in unfinished:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in unfinished), return_exceptions=True)
+        for work, _ in unfinished:
+            if work.lease in self._held:
+                await self._release(work, "producer stopped")
+
+
+def _fresh_sample(prompt: PromptTask, member: int) -> Sample:
+    return Sample(
+        group_index=prompt.group_index,
+        index=prompt.first_sample_index + member,
+        prompt=prompt.prompt,
+        label=prompt.label,
+        metadata=copy.deepcopy(prompt.metadata),
+        session_id=uuid.uuid4().hex,
+    )
+
+
+class _Stopwatch:
+    """Seconds spent in a state that is entered and left."""
+
+    def __init__(self, *, running: bool = False) -> None:
+        self._total = 0.0
+        self._since = time.monotonic() if running else None
+
+    def set(self, running: bool) -> None:
+        now = time.monotonic()
+        if self._since is not None:
+            self._total += now - self._since
+        self._since = now if running else None
+
+    def total_s(self) -> float:
+        return self._total + (time.monotonic() - self._since if self._since is not None else 0.0)
+
+
+def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
+    """The most telling leaf of a group: an abort hides behind nothing, other errors come first."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = list(errors.exceptions)
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    return next((leaf for leaf in leaves if not isinstance(leaf, GenerationAborted)), leaves[0])

@@ -1,0 +1,147 @@
+"""What the user sees of a running job: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+PLAIN_INTERVAL_S = 2.0
+IDLE_MARGIN = 0.05
+"""Idle shares closer than this count as balanced."""
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One line of `metrics.jsonl`: what happened in one rollout batch. Shares are of wall time since the start."""
+
+    branch: str
+    rollout_id: int
+    num_rollout: int
+    policy_version: int
+    time_s: float
+    """Unix time."""
+    reward_mean: float
+    reward_std: float
+    signal_share: float
+    """Share of groups whose members' rewards differ."""
+    response_tokens_mean: float
+    truncated_share: float
+    staleness_mean: float
+    staleness_max: int
+    trained_tokens_per_s: float
+    generated_tokens_per_s: float
+    wait_s: float
+    train_s: float
+    publish_s: float
+    pause_s: float
+    step_s: float
+    trainer_idle_share: float
+    generator_idle_share: float
+    generated: int
+    trained: int
+    pending: int
+    in_flight: int
+    dropped: dict[str, int]
+    spanning_samples: int
+    """Samples of this session with tokens of more than one policy version."""
+    requests_aborted: int
+    train: dict[str, float]
+    """The trainer's own metrics: loss, pg_clipfrac, ppo_kl, entropy, grad_norm, lr, ..."""
+
+
+def bottleneck(trainer_idle_share: float, generator_idle_share: float) -> str:
+    """One sentence that names the slower side."""
+    trainer, generator = f"{trainer_idle_share:.0%}", f"{generator_idle_share:.0%}"
+    if trainer_idle_share > generator_idle_share + IDLE_MARGIN:
+        return f"Generation is the bottleneck: the trainer waited {trainer} of the time for samples."
+    if generator_idle_share > trainer_idle_share + IDLE_MARGIN:
+        return f"Training is the bottleneck: the engines stood idle {generator} of the time."
+    return f"Both sides keep pace: the trainer idled {trainer}, the engines {generator} of the time."
+
+
+class ProgressView:
+    """Prints notes and the newest step. Use with `with`."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._last_plain = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, line: str) -> None:
+        """One line that stays."""
+        self._console.print(line, markup=False)
+        sys.stdout.flush()
+
+    def waiting(self, line: str) -> None:
+        """What the run waits for; replaced by the next one in a terminal, at most one every 2 s elsewhere."""
+        if self._live is not None:
+            self._live.update(Text(line), refresh=True)
+        elif time.monotonic() - self._last_plain >= PLAIN_INTERVAL_S:
+            self._last_plain = time.monotonic()
+            self.note(line)
+
+    def step(self, record: StepRecord) -> None:
+        """The newest step."""
+        if self._live is not None:
+            self._live.update(step_table(record), refresh=True)
+        else:
+            self.note(step_line(record))
+
+
+def step_line(record: StepRecord) -> str:
+    """A step as one plain line."""
+    return (
+        f"step {record.rollout_id + 1}/{record.num_rollout}  reward {record.reward_mean:.3f}  "
+        f"staleness {record.staleness_mean:.1f} max {record.staleness_max}  "
+        f"tok/s generated {record.generated_tokens_per_s:.0f} trained {record.trained_tokens_per_s:.0f}  "
+        f"pending {record.pending} in flight {record.in_flight} dropped {sum(record.dropped.values())}  "
+        f"idle trainer {record.trainer_idle_share:.0%} engines {record.generator_idle_share:.0%}"
+    )
+
+
+def step_table(record: StepRecord) -> Group:
+    """A step as a table with the bottleneck below it."""
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(record.dropped.items())) or "0"
+    rows = [
+        ("step", f"{record.rollout_id + 1} of {record.num_rollout}", "policy version", str(record.policy_version)),
+        (
+            "reward",
+            f"{record.reward_mean:.3f} ± {record.reward_std:.3f}",
+            "groups with signal",
+            f"{record.signal_share:.0%}",
+        ),
+        (
+            "staleness",
+            f"{record.staleness_mean:.2f} mean, {record.staleness_max} max",
+            "truncated",
+            f"{record.truncated_share:.0%}",
+        ),
+        (
+            "tokens/s",
+            f"{record.generated_tokens_per_s:.0f} generated",
+            "",
+            f"{record.trained_tokens_per_s:.0f} trained",
+        ),
+        ("queue", f"{record.pending} pending, {record.in_flight} in flight", "dropped", dropped),
+        ("idle", f"trainer {record.trainer_idle_share:.0%}", "", f"engines {record.generator_idle_share:.0%}"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return Group(table, Text(bottleneck(record.trainer_idle_share, record.generator_idle_share)))

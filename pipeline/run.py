@@ -1,0 +1,332 @@
+"""The run: restore, start, then wait - plan - train - publish - commit, until the last rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pipeline.cluster import Cluster
+from pipeline.coordinator import CoordinatorConfig
+from pipeline.interrupt import Interrupts
+from pipeline.messages import QueueCounts, encode
+from pipeline.planner import BatchPlan, PlanSettings, plan_batch
+from pipeline.progress import ProgressView, bottleneck
+from pipeline.publisher import Publication, WeightPublisher
+from pipeline.run_folder import RunFolder
+from pipeline.step_metrics import StepClock, step_record
+from pipeline.wiring import NUM_PRODUCERS, build_prompt_source
+from pipeline.workers import Workers
+from recovery.accounting import Identity
+from recovery.branch import Branch, append_branch
+from recovery.commit import (
+    CommitParent,
+    CommitRecord,
+    QueueState,
+    commit_path,
+    iteration_directory,
+    read_commit,
+    read_queue_state,
+    write_commit,
+)
+from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
+from storage.files import append_durably, write_atomically
+from vime.backends.vllm_utils.client import EngineClient
+from vime.errors import RestoreError, RunFailedError
+from vime.settings.groups import Settings
+from vime.settings.parse import settings_record
+
+WAIT_REPORT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a session starts from."""
+
+    plan: RestorePlan
+    branch: str
+    parent: CommitParent | None
+    commit: CommitRecord | None
+    state: QueueState | None
+
+
+def run_training(settings: Settings, view: ProgressView) -> int:
+    """Run `vime train`; the exit status. Errors come out as `VimeError`."""
+    folder = RunFolder.of(settings)
+    source_digest = build_prompt_source(settings).dataset_digest()
+    folder.make()
+    with session_lock(folder):
+        start = _prepare(settings, folder, source_digest)
+        for words in start.plan.words:
+            view.note(words)
+        if start.plan.mode is RestoreMode.COMPLETE:
+            return 0
+        _remove_leftovers(folder)
+        write_atomically(folder.settings, settings_record(settings))
+        with Interrupts(view) as interrupts, Cluster(settings.cluster, NUM_PRODUCERS) as cluster:
+            return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
+
+
+@contextmanager
+def session_lock(folder: RunFolder) -> Iterator[None]:
+    """One session a run folder.
+
+    Raises:
+        RestoreError: another one holds it.
+    """
+    with folder.session_lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise RestoreError(
+                f"{folder.root}: another session is running there (process {file.read().strip() or 'unknown'}).",
+                next_step="Wait for it, stop it, or use another --save.",
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _prepare(settings: Settings, folder: RunFolder, source_digest: str) -> Start:
+    branch = uuid.uuid4().hex[:12]
+    checkpoint = settings.checkpoint
+    plan = plan_restore(
+        scan_run(folder.root, folder.queue),
+        load=checkpoint.load,
+        save=str(folder.root),
+        ckpt_step=checkpoint.ckpt_step,
+        num_rollout=settings.data.num_rollout or 0,
+        new_branch=branch,
+    )
+    if plan.commit_directory is None or plan.commit_rollout is None:
+        return Start(plan, branch, None, None, None)
+    directory = folder.root / plan.commit_directory
+    record = read_commit(commit_path(directory, plan.commit_rollout))
+    state = read_queue_state(directory, plan.commit_rollout)
+    if state.dataset_digest != source_digest:
+        raise RestoreError(
+            f"--prompt-data {settings.data.prompt_data} is not what the run was started with: digest "
+            f"{source_digest[:12]}, the commit of rollout {plan.commit_rollout} expects {state.dataset_digest[:12]}.",
+            next_step="Restore the file and its keys, or start a new run in another --save.",
+        )
+    if record.run_id != settings.queue.rollout_queue_run_id:
+        raise RestoreError(
+            f"--rollout-queue-run-id is {settings.queue.rollout_queue_run_id!r}, the commit expects {record.run_id!r}.",
+            next_step=f"Use --rollout-queue-run-id {record.run_id}.",
+        )
+    return Start(plan, branch, parent_of(plan, record.branch), record, state)
+
+
+def _remove_leftovers(folder: RunFolder) -> None:
+    """Ray's temporary folder of a session that was killed."""
+    if folder.processes.exists():
+        previous = msgspec.json.decode(folder.processes.read_bytes(), type=dict[str, object])
+        shutil.rmtree(str(previous.get("ray_folder", "")), ignore_errors=True)
+
+
+class _Session:
+    """One session of a run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: RunFolder,
+        start: Start,
+        cluster: Cluster,
+        view: ProgressView,
+        interrupts: Interrupts,
+    ) -> None:
+        self._settings, self._folder, self._start = settings, folder, start
+        self._view, self._interrupts = view, interrupts
+        self._directory = folder.root / start.plan.directory
+        self._workers = Workers(settings, folder, cluster)
+        self._clock = StepClock()
+        self._last_commit: int | None = start.plan.commit_rollout
+        self._done_rollouts = start.plan.start_rollout
+        self._data_parallel_size = 1
+
+    async def run(self) -> int:
+        clients: list[EngineClient] = []
+        try:
+            publisher = await self._start_all(clients)
+            with self._interrupts.finishing_steps():
+                await self._train_all(publisher)
+            await self._workers.stop_producers()
+            if self._last_commit != self._done_rollouts - 1:
+                await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+            self._say_goodbye(await self._workers.identity())
+            return 0
+        finally:
+            for client in clients:
+                await client.close()
+            await self._workers.stop()
+
+    async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
+        workers, data, queue = self._workers, self._settings.data, self._settings.queue
+        batch = data.rollout_batch_size or 0
+        await workers.start_coordinator(
+            CoordinatorConfig(
+                branch=self._start.branch,
+                trained=[] if self._start.state is None else self._start.state.trained,
+                groups_wanted=(data.num_rollout or 0) * batch,
+                max_groups=queue.rollout_queue_max_groups or 2 * batch,
+                lease_seconds=queue.rollout_queue_lease_seconds,
+            )
+        )
+        self._view.note(f"At start: {await workers.identity()}")
+        addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
+        await workers.start_producers(addresses)
+        clients.extend(EngineClient(address) for address in addresses)
+        publisher = WeightPublisher(
+            clients,
+            workers,
+            workers,
+            start_version=await self._start_version(),
+            flush_interval=self._settings.weights.flush_cache_interval,
+            timeout_s=self._settings.weights.update_weight_timeout,
+        )
+        append_branch(
+            self._folder.root,
+            Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),
+        )
+        await workers.record_processes()
+        await workers.guarded(publisher.connect())
+        first = await workers.guarded(publisher.publish())
+        self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
+        self._clock.start()
+        return publisher
+
+    async def _start_trainers(self) -> None:
+        self._data_parallel_size = await self._workers.start_trainers()
+        plan = self._start.plan
+        if plan.commit_directory is None:
+            await self._workers.on_trainers(lambda trainer: trainer.load_hf.remote())
+        else:
+            directory = str(self._folder.root / plan.commit_directory)
+            await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, plan.commit_rollout))
+        self._workers.watch_trainers()
+
+    async def _start_version(self) -> int:
+        """Versions never go back: also those that an abandoned session published count."""
+        committed = 0 if self._start.commit is None else self._start.commit.weight_version
+        return max(committed, await self._workers.highest_version())
+
+    async def _train_all(self, publisher: WeightPublisher) -> None:
+        last = (self._settings.data.num_rollout or 0) - 1
+        interval = self._settings.checkpoint.save_interval
+        for rollout_id in range(self._start.plan.start_rollout, last + 1):
+            plan = await self._workers.guarded(self._next_plan(rollout_id, publisher.version))
+            if plan is None:
+                return
+            reports = await self._workers.guarded(self._workers.train(encode(plan)))
+            await self._workers.training_completed(plan)
+            self._done_rollouts = rollout_id + 1
+            self._clock.trained()
+            publication: Publication | None = None
+            if interval is not None and (rollout_id + 1) % interval == 0:
+                await self._workers.guarded(self._commit(rollout_id, publisher.version))
+            if rollout_id < last and not self._interrupts.stop_asked:
+                publication = await self._workers.guarded(publisher.publish())
+            self._clock.published()
+            counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
+            record = step_record(plan, last + 1, reports, publication, counts, stats, self._clock)
+            append_durably(self._folder.metrics, msgspec.json.encode(record))
+            self._view.step(record)
+            self._stop_when_too_many_failed(counts)
+            if self._interrupts.stop_asked:
+                return
+
+    async def _next_plan(self, rollout_id: int, policy_version: int) -> BatchPlan | None:
+        """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
+        data, trainer, objective = self._settings.data, self._settings.trainer, self._settings.objective
+        batch = data.rollout_batch_size or 0
+        self._clock.waits()
+        waited_s = 0.0
+        while (groups := await self._workers.wait_for_groups(batch, WAIT_REPORT_S)) is None:
+            if self._interrupts.stop_asked:
+                return None
+            waited_s += WAIT_REPORT_S
+            await self._report_wait(waited_s, batch)
+        self._clock.waited()
+        settings = PlanSettings(
+            rollout_batch_size=batch,
+            samples_per_step=data.samples_per_step,
+            num_ranks=self._data_parallel_size,
+            max_tokens=trainer.max_tokens_per_gpu if trainer.use_dynamic_batch_size else None,
+            micro_batch_size=trainer.micro_batch_size,
+            normalize_rewards=objective.rewards_normalization,
+            normalize_std=objective.grpo_std_normalization,
+        )
+        plan = plan_batch(
+            groups, settings, branch=self._start.branch, rollout_id=rollout_id, policy_version=policy_version
+        )
+        await self._workers.record_plan(plan, encode(plan))
+        return plan
+
+    async def _report_wait(self, waited_s: float, batch: int) -> None:
+        counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
+        requests = sum(stat.in_flight_requests for stat in stats)
+        dropped = sum(counts.dropped.values())
+        self._view.waiting(
+            f"The trainer has waited {waited_s:.0f} s for {batch} groups ({counts.pending} are there); "
+            f"{counts.in_flight} groups with {requests} requests are in flight, {dropped} were set aside."
+        )
+        self._stop_when_too_many_failed(counts)
+
+    def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
+        total, allowed = sum(counts.dropped.values()), self._settings.rollout.rollout_max_failed_fraction
+        if counts.generated and total / counts.generated > allowed:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
+            raise RunFailedError(
+                f"{total} of {counts.generated} groups were set aside ({reasons}), more than "
+                f"--rollout-max-failed-fraction {allowed}.",
+                next_step=f"Look at {self._folder.log('producer_0')} for each reason.",
+            )
+
+    async def _commit(self, rollout_id: int, weight_version: int) -> None:
+        """Model, optimizer and RNG of all ranks, then the queue state, then the record that makes them one."""
+        if rollout_id < 0:
+            return
+        started = time.monotonic()
+        shutil.rmtree(iteration_directory(self._directory, rollout_id), ignore_errors=True)
+        (self._directory / "rollout").mkdir(parents=True, exist_ok=True)
+        directory = str(self._directory)
+        await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
+        path = await asyncio.to_thread(
+            write_commit,
+            self._directory,
+            rollout_id=rollout_id,
+            branch=self._start.branch,
+            parent=self._start.parent,
+            weight_version=weight_version,
+            run_id=self._settings.queue.rollout_queue_run_id,
+            rollout_data_dir=str(self._folder.queue.parent),
+            queue_state=await self._workers.queue_state(),
+        )
+        self._last_commit = rollout_id
+        self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
+
+    def _say_goodbye(self, identity: Identity) -> None:
+        self._view.note(f"At end: {identity}")
+        self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
+        wanted = self._settings.data.num_rollout or 0
+        if self._done_rollouts < wanted:
+            self._view.note(
+                f"Stopped after {self._done_rollouts} of {wanted} rollouts. To resume, run the same command again "
+                f"(with --load {self._folder.root})."
+            )
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

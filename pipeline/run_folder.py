@@ -1,0 +1,59 @@
+"""Where each thing lies in a run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vime.settings.groups import Settings
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run; `root` is `--save`."""
+
+    root: Path
+    queue: Path
+    """Root of the straw pool."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> RunFolder:
+        root = Path(settings.checkpoint.save or "").resolve()
+        data = (
+            Path(settings.queue.rollout_data_dir).resolve()
+            if settings.queue.rollout_data_dir
+            else root / "rollout_data"
+        )
+        return cls(root, data / "pool")
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "settings.json"
+
+    @property
+    def session_lock(self) -> Path:
+        return self.root / "rollout" / "session.lock"
+
+    @property
+    def processes(self) -> Path:
+        """Ids of the running processes, for people and for tests that kill them."""
+        return self.root / "processes.json"
+
+    def training_log(self, rank: int) -> Path:
+        return self.root / "training_log" / f"rank_{rank}.jsonl"
+
+    def log(self, process: str) -> Path:
+        return self.logs / f"{process}.log"
+
+    def make(self) -> None:
+        """Create the folders."""
+        for folder in (self.root / "rollout", self.root / "training_log", self.logs, self.queue.parent):
+            folder.mkdir(parents=True, exist_ok=True)

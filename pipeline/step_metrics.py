@@ -1,0 +1,114 @@
+"""The numbers of one rollout batch, from its plan, the reports and the clocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.messages import ProducerStats, QueueCounts, TrainReport
+from pipeline.planner import BatchPlan
+from pipeline.progress import StepRecord
+from pipeline.publisher import Publication
+
+
+class StepClock:
+    """Splits the run loop's time into waiting, training and publishing. Seconds."""
+
+    def __init__(self) -> None:
+        self._begin = self._mark = time.monotonic()
+        self._total_wait_s = 0.0
+        self.wait_s = self.train_s = self.publish_s = 0.0
+        self.generator_idle_share = 0.0
+        self.last_tokens_generated = 0
+
+    def start(self) -> None:
+        """The loop begins."""
+        self._begin = self._mark = time.monotonic()
+
+    def waits(self) -> None:
+        """The trainer begins to wait for groups."""
+        self._mark = time.monotonic()
+
+    def waited(self) -> None:
+        """The groups are there."""
+        self.wait_s = self._lap()
+        self._total_wait_s += self.wait_s
+
+    def trained(self) -> None:
+        """The batch is trained."""
+        self.train_s = self._lap()
+
+    def published(self) -> None:
+        """Commit and publication, if any, are done."""
+        self.publish_s = self._lap()
+
+    @property
+    def step_s(self) -> float:
+        return self.wait_s + self.train_s + self.publish_s
+
+    @property
+    def trainer_idle_share(self) -> float:
+        return self._total_wait_s / max(time.monotonic() - self._begin, 1e-9)
+
+    def _lap(self) -> float:
+        now = time.monotonic()
+        lap, self._mark = now - self._mark, now
+        return lap
+
+
+def step_record(
+    plan: BatchPlan,
+    num_rollout: int,
+    reports: Sequence[TrainReport],
+    publication: Publication | None,
+    counts: QueueCounts,
+    stats: Sequence[ProducerStats],
+    clock: StepClock,
+) -> StepRecord:
+    """Assemble the record of one rollout batch; updates the clock's view of the generators."""
+    rewards = np.asarray([sample.reward for sample in plan.samples])
+    ages = np.asarray([sample.age_versions for sample in plan.samples])
+    lengths = np.asarray([sample.response_length for sample in plan.samples])
+    clock.generator_idle_share = sum(stat.idle_s for stat in stats) / max(sum(stat.wall_s for stat in stats), 1e-9)
+    generated = sum(stat.tokens_generated for stat in stats)
+    fresh_tokens, clock.last_tokens_generated = generated - clock.last_tokens_generated, generated
+    return StepRecord(
+        branch=plan.branch,
+        rollout_id=plan.rollout_id,
+        num_rollout=num_rollout,
+        policy_version=plan.policy_version,
+        time_s=time.time(),
+        reward_mean=float(rewards.mean()),
+        reward_std=float(rewards.std()),
+        signal_share=_signal_share(plan),
+        response_tokens_mean=float(lengths.mean()),
+        truncated_share=float(np.mean([sample.truncated for sample in plan.samples])),
+        staleness_mean=float(ages.mean()),
+        staleness_max=int(ages.max()),
+        trained_tokens_per_s=int(lengths.sum()) / max(clock.step_s, 1e-9),
+        generated_tokens_per_s=fresh_tokens / max(clock.step_s, 1e-9),
+        wait_s=clock.wait_s,
+        train_s=clock.train_s,
+        publish_s=clock.publish_s,
+        pause_s=0.0 if publication is None else publication.pause_s,
+        step_s=clock.step_s,
+        trainer_idle_share=clock.trainer_idle_share,
+        generator_idle_share=clock.generator_idle_share,
+        generated=counts.generated,
+        trained=counts.trained,
+        pending=counts.pending,
+        in_flight=counts.in_flight,
+        dropped=counts.dropped,
+        spanning_samples=sum(stat.spanning_samples for stat in stats),
+        requests_aborted=sum(stat.requests_aborted for stat in stats),
+        train=reports[0].metrics,
+    )
+
+
+def _signal_share(plan: BatchPlan) -> float:
+    rewards: dict[int, set[float]] = {}
+    for sample in plan.samples:
+        rewards.setdefault(sample.group, set()).add(sample.reward)
+    return float(np.mean([len(values) > 1 for values in rewards.values()]))

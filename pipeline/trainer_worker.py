@@ -1,0 +1,114 @@
+"""One trainer rank: reads its shards by reference, trains, exports weights, saves and loads."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from pipeline.messages import TrainReport
+from pipeline.planner import BatchPlan
+from pipeline.shards import pack_step, read_rank_groups, totals
+from storage.files import append_durably
+from storage.pool import Pool
+from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.backends.vllm_utils.sender import GlooSender
+from vime.errors import TrainerError
+
+
+class TrainingLogEntry(msgspec.Struct, frozen=True):
+    """One optimizer step of one rank, written after it was taken. An auditor reads it; the run doesn't."""
+
+    branch: str
+    rollout_id: int
+    step: int
+    data_parallel_rank: int
+    group_indices: list[int]
+    sample_indices: list[int]
+
+
+class TrainerWorker:
+    """Rank-local; all ranks are told the same things in the same order."""
+
+    def __init__(self, trainer: MegatronTrainer, pool: Pool, rank: int, training_log: Path) -> None:
+        self._trainer, self._pool, self._rank, self._training_log = trainer, pool, rank, training_log
+        self._replica = trainer.data_parallel_rank
+        self._sender: GlooSender | None = None
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self._trainer.data_parallel_size
+
+    def train(self, plan: BatchPlan) -> TrainReport:
+        """Train one rollout batch, all its optimizer steps."""
+        started = time.monotonic()
+        groups = read_rank_groups(self._pool, plan, self._replica)
+        read_s = time.monotonic() - started
+        metrics: dict[str, float] = {}
+        tokens = 0
+        for number, step in enumerate(plan.steps):
+            microbatches = pack_step(plan, step, self._replica, groups)
+            tokens += sum(microbatch.num_tokens for microbatch in microbatches)
+            metrics = self._trainer.train_step(microbatches, totals(step))
+            self._log_step(plan, number)
+        return TrainReport(metrics, train_s=time.monotonic() - started - read_s, read_s=read_s, tokens=tokens)
+
+    def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
+        """Listen for the engines (rank 0 only); returns what each engine needs to join, one worker an engine."""
+        self._close_sender()
+        world_size = 1 + len(engine_names)
+        self._sender = GlooSender(address, 0, world_size, engine_names=engine_names, timeout_s=timeout_s)
+        return [self._sender.init_info(rank_offset) for rank_offset in range(1, world_size)]
+
+    def connect_sender(self) -> None:
+        """Wait until the engines have joined (rank 0 only)."""
+        self._opened_sender().connect()
+
+    def send_weights(self) -> int:
+        """Send the current weights to the engines; bytes sent.
+
+        Every rank calls it, because the gathering of sharded weights is collective; rank 0 sends.
+        """
+        weights = self._trainer.named_hf_weights()
+        if self._rank == 0:
+            return self._opened_sender().send(weights).num_bytes
+        for _ in weights:
+            pass
+        return 0
+
+    def save(self, directory: Path, rollout_id: int) -> None:
+        self._trainer.save(directory, rollout_id)
+
+    def load(self, directory: Path, rollout_id: int) -> None:
+        self._trainer.load(directory, rollout_id)
+
+    def load_hf(self) -> None:
+        self._trainer.load_hf()
+
+    def close(self) -> None:
+        self._close_sender()
+        self._trainer.close()
+        self._pool.close()
+
+    def _opened_sender(self) -> GlooSender:
+        if self._sender is None:
+            raise TrainerError(f"rank {self._rank}: no engine is connected.", next_step="Call open_sender first.")
+        return self._sender
+
+    def _close_sender(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+    def _log_step(self, plan: BatchPlan, number: int) -> None:
+        samples = [plan.samples[i] for microbatch in plan.steps[number].ranks[self._replica] for i in microbatch]
+        entry = TrainingLogEntry(
+            branch=plan.branch,
+            rollout_id=plan.rollout_id,
+            step=number,
+            data_parallel_rank=self._replica,
+            group_indices=sorted({plan.groups[sample.group].group_index for sample in samples}),
+            sample_indices=sorted(sample.sample_index for sample in samples),
+        )
+        append_durably(self._training_log, msgspec.json.encode(entry))

@@ -1,0 +1,151 @@
+"""From settings to the objects that each process holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.run_folder import RunFolder
+from pipeline.trainer_worker import TrainerWorker
+from storage.pool import Pool
+from vime.backends.vllm_utils.arguments import split_vllm_flags
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.launch import EngineLaunch
+from vime.backends.vllm_utils.server import EngineServer
+from vime.data.prompts import PromptSource
+from vime.errors import SettingsError
+from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.rewards import load_reward
+from vime.settings.groups import Settings
+from vime.settings.parse import HookArgs
+
+NUM_PRODUCERS = 1
+"""Producers on one node."""
+
+
+def create_or_open_pool(settings: Settings) -> Pool:
+    """The run's pool, made when it doesn't exist; for the coordinator, which comes first."""
+    root, queue = RunFolder.of(settings).queue, settings.queue
+    if (root / "vime" / "pool.json").exists():
+        return open_pool(settings)
+    return Pool.create(
+        root,
+        queue.rollout_queue_run_id,
+        profile="juicefs" if queue.rollout_storage_profile == "juicefs" else "local",
+        declaration=read_declaration(queue.rollout_storage_declaration),
+    )
+
+
+def open_pool(settings: Settings) -> Pool:
+    """The run's pool."""
+    return Pool.open(RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id)
+
+
+def read_declaration(path: str | None) -> dict[str, object] | None:
+    """The JuiceFS declaration, when one is named."""
+    if path is None:
+        return None
+    try:
+        declaration: dict[str, object] = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"--rollout-storage-declaration {path}: {error}.", next_step="Name a readable JSON file."
+        ) from error
+    return declaration
+
+
+def build_prompt_source(settings: Settings) -> PromptSource:
+    data = settings.data
+    return PromptSource(
+        data.prompt_data or "",
+        input_key=data.input_key,
+        label_key=data.label_key,
+        metadata_key=data.metadata_key,
+        shuffle=data.rollout_shuffle,
+        seed=data.rollout_seed,
+        n_samples_per_prompt=data.n_samples_per_prompt,
+    )
+
+
+def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:
+    engine_args, _ = split_vllm_flags(settings.vllm_args)
+    return EngineServer(
+        EngineLaunch(
+            hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
+            host="127.0.0.1",
+            port=0,
+            log_path=folder.log(f"engine_{number}"),
+            run_id=settings.queue.rollout_queue_run_id,
+            seed=settings.trainer.seed + number,
+            extra_args=tuple(engine_args),
+        )
+    )
+
+
+async def build_producer(
+    settings: Settings, queue: QueueClient, engine_addresses: Sequence[str], number: int
+) -> tuple[Producer, list[Callable[[], Awaitable[None]]]]:
+    """A producer, and what must be awaited to close what it uses."""
+    from transformers import AutoTokenizer
+
+    rollout, data = settings.rollout, settings.data
+    engines = [EngineClient(address) for address in engine_addresses]
+    pool = open_pool(settings)
+    requests = rollout.vllm_server_concurrency * len(engines)
+    producer_settings = ProducerSettings(
+        worker_id=f"producer-{number}-{os.getpid()}",
+        n_samples_per_prompt=data.n_samples_per_prompt,
+        max_groups_in_flight=max(1, requests // data.n_samples_per_prompt),
+        lease_seconds=settings.queue.rollout_queue_lease_seconds,
+        max_attempts=rollout.rollout_max_attempts,
+        reward_timeout_s=rollout.reward_timeout,
+        reward_key=rollout.reward_key,
+        salt_by_version=settings.weights.prefix_cache_salt == "version",
+    )
+    generator = SampleGenerator(
+        AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint),
+        GenerateSettings(
+            max_response_tokens=rollout.rollout_max_response_len or 1,
+            temperature=rollout.rollout_temperature,
+            apply_chat_template=data.apply_chat_template,
+        ),
+    )
+    reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
+    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings))
+
+    async def close_pool() -> None:
+        pool.close()
+
+    return producer, [*(engine.close for engine in engines), close_pool]
+
+
+def build_trainer_worker(
+    settings: Settings, folder: RunFolder, rank: int, world_size: int, init_method: str
+) -> TrainerWorker:
+    from vime.backends.megatron_utils.config import TrainerConfig
+    from vime.backends.megatron_utils.trainer import MegatronTrainer
+
+    trainer, objective = settings.trainer, settings.objective
+    processes = world_size + settings.cluster.num_engines
+    config = TrainerConfig(
+        hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
+        megatron_argv=settings.megatron_args,
+        global_batch_size=settings.data.samples_per_step,
+        train_iters=(settings.data.num_rollout or 0) * settings.data.steps_per_rollout,
+        lr=trainer.lr,
+        clip_grad=trainer.clip_grad,
+        seed=trainer.seed,
+        eps_clip=objective.eps_clip,
+        eps_clip_high=objective.eps_clip_high,
+        eps_clip_c=objective.eps_clip_c,
+        calculate_per_token_loss=objective.calculate_per_token_loss,
+        use_rollout_logprobs=objective.use_rollout_logprobs,
+        temperature=settings.rollout.rollout_temperature,
+        num_threads=trainer.trainer_num_threads or max(1, (os.cpu_count() or 1) // processes),
+    )
+    return TrainerWorker(
+        MegatronTrainer(config, rank, world_size, init_method), open_pool(settings), rank, folder.training_log(rank)
+    )

@@ -1,0 +1,237 @@
+"""The processes of a run as the driver sees them: started together, watched, and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from pipeline.actors import CoordinatorActor, EngineActor, ProducerActor, TrainerActor, encode_settings
+from pipeline.cluster import Cluster, answer
+from pipeline.coordinator import CoordinatorConfig
+from pipeline.messages import ProducerStats, QueueCounts, TrainReport, WaitingGroup, decode, encode
+from pipeline.planner import BatchPlan
+from pipeline.process_log import last_lines
+from pipeline.run_folder import RunFolder
+from pipeline.wiring import NUM_PRODUCERS
+from recovery.accounting import Identity
+from recovery.commit import QueueState
+from storage.files import write_atomically
+from vime.errors import RunFailedError, VimeError
+from vime.settings.groups import Settings
+
+_Result = TypeVar("_Result")
+
+STOP_TIMEOUT_S = 30.0
+PROGRESS_S = 2.0
+
+
+class Workers:
+    """Handles of all actors, their watchers, and the calls that the run loop makes."""
+
+    def __init__(self, settings: Settings, folder: RunFolder, cluster: Cluster) -> None:
+        self._settings, self._folder, self._cluster = settings, folder, cluster
+        encoded = encode_settings(settings)
+        num_ranks = settings.cluster.num_trainer_ranks
+        self._encoded = encoded
+        self.engines = [
+            cluster.spawn_worker(EngineActor, num_ranks + number, encoded, number)
+            for number in range(settings.cluster.num_engines)
+        ]
+        self.trainers = [cluster.spawn_worker(TrainerActor, rank, encoded, rank) for rank in range(num_ranks)]
+        self.producers: list[Any] = []
+        self.coordinator: Any = None
+        self._watchers: dict[asyncio.Task[Any], str] = {}
+
+    async def start_coordinator(self, config: CoordinatorConfig) -> None:
+        """Open the queue. Ray restarts this actor when its process dies."""
+        self.coordinator = self._cluster.spawn(CoordinatorActor, self._encoded, encode(config), restarts=-1)
+        await answer(self.coordinator.pid.remote(), "the queue coordinator")
+
+    async def start_engines(self, report: Callable[[str], None]) -> list[str]:
+        """Start all engines; base URLs. `report` is told what they are at."""
+        starting = asyncio.gather(
+            *(answer(engine.start.remote(), f"engine {number}") for number, engine in enumerate(self.engines))
+        )
+        try:
+            while not (await asyncio.wait([starting], timeout=PROGRESS_S))[0]:
+                phases = [await engine.progress.remote() for engine in self.engines]
+                report("; ".join(f"engine {number}: {phase}" for number, phase in enumerate(phases)))
+        finally:
+            if not starting.done():
+                starting.cancel()
+        for number, engine in enumerate(self.engines):
+            self._watch(f"engine_{number}", engine.watch.remote())
+        return list(starting.result())
+
+    async def start_trainers(self) -> int:
+        """Build the ranks' models; the data-parallel size."""
+        init_method = await answer(self.trainers[0].rendezvous.remote(), "trainer rank 0")
+        sizes: list[int] = await self.on_trainers(lambda trainer: trainer.build.remote(init_method, len(self.trainers)))
+        return sizes[0]
+
+    async def start_producers(self, engine_addresses: list[str]) -> None:
+        """Start the producers; they generate nothing before admission is resumed."""
+        self.producers = [
+            self._cluster.spawn(ProducerActor, self._encoded, self.coordinator, engine_addresses, number)
+            for number in range(NUM_PRODUCERS)
+        ]
+        await self._on_producers(lambda producer: producer.start.remote())
+        for number, producer in enumerate(self.producers):
+            self._watch(f"producer_{number}", producer.run.remote())
+
+    def watch_trainers(self) -> None:
+        """From now on a dead rank ends the run."""
+        for rank, trainer in enumerate(self.trainers):
+            self._watch(f"trainer_{rank}", trainer.watch.remote())
+
+    async def record_processes(self) -> None:
+        """Write the ids of all processes into the run folder."""
+        ids = {
+            "driver": os.getpid(),
+            "coordinator": await self.coordinator.pid.remote(),
+            "trainers": [await trainer.pid.remote() for trainer in self.trainers],
+            "engines": [await engine.pids.remote() for engine in self.engines],
+            "producers": [await producer.pid.remote() for producer in self.producers],
+            "ray_folder": str(self._cluster.temporary),
+        }
+        write_atomically(self._folder.processes, json.dumps(ids, indent=1).encode())
+
+    async def guarded(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Await `work`, or fail as soon as a watched process ends.
+
+        Raises:
+            RunFailedError: a process ended; the message names it and shows its last log lines.
+        """
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task, *self._watchers], return_when=asyncio.FIRST_COMPLETED)
+            for watcher, name in self._watchers.items():
+                if watcher.done():
+                    raise self._ended(name, watcher)
+            return await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def wait_for_groups(self, count: int, timeout_s: float) -> list[WaitingGroup] | None:
+        content = await self._coordinator_call(self.coordinator.wait_for_groups.remote(count, timeout_s))
+        return None if content is None else decode(content, list[WaitingGroup])
+
+    async def record_plan(self, plan: BatchPlan, content: bytes) -> None:
+        await self._coordinator_call(self.coordinator.record_plan.remote(plan.batch_id, plan.positions, content))
+
+    async def training_completed(self, plan: BatchPlan) -> None:
+        await self._coordinator_call(
+            self.coordinator.training_completed.remote(plan.rollout_id, plan.policy_version, plan.positions)
+        )
+
+    async def train(self, content: bytes) -> list[TrainReport]:
+        reports = await self.on_trainers(lambda trainer: trainer.train.remote(content))
+        return [decode(report, TrainReport) for report in reports]
+
+    async def identity(self) -> Identity:
+        return decode(await self._coordinator_call(self.coordinator.identity.remote()), Identity)
+
+    async def counts(self) -> QueueCounts:
+        return decode(await self._coordinator_call(self.coordinator.counts.remote()), QueueCounts)
+
+    async def queue_state(self) -> QueueState:
+        return decode(await self._coordinator_call(self.coordinator.queue_state.remote()), QueueState)
+
+    async def highest_version(self) -> int:
+        version: int = await self._coordinator_call(self.coordinator.highest_version.remote())
+        return version
+
+    async def stats(self) -> list[ProducerStats]:
+        contents = await self._on_producers(lambda producer: producer.stats.remote())
+        return [decode(content, ProducerStats) for content in contents]
+
+    async def on_trainers(self, call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
+        """The same call on every rank, at once."""
+        return list(
+            await asyncio.gather(
+                *(answer(call(trainer), f"trainer rank {rank}") for rank, trainer in enumerate(self.trainers))
+            )
+        )
+
+    # The producers' side of a publication.
+
+    async def pause_admission(self) -> None:
+        await self._on_producers(lambda producer: producer.pause_admission.remote())
+
+    async def resume_admission(self, policy_version: int) -> None:
+        await self._on_producers(lambda producer: producer.resume_admission.remote(policy_version))
+
+    # The trainer's side of a publication.
+
+    async def open_sender(self, engine_names: list[str]) -> list[dict[str, object]]:
+        timeout_s = self._settings.weights.update_weight_timeout
+        joining: list[dict[str, object]] = await answer(
+            self.trainers[0].open_sender.remote(engine_names, timeout_s), "trainer rank 0"
+        )
+        return joining
+
+    async def connect_sender(self) -> None:
+        await answer(self.trainers[0].connect_sender.remote(), "trainer rank 0")
+
+    async def send_weights(self) -> int:
+        sent: list[int] = await self.on_trainers(lambda trainer: trainer.send_weights.remote())
+        return sent[0]
+
+    async def stop_producers(self) -> None:
+        """Finished groups are published, unfinished ones go back; the queue is at rest when this returns."""
+        runs = [task for task, name in self._watchers.items() if name.startswith("producer")]
+        await self._on_producers(lambda producer: producer.stop.remote())
+        if runs:
+            await asyncio.wait(runs, timeout=STOP_TIMEOUT_S)
+        for task in runs:
+            del self._watchers[task]
+
+    async def stop(self) -> None:
+        """Stop what runs, in order; what fails to stop is ended with Ray."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        stopping = [engine.stop.remote() for engine in self.engines]
+        stopping += [trainer.close.remote() for trainer in self.trainers]
+        if self.coordinator is not None:
+            stopping.append(self.coordinator.close.remote())
+        await asyncio.wait(
+            [asyncio.ensure_future(_quietly(reference)) for reference in stopping], timeout=STOP_TIMEOUT_S
+        )
+
+    async def _coordinator_call(self, reference: Awaitable[_Result]) -> _Result:
+        return await answer(reference, "the queue coordinator")
+
+    async def _on_producers(self, call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
+        return list(
+            await asyncio.gather(
+                *(answer(call(producer), f"producer {number}") for number, producer in enumerate(self.producers))
+            )
+        )
+
+    def _watch(self, name: str, reference: Awaitable[Any]) -> None:
+        async def watch() -> Any:
+            return await answer(reference, name)
+
+        self._watchers[asyncio.create_task(watch())] = name
+
+    def _ended(self, name: str, watcher: asyncio.Task[Any]) -> VimeError:
+        error = watcher.exception() if not watcher.cancelled() else None
+        if isinstance(error, VimeError) and not isinstance(error, RunFailedError):
+            return error
+        how = f"exit status {watcher.result()}" if error is None else str(error)
+        lines = last_lines(self._folder.log(name))
+        shown = "".join(f"\n  | {line}" for line in lines)
+        return RunFailedError(f"{name} ended unexpectedly ({how}).\nLast lines of {self._folder.log(name)}:{shown}\n")
+
+
+async def _quietly(reference: Awaitable[Any]) -> None:
+    """Wait for a stop call; a process that is gone already has stopped."""
+    try:
+        await answer(reference, "a stopping process")
+    except RunFailedError:
+        return

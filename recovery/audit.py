@@ -1,0 +1,266 @@
+"""An independent count of a stopped run: from the queue's raw journal and the ranks' training logs.
+
+It shares no code with the queue, the planner or the accounting that did the work: it replays the journal's events
+itself, and trusts only what the ranks wrote after each optimizer step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from straw import RecordSetRef, SharedFilesystemStore
+from straw.backend import FilesystemBackend
+from straw.errors import QueueError
+from straw.journal import Journal
+
+from vime.errors import CorruptDataError
+
+
+@dataclass
+class JournalState:
+    """What the journal's events add up to. Groups are task ids."""
+
+    submitted: list[str] = field(default_factory=list)
+    leased: set[str] = field(default_factory=set)
+    accepted: dict[str, int] = field(default_factory=dict)
+    """Task id -> position."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    accepted_twice: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Counts of groups along the newest branch; the lists name what is wrong."""
+
+    generated: int
+    trained: int
+    pending: int
+    in_flight: int
+    dropped: dict[str, int]
+    rolled_back: int
+    """Groups trained by an optimizer step that a later resume took back."""
+    lost: list[str]
+    trained_twice: list[str]
+
+    @property
+    def identity_holds(self) -> bool:
+        return self.generated == self.trained + self.pending + self.in_flight + sum(self.dropped.values())
+
+
+def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
+    """Audit a run folder whose processes have stopped. `pool` is the queue's root, `<run>/rollout_data/pool` if None.
+
+    Raises:
+        CorruptDataError: the journal can't be read.
+    """
+    pool = pool or run / "rollout_data" / "pool"
+    state = replay_journal(pool)
+    branches = {line["branch"]: line for line in _lines(run / "rollout" / "branches.jsonl")}
+    log = list(_training_steps(run))
+    counted = _branch_limits(branches, log)
+    trained_steps, rolled_back = _split(log, counted)
+    trained = {group for _, groups, _ in trained_steps for group in groups}
+    twice = _twice(trained_steps)
+    lost = [
+        *_skipped_prompts(state),
+        *_unreadable(pool, state),
+        *(f"{task}: accepted twice" for task in state.accepted_twice),
+        *_not_trained_as_committed(run, branches, counted, state, trained),
+        *_partly_trained(trained_steps),
+        *(
+            f"group {group}: trained but never accepted"
+            for group in sorted(trained)
+            if _task(group) not in state.accepted
+        ),
+    ]
+    undone = {group for _, groups, _ in rolled_back for group in groups}
+    in_flight = [task for task in state.leased if task not in state.accepted and task not in state.dropped]
+    return AuditReport(
+        generated=len(state.leased),
+        trained=len(trained),
+        pending=len(state.accepted) - len(trained),
+        in_flight=len(in_flight),
+        dropped=dict(Counter(state.dropped.values())),
+        rolled_back=len(undone),
+        lost=lost,
+        trained_twice=twice,
+    )
+
+
+def replay_journal(pool: Path) -> JournalState:
+    """Replay the queue's journal, read-only."""
+    try:
+        root = _queue_root(pool)
+        identity = json.loads((root / "run.json").read_bytes())
+        journal = Journal(FilesystemBackend(root), identity, recover=True, read_only=True)
+    except (OSError, ValueError, QueueError) as error:
+        raise CorruptDataError(f"{pool}: the journal can't be read ({error}).", next_step="Check the path.") from error
+    state = JournalState()
+    try:
+        for transaction in journal.transactions:
+            for event in transaction:
+                _apply(state, event)
+    finally:
+        journal.close()
+    return state
+
+
+def _queue_root(pool: Path) -> Path:
+    """Folder of the queue in use: straw names the folder of a named queue after the SHA-256 of its name."""
+    name = json.loads((pool / "vime" / "queue.json").read_bytes())["queue_id"]
+    return pool / "queues" / hashlib.sha256(name.encode()).hexdigest()
+
+
+def _apply(state: JournalState, event: dict[str, Any]) -> None:
+    match event["type"]:
+        case "Submitted":
+            state.submitted += [task["task_id"] for task in event["tasks"]]
+        case "Leased":
+            state.leased.update(lease["task_id"] for lease in event["leases"])
+        case "Completed":
+            receipt = event["receipt"]
+            task = receipt["task_id"]
+            if task in state.accepted:
+                state.accepted_twice.append(task)
+            state.accepted[task] = receipt["position"]
+            state.results[task] = receipt["result_ref"]
+        case "Failed" if event["response"] == "failed":
+            for task in event["task_ids"]:
+                state.dropped[task] = str(event["failure"].get("reason", "unknown"))
+
+
+Step = tuple[tuple[str, int, int], set[int], list[int]]
+"""(branch, rollout, step), groups, samples of all ranks."""
+
+
+def _training_steps(run: Path) -> Iterator[Step]:
+    groups: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+    samples: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    seen: set[tuple[tuple[str, int, int], int]] = set()
+    for path in sorted((run / "training_log").glob("rank_*.jsonl")):
+        for line in _lines(path):
+            key = (line["branch"], line["rollout_id"], line["step"])
+            replica = (key, line["data_parallel_rank"])
+            if replica in seen:
+                continue  # tensor- and pipeline-parallel ranks of one replica train the same samples
+            seen.add(replica)
+            groups[key].update(line["group_indices"])
+            samples[key] += line["sample_indices"]
+    for key in sorted(groups, key=lambda key: key[1:]):
+        yield key, groups[key], samples[key]
+
+
+def _branch_limits(branches: dict[str, dict[str, Any]], log: Iterable[Step]) -> dict[str, int]:
+    """Branch -> last rollout of it that counts, for the newest branch and its ancestors."""
+    if not branches:
+        return {}
+    name = list(branches)[-1]
+    last = max((rollout for (_, rollout, _), _, _ in log), default=-1)
+    limits = {name: last}
+    while (parent := branches[name]["parent"]) is not None:
+        name = parent["branch"]
+        limits[name] = parent["rollout_id"]
+    return limits
+
+
+def _split(log: Iterable[Step], counted: dict[str, int]) -> tuple[list[Step], list[Step]]:
+    trained: list[Step] = []
+    rolled_back: list[Step] = []
+    for step in log:
+        branch, rollout, _ = step[0]
+        (trained if rollout <= counted.get(branch, -1) else rolled_back).append(step)
+    return trained, rolled_back
+
+
+def _twice(steps: Iterable[Step]) -> list[str]:
+    counts = Counter(sample for _, _, samples in steps for sample in samples)
+    return [f"sample {sample}: trained {count} times" for sample, count in sorted(counts.items()) if count > 1]
+
+
+def _skipped_prompts(state: JournalState) -> list[str]:
+    expected = [_task(number) for number in range(len(state.submitted))]
+    found = set(state.submitted)
+    return [f"{task}: never submitted" for task in expected if task not in found]
+
+
+def _unreadable(pool: Path, state: JournalState) -> list[str]:
+    """Accepted groups whose payload does not match its digests."""
+    identity = json.loads((_queue_root(pool) / "run.json").read_bytes())
+    bad = []
+    with SharedFilesystemStore(pool, identity["run_id"], codecs=identity["codecs"]) as store:
+        for task, reference in state.results.items():
+            try:
+                for _ in store.read(RecordSetRef.from_dict(reference)):
+                    pass
+            except QueueError as error:
+                bad.append(f"{task}: payload unreadable ({error})")
+    return bad
+
+
+def _not_trained_as_committed(
+    run: Path,
+    branches: dict[str, dict[str, Any]],
+    counted: dict[str, int],
+    state: JournalState,
+    trained: set[int],
+) -> list[str]:
+    """Groups that the newest commit of the branch calls trained but that no rank logged."""
+    newest: tuple[int, Path] | None = None
+    for branch, last in counted.items():
+        for path in (run / branches[branch]["directory"] / "rollout").glob("committed_*.json"):
+            record = json.loads(path.read_bytes())
+            if record["branch"] == branch and record["rollout_id"] <= last:
+                newest = max(newest or (-1, path), (record["rollout_id"], path))
+    if newest is None:
+        return []
+    queue_state = json.loads(newest[1].with_name(f"queue_state_{newest[0]}.json").read_bytes())
+    by_position = {position: task for task, position in state.accepted.items()}
+    bad = []
+    for first, last in queue_state["trained"]:
+        for position in range(first, last + 1):
+            task = by_position.get(position)
+            if task is None or int(task.removeprefix("prompt:")) not in trained:
+                bad.append(f"{task or f'position {position}'}: committed as trained, but no rank trained it")
+    return bad
+
+
+def _partly_trained(steps: Iterable[Step]) -> list[str]:
+    """Groups of which fewer samples were trained than of the others (all groups have the same size)."""
+    groups: set[int] = set()
+    numbers: list[int] = []
+    for _, step_groups, step_samples in steps:
+        groups |= step_groups
+        numbers += step_samples
+    if not groups:
+        return []
+    size = max(1, round(len(set(numbers)) / len(groups)))
+    samples = Counter(number // size for number in set(numbers))
+    return [
+        f"group {group}: {samples[group]} of {size} samples trained"
+        for group in sorted(groups)
+        if samples[group] != size
+    ]
+
+
+def _task(group: int) -> str:
+    return f"prompt:{group}"
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """JSON lines of a log; a torn line (a crash while writing it) is no fact and is left out."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            parsed = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(parsed, dict):
+            yield parsed
