@@ -1,0 +1,83 @@
+"""Prompts into the queue: groups and the cursor behind them in one journal transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import msgspec
+import straw
+
+from storage.coordinator import CoordinatorSession
+from storage.prompt_codec import encode_prompt
+from storage.refs import to_straw_ref
+from vime.data.cursor import PromptCursor, PromptTask
+from vime.errors import StorageError
+
+MAX_ATTEMPTS = 10**9
+"""straw spends an attempt on every restart and expiry; failures of a group are counted by its producers."""
+TASK_PREFIX = "prompt:"
+_PRODUCER = "prompts"
+
+
+def group_of(task_id: str) -> int:
+    """Group index of a straw task id."""
+    return int(task_id.removeprefix(TASK_PREFIX))
+
+
+def committed_cursor(coordinator: straw.Coordinator) -> PromptCursor | None:
+    """The cursor of the newest submission, None before the first."""
+    state = coordinator.producer_state(_PRODUCER)
+    return None if state is None else msgspec.convert(state, PromptCursor)
+
+
+def submit(session: CoordinatorSession, prompts: Sequence[PromptTask], cursor: PromptCursor) -> None:
+    """See `GroupQueue.submit_prompts`."""
+    indices = [task.group_index for task in prompts]
+    if not indices or indices != list(range(indices[0], cursor.next_group_index)):
+        raise StorageError(f"Prompts must be groups in order up to {cursor.next_group_index - 1}, found {indices}.")
+    payloads = [encode_prompt(task) for task in prompts]
+    digests = [sha256(payload).hexdigest() for payload in payloads]
+    with session.changing(f"submit groups {indices[0]}..{indices[-1]}") as coordinator:
+        committed = committed_cursor(coordinator)
+        if committed is not None and indices[0] < committed.next_group_index:
+            _check_repeat(coordinator, indices, digests, cursor, committed)
+            return
+        if committed is not None and indices[0] != committed.next_group_index:
+            raise StorageError(
+                f"Prompts start at group {indices[0]}, the queue continues at {committed.next_group_index}.",
+                next_step="Take prompts from the queue's own cursor.",
+            )
+        content = sha256("".join(digests).encode()).hexdigest()
+        refs = session.pool.publish_prompts(payloads, submission_id=f"prompts:{indices[0]}:{content}")
+        tasks = [
+            straw.TaskSpec(
+                f"{TASK_PREFIX}{index}",
+                input_ref=to_straw_ref(ref),
+                metadata={"digest": digest},
+                max_attempts=MAX_ATTEMPTS,
+                scheduling_key=index,
+            )
+            for index, ref, digest in zip(indices, refs, digests, strict=True)
+        ]
+        state = msgspec.to_builtins(cursor)
+        coordinator.submit_tasks(f"prompts:{indices[0]}", tasks, producer_id=_PRODUCER, producer_state=state)
+
+
+def _check_repeat(
+    coordinator: straw.Coordinator,
+    indices: list[int],
+    digests: list[str],
+    cursor: PromptCursor,
+    committed: PromptCursor,
+) -> None:
+    for index, digest in zip(indices, digests, strict=True):
+        task = coordinator.task_status(f"{TASK_PREFIX}{index}")
+        if task is None or task["spec"]["metadata"]["digest"] != digest:
+            found = "is missing" if task is None else "has another prompt"
+            raise StorageError(
+                f"Groups {indices[0]}..{indices[-1]} were submitted before, and group {index} {found}.",
+                next_step="Check that the prompt file and its settings have not changed.",
+            )
+    if cursor.next_group_index == committed.next_group_index and cursor != committed:
+        raise StorageError(f"Groups up to {indices[-1]} were submitted with cursor {committed}, found {cursor}.")

@@ -1,0 +1,84 @@
+"""What planning needs to know about a group: a few numbers a sample, no token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vime.errors import SampleError
+from vime.utils.types import Sample
+
+
+class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Small columns over the members of one group; every list has one entry per member, in order."""
+
+    group_index: int
+    sample_indices: list[int]
+    rollout_ids: list[int]
+    """Falls back to the sample index."""
+    total_lengths: list[int]
+    """Prompt and response tokens."""
+    response_lengths: list[int]
+    mask_sums: list[int]
+    """Response tokens that count in the loss."""
+    rewards: list[float | None]
+    """None where no reward was given."""
+    min_versions: list[int | None]
+    """Oldest policy version among the sampled tokens; None when nothing was sampled."""
+    max_versions: list[int | None]
+    statuses: list[str]
+    num_spanning_samples: int
+    """Members whose tokens come from more than one policy version."""
+
+
+def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> GroupSummary:
+    """Summary of one group.
+
+    `reward_key` picks the number out of dict rewards. Raises `SampleError` for an empty group, members of different
+    groups, a member without an index, or a dict reward without the key.
+    """
+    if not samples:
+        raise SampleError("A group must have at least one sample, found none.")
+    group_index = samples[0].group_index
+    for position, sample in enumerate(samples):
+        if sample.group_index is None or sample.group_index != group_index:
+            raise SampleError(
+                f"member {position} has group_index {sample.group_index}, allowed: {group_index}, that of member 0."
+                if group_index is not None
+                else f"member {position} has no group_index."
+            )
+        if sample.index is None:
+            raise SampleError(f"member {position} of group {group_index} has no index.")
+    indices = [sample.index for sample in samples if sample.index is not None]
+    return GroupSummary(
+        group_index=group_index if group_index is not None else 0,
+        sample_indices=indices,
+        rollout_ids=[
+            index if sample.rollout_id is None else sample.rollout_id
+            for index, sample in zip(indices, samples, strict=True)
+        ],
+        total_lengths=[len(sample.tokens) for sample in samples],
+        response_lengths=[sample.response_length for sample in samples],
+        mask_sums=[sample.effective_response_length for sample in samples],
+        rewards=[scalar_reward(sample, reward_key) for sample in samples],
+        min_versions=[sample.min_version() for sample in samples],
+        max_versions=[sample.max_version() for sample in samples],
+        statuses=[sample.status.value for sample in samples],
+        num_spanning_samples=sum(len({version for version, _, _ in sample.version_spans}) > 1 for sample in samples),
+    )
+
+
+def scalar_reward(sample: Sample, reward_key: str | None) -> float | None:
+    """The reward as one number, None when there is none. Raises `SampleError` when a dict lacks `reward_key`."""
+    if sample.reward is None:
+        return None
+    if not isinstance(sample.reward, dict):
+        return float(sample.reward)
+    if reward_key is None or reward_key not in sample.reward:
+        raise SampleError(
+            f"sample {sample.index} of group {sample.group_index}: reward is a dict with keys "
+            f"{sorted(sample.reward)}, and the reward key is {reward_key!r}.",
+            next_step="Set --reward-key to one of them.",
+        )
+    return float(sample.reward[reward_key])
