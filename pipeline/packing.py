@@ -41,7 +41,7 @@ def pack_by_tokens(lengths: Mapping[int, int], max_tokens: int, *, multiple_of: 
 
 
 def split_evenly(numbers: Sequence[int], size: int, num_ranks: int) -> list[list[int]]:
-    """Microbatches of `size` samples in order; the last ones are smaller so that every rank gets as many.
+    """Microbatches of `size` samples in order; some are smaller, or empty, so that every rank gets as many.
 
     Raises:
         ValueError: fewer samples than ranks.
@@ -49,7 +49,6 @@ def split_evenly(numbers: Sequence[int], size: int, num_ranks: int) -> list[list
     if len(numbers) < num_ranks:
         raise ValueError(f"{len(numbers)} samples can't give {num_ranks} ranks a microbatch each")
     count = math.ceil(math.ceil(len(numbers) / size) / num_ranks) * num_ranks
-    count = min(count, len(numbers) - len(numbers) % num_ranks)
     edges = [round(i * len(numbers) / count) for i in range(count + 1)]
     return [list(numbers[a:b]) for a, b in itertools.pairwise(edges)]
 

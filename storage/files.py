@@ -6,6 +6,7 @@ import hashlib
 import os
 import uuid
 from pathlib import Path
+from typing import BinaryIO
 
 from vime.errors import StorageError
 
@@ -41,21 +42,27 @@ def write_once(path: Path, content: bytes) -> None:
 
 
 def append_durably(path: Path, line: bytes) -> None:
-    """Append one line (without its newline) and fsync.
+    """Append one line (given without its newline) and fsync. One writer at a time.
 
-    A torn last line, left by a crash, is closed first, so that it spoils only itself.
+    A torn last line, left by a crash, was never acknowledged and is cut off first.
     """
     existed = path.exists()
     with path.open("ab+") as file:
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                line = b"\n" + line
+        if not _ends_whole(file):
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
         file.write(line + b"\n")
         file.flush()
         os.fsync(file.fileno())
     if not existed:
         sync_directory(path.parent)
+
+
+def _ends_whole(file: BinaryIO) -> bool:
+    if file.seek(0, os.SEEK_END) == 0:
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def sync_tree(directory: Path) -> None:

@@ -1,0 +1,110 @@
+"""The plan is a function of the accepted groups and the settings."""
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from pipeline.messages import WaitingGroup, decode, encode
+from pipeline.planner import BatchPlan, PlanSettings, plan_batch
+from storage.refs import PoolRef
+from storage.summary import GroupSummary
+
+SETTINGS = PlanSettings(
+    rollout_batch_size=4,
+    samples_per_step=8,
+    num_ranks=2,
+    max_tokens=40,
+    micro_batch_size=1,
+    normalize_rewards=True,
+    normalize_std=True,
+)
+
+
+def group(
+    position: int, *, version: int = 1, rewards: tuple[float, ...] = (0.0, 1.0), masks: tuple[int, ...] = (3, 4)
+) -> WaitingGroup:
+    size = len(rewards)
+    ref = PoolRef("r", f"pack-{position}", "s", 1, "c", 1, "sha256", 0, 0, f"digest-{position}", 4, 100)
+    return WaitingGroup(
+        position,
+        ref,
+        GroupSummary(
+            group_index=100 + position,
+            sample_indices=[position * size + member for member in range(size)],
+            rollout_ids=[position * size + member for member in range(size)],
+            total_lengths=[8 + position % 3 + member for member in range(size)],
+            response_lengths=[4] * size,
+            mask_sums=list(masks),
+            rewards=list(rewards),
+            min_versions=[version] * size,
+            max_versions=[version] * size,
+            statuses=["completed", "truncated"],
+            num_spanning_samples=0,
+        ),
+    )
+
+
+def plan(groups: list[WaitingGroup], settings: PlanSettings = SETTINGS) -> BatchPlan:
+    return plan_batch(groups, settings, branch="b", rollout_id=3, policy_version=5)
+
+
+def test_same_groups_in_any_order_give_the_same_plan_bytes() -> None:
+    groups = [group(position, version=position % 2) for position in range(7)]
+    shuffled = groups.copy()
+    random.Random(1).shuffle(shuffled)
+    assert encode(plan(groups)) == encode(plan(shuffled))
+
+
+def test_oldest_policy_version_goes_first_then_first_accepted() -> None:
+    groups = [group(0, version=3), group(1, version=1), group(2, version=3), group(3, version=1), group(4, version=2)]
+    assert plan(groups).positions == [1, 3, 4, 0]
+
+
+def test_every_chosen_sample_is_planned_once() -> None:
+    result = plan([group(position) for position in range(4)])
+    (step,) = result.steps
+    numbers = sorted(n for rank in step.ranks for microbatch in rank for n in microbatch)
+    assert numbers == list(range(8))
+    assert step.num_rollouts == 8
+
+
+def test_advantages_are_centred_and_scaled_within_each_group() -> None:
+    result = plan([group(0, rewards=(1.0, 3.0)), *(group(position, rewards=(2.0, 2.0)) for position in range(1, 4))])
+    expected = 1.0 / (np.sqrt(2.0) + 1e-6)
+    assert [sample.advantage for sample in result.samples[:2]] == pytest.approx([-expected, expected])
+    assert [sample.advantage for sample in result.samples[2:]] == [0.0] * 6
+
+
+def test_raw_rewards_are_advantages_when_normalisation_is_off() -> None:
+    settings = PlanSettings(**{**vars(SETTINGS), "normalize_rewards": False})
+    result = plan([group(position, rewards=(0.25, 1.0)) for position in range(4)], settings)
+    assert [sample.advantage for sample in result.samples] == [0.25, 1.0] * 4
+
+
+def test_a_fully_masked_sample_counts_as_one_token_in_the_denominator() -> None:
+    result = plan([group(position, masks=(0, 4)) for position in range(4)])
+    assert result.steps[0].num_trained_tokens == 4 * (1 + 4)
+
+
+def test_a_batch_of_two_steps_holds_the_configured_number_of_samples_in_each() -> None:
+    settings = PlanSettings(**{**vars(SETTINGS), "samples_per_step": 4})
+    result = plan([group(position) for position in range(4)], settings)
+    assert [step.num_rollouts for step in result.steps] == [4, 4]
+
+
+def test_ages_are_counted_from_the_oldest_token() -> None:
+    result = plan([group(position, version=2) for position in range(4)])
+    assert {sample.age_versions for sample in result.samples} == {3}
+
+
+def test_too_few_groups_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="3 groups wait, a batch needs 4"):
+        plan([group(position) for position in range(3)])
+
+
+def test_plan_survives_its_stored_form() -> None:
+    result = plan([group(position) for position in range(4)])
+    assert decode(encode(result), BatchPlan) == result
+    assert msgspec.msgpack.decode(encode(result))["branch"] == "b"

@@ -1,0 +1,141 @@
+"""A commit is whole or absent; a damaged one is refused naming the file."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recovery.commit import (
+    TRACKER,
+    QueueState,
+    commit_path,
+    committed_rollouts,
+    from_ranges,
+    iteration_directory,
+    read_commit,
+    read_queue_state,
+    to_ranges,
+    write_commit,
+)
+from vime.errors import CommitError
+
+STATE = QueueState(trained=[(0, 3)], dataset_digest="d", next_group_index=8, identity={"generated": 8})
+
+
+def checkpoint(directory: Path, rollout_id: int) -> None:
+    folder = iteration_directory(directory, rollout_id)
+    folder.mkdir(parents=True)
+    (folder / "model.distcp").write_bytes(bytes(range(200)))
+    (folder / "metadata.json").write_text("{}")
+
+
+def commit(directory: Path, rollout_id: int) -> Path:
+    checkpoint(directory, rollout_id)
+    return write_commit(
+        directory,
+        rollout_id=rollout_id,
+        branch="b",
+        parent=None,
+        weight_version=4,
+        run_id="rollout",
+        rollout_data_dir="data",
+        queue_state=STATE,
+    )
+
+
+def test_commit_reads_back_with_its_queue_state(tmp_path: Path) -> None:
+    record = read_commit(commit(tmp_path, 9))
+    assert (record.rollout_id, record.branch, record.weight_version) == (9, "b", 4)
+    assert read_queue_state(tmp_path, 9) == STATE
+    assert committed_rollouts(tmp_path) == [9]
+    assert (tmp_path / TRACKER).read_text() == "9"
+
+
+def test_commit_is_never_replaced(tmp_path: Path) -> None:
+    path = commit(tmp_path, 9)
+    before = path.read_bytes()
+    with pytest.raises(CommitError, match="exists already"):
+        write_commit(
+            tmp_path, rollout_id=9, branch="other", parent=None, weight_version=5, run_id="r", rollout_data_dir="d",
+            queue_state=STATE,
+        )  # fmt: skip
+    assert path.read_bytes() == before
+
+
+def test_checkpoint_without_files_is_not_committed(tmp_path: Path) -> None:
+    iteration_directory(tmp_path, 2).mkdir()
+    with pytest.raises(CommitError, match="has no file"):
+        write_commit(
+            tmp_path, rollout_id=2, branch="b", parent=None, weight_version=1, run_id="r", rollout_data_dir="d",
+            queue_state=STATE,
+        )  # fmt: skip
+    assert committed_rollouts(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["iter_0000009/model.distcp", "iter_0000009/metadata.json", "rollout/queue_state_9.json"]
+)
+@pytest.mark.parametrize("damage", ["truncate", "zero", "flip", "remove"])
+def test_damage_to_any_file_is_refused_naming_it(tmp_path: Path, name: str, damage: str) -> None:
+    path = commit(tmp_path, 9)
+    victim = tmp_path / name
+    content = bytearray(victim.read_bytes())
+    match damage:
+        case "truncate":
+            victim.write_bytes(content[:-1])
+        case "zero":
+            victim.write_bytes(bytes(len(content)))
+        case "flip":
+            content[len(content) // 2] ^= 1
+            victim.write_bytes(content)
+        case "remove":
+            victim.unlink()
+    with pytest.raises(CommitError, match=Path(name).name) as caught:
+        read_commit(path)
+    assert "--ckpt-step" in caught.value.next_step
+
+
+def test_record_of_a_newer_version_is_refused_with_its_number(tmp_path: Path) -> None:
+    path = commit(tmp_path, 9)
+    path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
+    with pytest.raises(CommitError, match="version 7, this vime reads up to 1"):
+        read_commit(path)
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_ranges_hold_exactly_the_positions(positions: set[int]) -> None:
+    ranges = to_ranges(positions)
+    assert from_ranges(ranges) == positions
+    assert all(first <= last for first, last in ranges)
+    assert all(a[1] + 1 < b[0] for a, b in itertools.pairwise(ranges))
+
+
+@pytest.mark.parametrize("step", ["write_atomically", "sync_tree", "sha256_of", "write_once"])
+def test_kill_before_any_step_leaves_no_commit(tmp_path: Path, step: str) -> None:
+    checkpoint(tmp_path, 5)
+    script = f"""
+import os, signal
+from pathlib import Path
+import recovery.commit as commit
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+commit.{step} = die
+state = commit.QueueState(trained=[], dataset_digest="", next_group_index=0, identity={{}})
+commit.write_commit(Path({str(tmp_path)!r}), rollout_id=5, branch="b", parent=None, weight_version=1, run_id="r",
+    rollout_data_dir="d", queue_state=state)
+"""
+    process = subprocess.run([sys.executable, "-c", script], env={**os.environ}, check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert committed_rollouts(tmp_path) == []
+    assert not commit_path(tmp_path, 5).exists()
+    commit_again = write_commit(
+        tmp_path, rollout_id=5, branch="b", parent=None, weight_version=1, run_id="r", rollout_data_dir="d",
+        queue_state=STATE,
+    )  # fmt: skip
+    assert read_commit(commit_again).rollout_id == 5

@@ -1,0 +1,120 @@
+"""Command line to settings, and what is refused."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from vime.errors import SettingsError
+from vime.settings.groups import Settings
+from vime.settings.parse import HookArgs, parse_settings, settings_record
+from vime.settings.validate import validate
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    return tmp_path
+
+
+def words(model: Path, *more: str) -> list[str]:
+    return [
+        "--hf-checkpoint", str(model), "--prompt-data", "p.jsonl", "--num-rollout", "3", "--rollout-batch-size", "4",
+        "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8", "--rm-type", "random", "--save", "run",
+        "--rollout-data-transport", "straw", "--actor-num-gpus-per-node", "1", *more,
+    ]  # fmt: skip
+
+
+def checked(model: Path, *more: str) -> Settings:
+    settings = parse_settings(words(model, *more))
+    validate(settings)
+    return settings
+
+
+def test_documented_flags_reach_their_groups(model: Path) -> None:
+    settings = checked(
+        model,
+        "--lr",
+        "5e-4",
+        "--eps-clip-high",
+        "0.28",
+        "--flush-cache-interval",
+        "-1",
+        "--disable-grpo-std-normalization",
+    )
+    assert settings.trainer.lr == 5e-4
+    assert settings.objective.eps_clip_high == 0.28
+    assert settings.weights.flush_cache_interval == -1
+    assert settings.objective.grpo_std_normalization is False
+    assert settings.data.samples_per_step == 8
+
+
+def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path) -> None:
+    settings = checked(
+        model, "--vllm-max-model-len", "64", "--tensor-model-parallel-size", "1", "--lr-decay-style", "cosine"
+    )
+    assert settings.vllm_args == ("--vllm-max-model-len", "64")
+    assert settings.megatron_args == ("--tensor-model-parallel-size", "1", "--lr-decay-style", "cosine")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--advantage-estimator", "nope"], "invalid choice"),
+        (["--lr", "fast"], "invalid float value"),
+        (["--eps-clip", "-1"], "--eps-clip is -1.0, allowed: 0 or more"),
+        (["--rollout-temperature", "0"], "--rollout-temperature is 0.0, allowed: more than 0"),
+        (["--global-batch-size", "3"], "--global-batch-size is 3"),
+        (["--use-dynamic-batch-size"], "needs a token limit"),
+        (["--rollout-queue-max-groups", "3"], "would never be complete"),
+        (["--rollout-num-gpus", "0"], "starts no engine"),
+        (["--rollout-data-transport", "object-store"], "not built yet, allowed: straw"),
+        (["--advantage-estimator", "ppo"], "not built yet, allowed: grpo"),
+        (["--rollout-top-p", "0.9"], "can't replay truncated sampling yet"),
+        (["--actor-num-gpus-per-node", "9"], "8 samples for 9 trainer ranks"),
+        (["--router-policy", "x"], "the router is not part of this version"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_a_next_step(model: Path, flags: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        checked(model, *flags)
+    assert caught.value.next_step
+
+
+def test_stray_word_is_refused(model: Path) -> None:
+    with pytest.raises(SettingsError, match="Stray word 'oops'"):
+        parse_settings(["oops", *words(model)])
+
+
+def test_missing_flags_are_named_together() -> None:
+    with pytest.raises(SettingsError, match="Missing: --hf-checkpoint, --prompt-data, --num-rollout"):
+        validate(parse_settings([]))
+
+
+def test_unknown_model_type_names_found_and_allowed(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(SettingsError, match="model_type is 'gpt2', allowed: qwen3"):
+        checked(model)
+
+
+def test_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"no config\.json there"):
+        checked(tmp_path / "nowhere")
+
+
+def test_hook_args_are_flat_and_read_only(model: Path) -> None:
+    args = HookArgs(checked(model))
+    assert args.rollout_temperature == 1.0
+    assert args.hf_checkpoint == str(model)
+    with pytest.raises(AttributeError, match="read-only"):
+        args.lr = 1.0
+    with pytest.raises(AttributeError, match="has no 'nope'"):
+        _ = args.nope
+
+
+def test_record_holds_every_setting(model: Path) -> None:
+    settings = checked(model)
+    record = json.loads(settings_record(settings))
+    assert record["trainer"]["lr"] == settings.trainer.lr
+    assert set(record) == {field.name for field in dataclasses.fields(Settings)}
