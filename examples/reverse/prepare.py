@@ -1,8 +1,8 @@
 """Make the model, the tokenizer and the prompts of the `reverse` example from a seed, without a download.
 
-The model is a Qwen3 of 0.3 million parameters that was shown the task for a few dozen steps of supervised
-training, so that about one sampled answer in three is right: enough for reinforcement learning to find a reward,
-and far enough from the end for it to have something to learn.
+The model is a Qwen3 of 0.3 million parameters that was shown the task in about a hundred steps of supervised training
+on demonstrations with mistakes in them, until about one sampled answer in three is right: enough for reinforcement
+learning to find a reward, and far enough from the end for it to have something to learn.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ CHAT_TEMPLATE = (
 WARM_BATCH = 64
 WARM_LEARNING_RATE = 1e-3
 WARM_TARGET = 0.32
+MISTAKE_RATE = 0.08
 MAX_WARM_STEPS = 400
 NUM_HELD_OUT = 256
 
@@ -56,6 +57,13 @@ def question(number: int) -> dict[str, str]:
     """Return the prompt record of `number`: `{"prompt": "r01234=", "label": "43210"}`."""
     digits = f"{number:0{NUM_DIGITS}d}"
     return {"prompt": f"r{digits}=", "label": digits[::-1]}
+
+
+def demonstration(number: int, rng: random.Random) -> dict[str, str]:
+    """Return `question(number)` with each digit of its label replaced at the rate `MISTAKE_RATE` by a random one."""
+    record = question(number)
+    digits = [rng.choice("0123456789") if rng.random() < MISTAKE_RATE else digit for digit in record["label"]]
+    return {**record, "label": "".join(digits)}
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -94,9 +102,8 @@ def build_model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def answer_log_probs(model: Qwen3ForCausalLM, numbers: list[int]) -> torch.Tensor:
-    """Return float32 [B, T]: the log-probability of each token of the right answer and its `<eos>` (T = 6)."""
-    records = [question(number) for number in numbers]
+def answer_log_probs(model: Qwen3ForCausalLM, records: list[dict[str, str]]) -> torch.Tensor:
+    """Return float32 [B, T]: the log-probability of each token of the records' labels and of `<eos>` (T = 6)."""
     prompts = torch.tensor([[TOKEN_IDS[c] for c in record["prompt"]] for record in records])
     answers = torch.tensor([[*(TOKEN_IDS[c] for c in record["label"]), TOKEN_IDS["<eos>"]] for record in records])
     inputs = torch.cat([prompts, answers], dim=1)[:, :-1]
@@ -109,25 +116,27 @@ def _mean_probability(log_probs: torch.Tensor) -> float:
     return float(log_probs.detach().sum(dim=1).exp().mean())
 
 
-def warm_start(model: Qwen3ForCausalLM, numbers: Iterator[int], report: Callable[[str], None]) -> tuple[float, int]:
-    """Train `model` in place on right answers until a sampled one is right with probability `WARM_TARGET`.
+def warm_start(
+    model: Qwen3ForCausalLM, numbers: Iterator[int], rng: random.Random, report: Callable[[str], None]
+) -> tuple[float, int]:
+    """Train `model` in place on demonstrations until a sampled answer is right with probability `WARM_TARGET`.
 
     The probability is computed, not sampled, so the stopping point has no noise. Returns it with the number of steps.
     """
-    held_out = [next(numbers) for _ in range(NUM_HELD_OUT)]
+    held_out = [question(next(numbers)) for _ in range(NUM_HELD_OUT)]
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=WARM_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
     exact_match = 0.0
     for step in range(1, MAX_WARM_STEPS + 1):
-        log_probs = answer_log_probs(model, [next(numbers) for _ in range(WARM_BATCH)])
+        log_probs = answer_log_probs(model, [demonstration(next(numbers), rng) for _ in range(WARM_BATCH)])
         loss = -log_probs.mean()
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         exact_match = _mean_probability(log_probs)
-        if exact_match >= WARM_TARGET / 2:  # the batch is a rough estimate that costs nothing
+        if exact_match >= WARM_TARGET / 3:  # the batch is a rough estimate that costs nothing
             with torch.no_grad():
                 exact_match = _mean_probability(answer_log_probs(model, held_out))
         if step % 20 == 0 or exact_match >= WARM_TARGET:
@@ -179,13 +188,14 @@ def prepare(
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SettingsError(f"--output {target} exists and is not an empty folder.", next_step="Name a new folder.")
-    numbers = random.Random(seed).sample(range(NUM_QUESTIONS), NUM_QUESTIONS)
+    rng = random.Random(seed)
+    numbers = rng.sample(range(NUM_QUESTIONS), NUM_QUESTIONS)
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         with _own_state(seed):
             model = build_model()
-            exact_match, warm_steps = warm_start(model, iter(numbers[num_prompts:]), report)
+            exact_match, warm_steps = warm_start(model, iter(numbers[num_prompts:]), rng, report)
             model.save_pretrained(staging / "model")
         build_tokenizer().save_pretrained(staging / "model")
         lines = [json.dumps(question(number)) + "\n" for number in numbers[:num_prompts]]
