@@ -21,7 +21,6 @@ _OWNED: Mapping[str, str] = {
     "served-model-name": "It follows --hf-checkpoint.",
     "seed": "It follows --seed.",
     "tensor-parallel-size": "It follows --rollout-num-gpus-per-engine.",
-    "max-model-len": "It follows --rollout-max-context-len.",
     "logprobs-mode": "Training needs the log-probabilities that tokens were sampled with.",
     "weight-transfer-config": "Weights arrive through vime's own plug-in.",
     "enable-scale-out": "Generation from token ids needs it.",
@@ -73,7 +72,7 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     argv += ["--tensor-parallel-size", str(launch.tensor_size), "--logprobs-mode", "processed_logprobs"]
     argv += ["--weight-transfer-config", f'{{"backend": "{WEIGHT_BACKEND}"}}']
     argv += ["--enable-scale-out", "--enable-prompt-tokens-details"]
-    if launch.max_model_len is not None:
+    if launch.max_model_len is not None and "max-model-len" not in user:
         argv += ["--max-model-len", str(launch.max_model_len)]
     if "enable-prefix-caching" not in user:
         argv += ["--enable-prefix-caching"]
