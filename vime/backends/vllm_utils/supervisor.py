@@ -26,7 +26,7 @@ from vime.backends.vllm_utils.death import die_with_parent
 _PR_SET_CHILD_SUBREAPER = 36
 _SHARED_MEMORY = "/dev/shm/"
 _POLL_S = 0.2
-_POLLS_PER_SCAN = 10
+_POLLS_PER_SCAN = 5
 
 
 def descendants(pid: int) -> list[int]:

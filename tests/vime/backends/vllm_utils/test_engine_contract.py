@@ -20,7 +20,7 @@ from vime.errors import EngineError, PublicationError
 
 _IDS = itertools.count()
 _PROMPT = [5, 6, 7, 8, 9]
-_LONG = 1200
+_LONG = 500
 
 
 def greedy(num_tokens: int, prompt: list[int] = _PROMPT, salt: str | None = None) -> GenerateRequest:
@@ -89,7 +89,7 @@ class TestPause:
         task = await started(client, greedy(_LONG))
         await client.pause("keep")
         assert await client.is_paused()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.8)
         assert not task.done()
         await client.resume()
         assert (await task).token_ids == undisturbed.token_ids

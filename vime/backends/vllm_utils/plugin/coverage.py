@@ -10,16 +10,18 @@ from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS
 from vllm.model_executor.model_loader.reload.utils import get_tensor_load_numel
 
 
-def incomplete_layers(model: torch.nn.Module) -> list[str]:
+def incomplete_layers(model: torch.nn.Module, filled_by_others: frozenset[str]) -> list[str]:
     """Names of the layers whose parameters have not all been loaded; call it between loading and finalising.
 
     vLLM closes a layer's bookkeeping as soon as it is full, so only open layers need a look. Not counted: buffers,
-    attention layers (they only hold optional scales), and the rows that pad a vocabulary.
+    attention layers (they only hold optional scales), the rows that pad a vocabulary, and the layers named in
+    `filled_by_others`, which share the weight of another layer.
     """
     incomplete = []
     for name, layer in model.named_modules():
         info = get_layerwise_info(layer)
-        if info.can_load() and not is_deferred_attention_layer(layer) and info.load_numel < _numel_to_load(layer):
+        counts = name not in filled_by_others and not is_deferred_attention_layer(layer)
+        if counts and info.can_load() and info.load_numel < _numel_to_load(layer):
             incomplete.append(name)
     return incomplete
 

@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from vime.backends.vllm_utils.plugin.coverage import abandon_reload, incomplete_layers
 from vime.backends.vllm_utils.plugin.expert_prepack import ExpertPrepack
+from vime.backends.vllm_utils.plugin.tied_heads import TiedHeads
 from vime.backends.vllm_utils.receiving import GlooReceiver, parse_gloo_init
 from vime.backends.vllm_utils.weight_folder import read_weight_folder, verify_weight_folder
 from vime.errors import PublicationError
@@ -59,6 +60,7 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
         self._expert_prepack = ExpertPrepack(model)
+        self._tied_heads = TiedHeads(model)
         self._receiver: GlooReceiver | None = None
         self._verified = False
 
@@ -110,7 +112,7 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         complete = False
         try:
             self.model.load_weights(iter(tensors))
-            missing = incomplete_layers(self.model)
+            missing = incomplete_layers(self.model, self._tied_heads.names)
             if missing:
                 raise PublicationError(
                     f"The weights don't fill {len(missing)} layers of the model, first {', '.join(missing[:3])}.",
@@ -121,4 +123,5 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             if not complete:
                 abandon_reload(self.model)
             finalize_layerwise_reload(self.model, self.model_config)
+        self._tied_heads.refresh()
         self._expert_prepack.repair()

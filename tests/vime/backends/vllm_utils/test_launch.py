@@ -1,0 +1,64 @@
+"""The command and environment that an engine is started with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vime.backends.vllm_utils.launch import EngineLaunch, engine_command
+from vime.errors import SettingsError
+
+LAUNCH = EngineLaunch(Path("/models/tiny"), "127.0.0.1", 8000, Path("/tmp/engine.log"), "run", seed=7)
+
+
+def value(argv: tuple[str, ...], option: str) -> str:
+    return argv[argv.index(option) + 1]
+
+
+def test_what_training_relies_on_is_always_set() -> None:
+    argv = engine_command(LAUNCH).argv
+    assert value(argv, "--logprobs-mode") == "processed_logprobs"
+    assert value(argv, "--weight-transfer-config") == '{"backend": "vime"}'
+    assert value(argv, "--seed") == "7"
+    assert {"--enable-scale-out", "--enable-prompt-tokens-details", "--enable-prefix-caching"} <= set(argv)
+
+
+def test_a_cpu_engine_computes_in_float32_unless_told_otherwise() -> None:
+    assert value(engine_command(LAUNCH).argv, "--dtype") == "float32"
+    chosen = engine_command(replace(LAUNCH, extra_args=("--dtype", "bfloat16"))).argv
+    assert chosen.count("--dtype") == 1
+    assert value(chosen, "--dtype") == "bfloat16"
+    assert "--dtype" not in engine_command(replace(LAUNCH, device="gpu")).argv
+
+
+def test_prefix_caching_can_be_switched_off() -> None:
+    argv = engine_command(replace(LAUNCH, extra_args=("--no-enable-prefix-caching",))).argv
+    assert "--enable-prefix-caching" not in argv
+    assert argv[-1] == "--no-enable-prefix-caching"
+
+
+def test_one_cpu_worker_needs_no_process_of_its_own() -> None:
+    alone = engine_command(LAUNCH)
+    assert value(alone.argv, "--distributed-executor-backend") == "uni"
+    assert alone.env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    two = engine_command(replace(LAUNCH, tensor_size=2))
+    assert "--distributed-executor-backend" not in two.argv
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in two.env
+
+
+def test_a_gpu_engine_gets_no_cpu_settings() -> None:
+    command = engine_command(replace(LAUNCH, device="gpu"))
+    assert "--enforce-eager" not in command.argv
+    assert "VLLM_CPU_KVCACHE_SPACE" not in command.env
+    assert command.env["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [("--logprobs-mode", "raw_logits"), ("--port=1",), ("--weight_transfer_config.backend", "nccl"), ("--seed", "1")],
+)
+def test_an_option_that_vime_sets_itself_is_refused(extra: tuple[str, ...]) -> None:
+    with pytest.raises(SettingsError, match=r"--vllm-.* can't be set: vime sets vLLM's .* itself"):
+        engine_command(replace(LAUNCH, extra_args=extra))
