@@ -82,6 +82,13 @@ class StandinEngine:
         """Take these weights as the ones that the engine was started with."""
         self.weights_digest = _digest(tensors)
 
+    def greedy(self, tensors: Iterable[tuple[str, torch.Tensor]], prompt: list[int], num_tokens: int) -> list[int]:
+        """The tokens that this stand-in samples under the given weights."""
+        digest, tokens = _digest(tensors), list(prompt)
+        for _ in range(num_tokens):
+            tokens.append(self._next_token(tokens, digest)[0])
+        return tokens[len(prompt) :]
+
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._run())
@@ -174,7 +181,7 @@ class StandinEngine:
                 break
             if not tokens:
                 num_cached = self._use_cache(prompt, salt)
-            token, log_prob = self._next_token(prompt + tokens)
+            token, log_prob = self._next_token(prompt + tokens, self.weights_digest)
             if not spans or spans[-1]["version"] != self.version:
                 spans.append({"version": self.version, "start": len(tokens), "end": 0})
             tokens.append(token)
@@ -201,8 +208,8 @@ class StandinEngine:
         while not self._running.is_set() and not request.aborted.is_set():
             await asyncio.sleep(0.001)
 
-    def _next_token(self, tokens: list[int]) -> tuple[int, float]:
-        seed = hashlib.blake2b(f"{self.weights_digest}:{tokens}".encode(), digest_size=8).digest()
+    def _next_token(self, tokens: list[int], weights_digest: str) -> tuple[int, float]:
+        seed = hashlib.blake2b(f"{weights_digest}:{tokens}".encode(), digest_size=8).digest()
         value = int.from_bytes(seed, "big")
         return value % self.vocab_size, -(value % 1000) / 500.0
 

@@ -22,6 +22,7 @@ from vime.backends.vllm_utils.protocol import (
 from vime.errors import EngineError
 
 _EXCERPT = 500
+_KEEPALIVE_S = 2.0
 
 
 class EngineClient:
@@ -44,7 +45,12 @@ class EngineClient:
         self._control_timeout_s = control_timeout_s
         self._generate_timeout_s = generate_timeout_s
         self._update_timeout_s = update_timeout_s
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=max_connections))
+        # vLLM closes a connection after five idle seconds, and after every error: a request that is sent on one just
+        # then is lost. So connections are reused for sampling only, and only while they are fresh.
+        self._sampling = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=_KEEPALIVE_S)
+        )
+        self._control = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,7 +62,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """Close the connections; running calls fail."""
-        await self._session.close()
+        await asyncio.gather(self._sampling.close(), self._control.close())
 
     async def ready(self) -> bool:
         """True when the engine answers that it is healthy; False when it doesn't answer or says otherwise."""
@@ -141,8 +147,12 @@ class EngineClient:
         await self._json("POST", "/init_weight_transfer_engine", json=body, timeout_s=self._update_timeout_s)
 
     async def start_weight_update(self) -> None:
-        """Open an update."""
-        await self._json("POST", "/start_weight_update", json={}, timeout_s=self._update_timeout_s)
+        """Open an update, or take over one that a publisher which is gone has left open (it holds no weights yet)."""
+        try:
+            await self._json("POST", "/start_weight_update", json={}, timeout_s=self._update_timeout_s)
+        except EngineError as error:
+            if wire.UPDATE_IS_OPEN not in error.message:
+                raise
 
     async def update_weights(self, update_info: Mapping[str, object]) -> None:
         """Receive, verify and load one publication; blocks until that is done.
@@ -192,8 +202,9 @@ class EngineClient:
         headers = {"Content-Type": "application/json"} if payload is not None else {}
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._control_timeout_s, sock_connect=10.0)
         url = self.address + route
+        session = self._sampling if route == wire.GENERATE else self._control
         try:
-            async with self._session.request(
+            async with session.request(
                 method, url, data=payload, params=params, headers=headers, timeout=timeout
             ) as answer:
                 body = await answer.read()

@@ -26,6 +26,9 @@ GENERATE = "/inference/v1/generate"
 NO_LOG_PROB = -9999.0
 """vLLM's stand-in for a log-probability that is NaN, minus infinity or missing."""
 
+UPDATE_IS_OPEN = "a weight update is already active"
+"""Part of vLLM's answer to opening an update twice."""
+
 _UNLABELLED = "default"
 _FINISH_REASONS = ("stop", "length", "abort")
 

@@ -9,7 +9,13 @@ import pytest
 
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import VOCAB_SIZE
-from tests.vime.backends.vllm_utils.publications import MAX_MODEL_LEN, EngineUnderTest, Publisher, checkpoint
+from tests.vime.backends.vllm_utils.publications import (
+    MAX_MODEL_LEN,
+    EngineUnderTest,
+    Publisher,
+    checkpoint,
+    transformers_reference,
+)
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.sender import GlooSender
@@ -29,8 +35,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             names = frozenset(name for name, _ in first)
             standin = stack.enter_context(StandinEngine(VOCAB_SIZE, MAX_MODEL_LEN, names))
             standin.load(first)
-            yield EngineUnderTest(standin.address, VOCAB_SIZE, first, second, standin)
+            yield EngineUnderTest(standin.address, VOCAB_SIZE, first, second, standin.greedy)
         else:
+            reference = transformers_reference(folder / "first")
             launch = EngineLaunch(
                 hf_checkpoint=folder / "first",
                 host="127.0.0.1",
@@ -42,7 +49,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             server = stack.enter_context(EngineServer(launch))
             seconds = server.wait_ready(timeout_s=200)
             print(f"real engine ready after {seconds:.1f} s")
-            yield EngineUnderTest(server.address, VOCAB_SIZE, first, second)
+            yield EngineUnderTest(server.address, VOCAB_SIZE, first, second, reference)
 
 
 @pytest.fixture

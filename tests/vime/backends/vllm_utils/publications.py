@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import build_tiny_qwen3
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.sender import GlooSender
@@ -22,13 +21,16 @@ MAX_MODEL_LEN = 2048
 
 @dataclass
 class EngineUnderTest:
-    """A running engine and two sets of weights for it; it starts with `first`."""
+    """A running engine and two sets of weights for it; it starts with `first`.
+
+    `reference(weights, prompt, n)` tells, without the engine, which n tokens greedy decoding should give.
+    """
 
     address: str
     vocab_size: int
     first: Weights
     second: Weights
-    standin: StandinEngine | None = None
+    reference: Callable[[Weights, list[int], int], list[int]]
 
 
 class Publisher:
@@ -61,3 +63,22 @@ def checkpoint(folder: Path, seed: int) -> Weights:
     """A new tiny checkpoint in `folder`, as named tensors."""
     build_tiny_qwen3(folder, seed=seed, init_std=0.08, max_position_embeddings=MAX_MODEL_LEN)
     return list(read_weight_folder(folder, weight_names(folder)))
+
+
+def transformers_reference(folder: Path) -> Callable[[Weights, list[int], int], list[int]]:
+    """Greedy decoding by the `transformers` model of a checkpoint folder, without a cache."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.no_grad()
+    def greedy(weights: Weights, prompt: list[int], num_tokens: int) -> list[int]:
+        state = model.state_dict()
+        for name, tensor in weights:
+            state[name].copy_(tensor)
+        tokens = list(prompt)
+        for _ in range(num_tokens):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        return tokens[len(prompt) :]
+
+    return greedy

@@ -141,6 +141,8 @@ class TestWeights:
         before = await client.generate(greedy(24, salt="0"))
         version = await publisher.publish(engine.second)
         changed = await client.generate(greedy(24, salt="1"))
+        assert before.token_ids == engine.reference(engine.first, _PROMPT, 24)
+        assert changed.token_ids == engine.reference(engine.second, _PROMPT, 24)
         await publisher.publish(engine.first)
         after = await client.generate(greedy(24, salt="2"))
         assert await client.weight_version() == version + 1
@@ -212,6 +214,13 @@ class TestWeights:
         assert "sender gave up" in str(answers[0])
         assert isinstance(answers[1], OSError)
         await publisher.publish(engine.second)
+
+    async def test_an_update_that_a_lost_publisher_left_open_is_taken_over(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        await client.start_weight_update()
+        version = await publisher.publish(engine.second)
+        assert await client.weight_version() == version
 
     async def test_weights_come_from_a_folder_too(
         self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest, tmp_path: Path

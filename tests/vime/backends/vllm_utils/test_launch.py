@@ -39,6 +39,12 @@ def test_prefix_caching_can_be_switched_off() -> None:
     assert argv[-1] == "--no-enable-prefix-caching"
 
 
+def test_a_length_given_by_flag_wins() -> None:
+    argv = engine_command(replace(LAUNCH, max_model_len=256, extra_args=("--max-model-len", "64"))).argv
+    assert argv.count("--max-model-len") == 1
+    assert value(argv, "--max-model-len") == "64"
+
+
 def test_one_cpu_worker_needs_no_process_of_its_own() -> None:
     alone = engine_command(LAUNCH)
     assert value(alone.argv, "--distributed-executor-backend") == "uni"
