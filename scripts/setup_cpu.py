@@ -19,8 +19,8 @@ VENV = ROOT / ".venv"
 STAMP = VENV / ".vime-setup-done"
 REQUIREMENTS = ROOT / "requirements"
 PYTHON_VERSION = (3, 11)
-DOWNLOAD_MB = 0
-DISK_MB = 0
+DOWNLOAD_MB = 1150
+DISK_MB = 4300
 MINUTES = "3 to 6"
 
 
@@ -52,7 +52,7 @@ def announce() -> None:
         return
     print(
         f"Making {VENV}: {DOWNLOAD_MB} MB of wheels (torch, vLLM, Ray, Megatron-Core and what they need), "
-        f"{MINUTES} minutes, {DISK_MB / 1000:.1f} GB on disk. `make clean` removes it.",
+        f"{MINUTES} minutes on a fast connection, {DISK_MB / 1000:.1f} GB on disk. `make clean` removes it.",
         flush=True,
     )
 
@@ -151,17 +151,18 @@ def main(argv: list[str] | None = None) -> int:
     try:
         check_machine()
         announce()
+        quiet = ["--quiet"] if VENV.exists() else []  # else pip lists all that is there already
         make_venv()
         STAMP.unlink(missing_ok=True)
         site = site_packages()
         drop_half_installed(site)
         extra = ["--extra-index-url", args.torch_index] if args.torch_index else []
-        pip_install(*extra, "-r", "requirements/torch-cpu.txt")
+        pip_install(*quiet, *extra, "-r", "requirements/torch-cpu.txt")
         check_torch(site, args.torch_index)
-        pip_install("-r", "requirements/cpu.txt", "-r", "requirements/dev.txt")
-        pip_install("--ignore-requires-python", "-r", "requirements/cpu-unchecked.txt")
+        pip_install(*quiet, "-r", "requirements/cpu.txt", "-r", "requirements/dev.txt")
+        pip_install(*quiet, "--ignore-requires-python", "-r", "requirements/cpu-unchecked.txt")
         write_vllm_metadata(site)
-        pip_install("--no-build-isolation", "-e", ".")
+        pip_install(*quiet, "--no-build-isolation", "-e", ".")
         STAMP.touch()
     except SetupError as error:
         print(f"\nerror: {error}", file=sys.stderr)

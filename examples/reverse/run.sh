@@ -29,7 +29,7 @@ ROLLOUT=(
     --custom-rm-path examples.reverse.reward.exact_match
     --rollout-batch-size 32
     --n-samples-per-prompt 8
-    --num-rollout 150
+    --num-rollout 80
     --rollout-max-response-len 6 # five digits and the end of the turn
     --rollout-temperature 1.0
     --rollout-data-transport straw
@@ -44,7 +44,7 @@ OBJECTIVE=(
 )
 
 TRAINER=(
-    --lr 7e-4
+    --lr 4e-4
     --clip-grad 1.0
     --use-dynamic-batch-size
     --max-tokens-per-gpu 4096
