@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
 import io
@@ -39,10 +40,7 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
     that vLLM refuses.
     """
     user_options(engine_args)
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = make_arg_parser(FlexibleArgumentParser(add_help=False))
+    parser = _vllm_parser()
     known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     for word in engine_args:
         name = "--" + word[2:].partition("=")[0].partition(".")[0].replace("_", "-")
@@ -59,3 +57,14 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
         raise SettingsError(
             f"vLLM refuses {' '.join(engine_args)}: {lines[-1]}", next_step=f"Correct the {_PREFIX}* flag."
         ) from error
+
+
+def _vllm_parser() -> argparse.ArgumentParser:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:  # before 0.32
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+    parser: argparse.ArgumentParser = make_arg_parser(FlexibleArgumentParser(add_help=False))
+    return parser
