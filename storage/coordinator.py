@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import msgspec
@@ -31,14 +30,14 @@ class QueueFile(msgspec.Struct, frozen=True):
 class CoordinatorSession:
     """straw's coordinator under the coordinator lock; every access goes through `reading` or `changing`."""
 
-    def __init__(self, pool: Pool, *, owner: str, lease_seconds: float) -> None:
+    def __init__(self, pool: Pool, *, owner: str, lease_seconds: float, clock: Callable[[], float]) -> None:
         self.pool = pool
         self._mutex = threading.RLock()
         self._closed = False
         with ExitStack() as stack:
             self.lock = stack.enter_context(CoordinatorLock.acquire(pool.control_dir, owner=owner))
             self.owner = f"{owner}#{self.lock.epoch}"
-            self._coordinator = _open_coordinator(pool, owner=self.owner, lease_seconds=lease_seconds)
+            self._coordinator = _open_coordinator(pool, self.owner, lambda: clock() / lease_seconds)
             stack.callback(self._coordinator.close)
             self._exit = stack.pop_all()
 
@@ -74,12 +73,12 @@ class CoordinatorSession:
             self._exit.close()
 
 
-def _open_coordinator(pool: Pool, *, owner: str, lease_seconds: float) -> straw.Coordinator:
+def _open_coordinator(pool: Pool, owner: str, clock: Callable[[], float]) -> straw.Coordinator:
     """Recover the pool's queue, or create it.
 
     A straw queue whose creation was cut off can be neither created nor recovered, so each creation uses a new name
-    and `queue.json` names it only once it exists. straw binds a queue to its lease time; here its unit of time is
-    one lease, so that the setting may change between runs.
+    and `queue.json` names it only once it exists. straw binds a queue to its lease time; here `clock` counts in
+    leases, so that the setting may change between runs.
     """
     path = pool.control_dir / "queue.json"
     recover = path.exists()
@@ -92,7 +91,7 @@ def _open_coordinator(pool: Pool, *, owner: str, lease_seconds: float) -> straw.
             exclusive_owner=owner,
             recover=recover,
             lease_seconds=1,
-            clock=lambda: time.monotonic() / lease_seconds,
+            clock=clock,
         )
     if not recover:
         write_atomically(path, msgspec.json.encode(QueueFile(1, queue_id)))

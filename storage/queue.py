@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from types import TracebackType
 
@@ -45,17 +45,18 @@ class GroupQueue:
         self._token: str | None = None
         self._summaries: dict[int, GroupSummary] = {}
         self._num_accepted = len(session.commits())
-        self.release_reasons: Counter[str] = Counter()
-        """Groups given back since this queue was opened, by reason."""
 
     @classmethod
-    def open(cls, pool: Pool, *, owner: str, lease_seconds: float) -> GroupQueue:
+    def open(
+        cls, pool: Pool, *, owner: str, lease_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> GroupQueue:
         """Create the queue of the pool, or recover it after a crash.
 
         Leases of an earlier coordinator are stale; their groups wait again. `lease_seconds` may differ from
-        open to open. Raises `CoordinatorBusyError` naming the present holder, or `StorageError`.
+        open to open; `clock` gives seconds and never goes back. Raises `CoordinatorBusyError` naming the present
+        holder, or `StorageError`.
         """
-        session = CoordinatorSession(pool, owner=owner, lease_seconds=lease_seconds)
+        session = CoordinatorSession(pool, owner=owner, lease_seconds=lease_seconds, clock=clock)
         try:
             return cls(session, TrainedLog(pool.control_dir / "trained.jsonl"))
         except StorageError:
@@ -106,7 +107,10 @@ class GroupQueue:
             return [_LEASE_STATES[state] for state in coordinator.heartbeat(held)] if held else []
 
     def release(self, leases: Sequence[bytes], reason: str) -> list[bool]:
-        """Give groups back unspent; for each lease whether it still held its group."""
+        """Give groups back unspent, with a reason for the log; for each lease whether it gave its group back.
+
+        The same call again changes nothing and gives the same answer.
+        """
         parsed = [lease_from_bytes(lease) for lease in leases]
         if not parsed:
             return []
@@ -116,7 +120,6 @@ class GroupQueue:
             released = [
                 state == "released" for state in coordinator.release_tasks(held, request_id=f"release:{request}")
             ]
-            self.release_reasons[reason] += sum(released)
         logger.info("%d groups back to the queue: %s", sum(released), reason)
         return released
 

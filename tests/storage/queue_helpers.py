@@ -1,0 +1,67 @@
+"""Small groups and prompts, and a queue to put them into."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from storage.columns import encode_group, summary_from_header
+from storage.pool import Pool
+from storage.queue import GroupQueue
+from storage.queue_types import LeasedGroup, Receipt
+from storage.refs import GroupRef
+from vime.data.cursor import PromptCursor, PromptTask
+from vime.utils.types import Sample
+
+
+def prompts(start: int, stop: int) -> list[PromptTask]:
+    return [
+        PromptTask(group_index=i, first_sample_index=2 * i, epoch=0, row=i, prompt=f"question {i}", label=i)
+        for i in range(start, stop)
+    ]
+
+
+def cursor_at(stop: int) -> PromptCursor:
+    return PromptCursor(epoch=0, offset=stop, next_group_index=stop, next_sample_index=2 * stop)
+
+
+def submit(queue: GroupQueue, start: int, stop: int) -> None:
+    queue.submit_prompts(prompts(start, stop), cursor_at(stop))
+
+
+def samples_of(group_index: int, num_tokens: int = 3) -> list[Sample]:
+    return [
+        Sample(
+            group_index=group_index,
+            index=2 * group_index + member,
+            tokens=[1, 2, *range(10, 10 + num_tokens)],
+            response_length=num_tokens,
+            rollout_log_probs=[-0.5] * num_tokens,
+            version_spans=[(0, 0, num_tokens)],
+            reward=float(member),
+            status=Sample.Status.COMPLETED,
+        )
+        for member in range(2)
+    ]
+
+
+def publish(pool: Pool, leased: LeasedGroup, submission_id: str = "") -> GroupRef:
+    group = encode_group(samples_of(leased.group_index))
+    name = submission_id or f"{leased.group_index}:{leased.attempt}"
+    return pool.publish_groups([(group, leased.lease)], submission_id=name)[0]
+
+
+def finish(pool: Pool, queue: GroupQueue, leased: LeasedGroup) -> Receipt:
+    ref = publish(pool, leased)
+    return queue.accept(leased.lease, ref, summary_from_header(pool.read_header(ref)))
+
+
+def new_queue(
+    root: Path, num_groups: int = 0, lease_seconds: float = 60, clock: Callable[[], float] = time.monotonic
+) -> tuple[Pool, GroupQueue]:
+    pool = Pool.create(root, "run")
+    queue = GroupQueue.open(pool, owner="test", lease_seconds=lease_seconds, clock=clock)
+    if num_groups:
+        submit(queue, 0, num_groups)
+    return pool, queue

@@ -1,0 +1,164 @@
+"""The prompt source: an endless, deterministic stream of prompt tasks over one file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vime.data.cursor import PromptCursor, PromptTask, epoch_order
+from vime.data.record_files import BadRecord, RecordFile, open_record_file
+from vime.data.records import PromptRecord, RecordKeys
+from vime.errors import DataError
+
+__all__ = ["PromptCursor", "PromptSource", "PromptTask"]
+
+logger = logging.getLogger(__name__)
+
+ChatTemplate = Callable[[list[dict[str, Any]]], str]
+_SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
+
+
+class PromptSource:
+    """Prompts of `path` (a `.jsonl` or `.parquet` fsspec URL, or `path@[start:stop]` for a slice of its records).
+
+    `take` is a function of the cursor alone: the source keeps no position. `apply_chat_template` turns chat
+    messages into text; a plain string prompt is given to it as one user message. Each epoch visits every prompt
+    once, in file order or, with `shuffle`, in an order that depends on `seed` and the epoch.
+
+    A malformed record raises `DataError` naming file:line:column. With `on_bad_record="skip"` bad records are
+    written to `bad_records_path` as JSON lines and counted in `num_skipped`; more than `max_bad_fraction` of them
+    raises `DataError` all the same.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        input_key: str = "input",
+        label_key: str | None = None,
+        metadata_key: str | None = "metadata",
+        apply_chat_template: ChatTemplate | None = None,
+        shuffle: bool = False,
+        seed: int = 42,
+        n_samples_per_prompt: int = 1,
+        on_bad_record: Literal["refuse", "skip"] = "refuse",
+        bad_records_path: Path | None = None,
+        max_bad_fraction: float = 0.5,
+    ) -> None:
+        if on_bad_record == "skip" and bad_records_path is None:
+            raise DataError("Skipping bad records needs a file to write them to.", next_step="Set bad_records_path.")
+        self._keys = RecordKeys(input_key, label_key, metadata_key)
+        self._apply_chat_template = apply_chat_template
+        self._shuffle, self._seed, self._n_samples = shuffle, seed, n_samples_per_prompt
+        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
+        file_path, bounds = _split_slice(str(path))
+        bad: list[BadRecord] = []
+        self._file: RecordFile = open_record_file(
+            file_path, self._keys, bad.append if on_bad_record == "skip" else _refuse
+        )
+        self.num_skipped = len(bad)
+        if bad and bad_records_path is not None:
+            _set_aside(bad, bad_records_path)
+            logger.warning(
+                "%s: %d of %d records are bad, see %s", path, len(bad), self._file.num_records, bad_records_path
+            )
+        if len(bad) > max_bad_fraction * self._file.num_records:
+            raise DataError(
+                f"{path}: {len(bad)} of {self._file.num_records} records are bad, allowed: a fraction of "
+                f"{max_bad_fraction}. The first: {bad[0].message}",
+                next_step=f"Correct the file; all bad records are in {bad_records_path}.",
+            )
+        if not self._file.num_records:
+            raise DataError(f"{path}: the file has no records.", next_step="Check --prompt-data.")
+        chosen = range(self._file.num_records)[bounds]
+        self._rows = np.asarray([row for row in chosen if row not in self._file.bad], np.int64)
+        if not self._rows.size:
+            raise DataError(f"{path}: the slice selects none of {self._file.num_records} records.")
+
+    def __len__(self) -> int:
+        """Prompts in one epoch."""
+        return len(self._rows)
+
+    def take(self, cursor: PromptCursor, n: int) -> tuple[list[PromptTask], PromptCursor]:
+        """The next `n` prompts from `cursor`, crossing epochs, and the cursor after them."""
+        places: list[tuple[int, int]] = []
+        epoch, offset = cursor.epoch, cursor.offset
+        while len(places) < n:
+            order = self._epoch_rows(epoch)
+            part = order[offset : offset + n - len(places)]
+            places += [(epoch, int(row)) for row in part]
+            offset += len(part)
+            if offset >= len(order):
+                epoch, offset = epoch + 1, 0
+        records = self._file.read([row for _, row in places])
+        tasks = [
+            PromptTask(
+                group_index=cursor.next_group_index + number,
+                first_sample_index=cursor.next_sample_index + number * self._n_samples,
+                epoch=task_epoch,
+                row=row,
+                prompt=self._render(record),
+                label=record.label,
+                metadata=record.metadata,
+            )
+            for number, ((task_epoch, row), record) in enumerate(zip(places, records, strict=True))
+        ]
+        after = PromptCursor(epoch, offset, cursor.next_group_index + n, cursor.next_sample_index + n * self._n_samples)
+        return tasks, after
+
+    def where(self, row: int) -> str:
+        """File and line of a record, for messages and lineage."""
+        return self._file.where(row)
+
+    def dataset_digest(self) -> str:
+        """Hex SHA-256 over the file's bytes, the rows in use and the keys; equal digests give equal streams under
+        equal shuffle, seed and group size."""
+        parts = {
+            "file": self._file.digest,
+            "rows": hashlib.sha256(self._rows.astype("<i8").tobytes()).hexdigest(),
+            "keys": [self._keys.input_key, self._keys.label_key, self._keys.metadata_key],
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def _epoch_rows(self, epoch: int) -> npt.NDArray[np.int64]:
+        if self._order is None or self._order[0] != epoch:
+            order = epoch_order(len(self._rows), shuffle=self._shuffle, seed=self._seed, epoch=epoch)
+            self._order = (epoch, self._rows[order])
+        return self._order[1]
+
+    def _render(self, record: PromptRecord) -> str | list[dict[str, Any]]:
+        if self._apply_chat_template is None:
+            return record.prompt
+        if isinstance(record.prompt, str):
+            return self._apply_chat_template([{"role": "user", "content": record.prompt}])
+        return self._apply_chat_template(record.prompt)
+
+
+def _split_slice(path: str) -> tuple[str, slice]:
+    match = _SLICE.fullmatch(path)
+    if match is None:
+        if "@[" in path:
+            raise DataError(f"{path}: can't read the slice, allowed: path@[start:stop] with whole numbers.")
+        return path, slice(None)
+    start, stop = (int(match[name]) if match[name] else None for name in ("start", "stop"))
+    return match["path"], slice(start, stop)
+
+
+def _refuse(record: BadRecord) -> None:
+    raise record
+
+
+def _set_aside(bad: list[BadRecord], path: Path) -> None:
+    lines = [json.dumps({"where": record.where, "reason": record.reason, "text": record.text}) for record in bad]
+    try:
+        path.write_text("".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise DataError(f"{path}: can't write the bad records aside: {error}.") from error

@@ -1,0 +1,175 @@
+"""Prompt files by record: JSON lines through an index of byte offsets, Parquet as an Arrow table.
+
+Paths are fsspec URLs. The whole file is checked when it is opened, so a bad record stops a run at its start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+
+from vime.data.records import PromptRecord, RecordFault, RecordKeys, read_record
+from vime.data.strict_json import JsonFault, key_column, loads_strict
+from vime.errors import DataError
+
+_BOM = b"\xef\xbb\xbf"
+_CHUNK = 1 << 20
+_BATCH = 1024
+
+
+class BadRecord(DataError):
+    """A record that can't be used: `where` is file:line:column, `text` the record itself."""
+
+    def __init__(self, message: str, *, next_step: str = "", where: str = "", reason: str = "", text: str = "") -> None:
+        super().__init__(message, next_step=next_step)
+        self.where = where
+        self.reason = reason
+        self.text = text
+
+
+OnBad = Callable[[BadRecord], None]
+"""Called with each bad record; raises to refuse it."""
+
+
+class RecordFile(Protocol):
+    """Records of one file by number. Records that were set aside keep their numbers."""
+
+    num_records: int
+    bad: set[int]
+    """Numbers of the records that were set aside."""
+    digest: str
+    """Hex SHA-256 of the file's bytes."""
+
+    def read(self, rows: Sequence[int]) -> list[PromptRecord]:
+        """The records with these numbers, in this order."""
+
+    def where(self, row: int) -> str:
+        """Place of a record for messages."""
+
+
+def open_record_file(path: str, keys: RecordKeys, on_bad: OnBad) -> RecordFile:
+    """Check and index a `.jsonl` or `.parquet` file. Raises `DataError`."""
+    kinds: dict[str, type[JsonlFile] | type[ParquetFile]] = {".jsonl": JsonlFile, ".parquet": ParquetFile}
+    kind = next((kind for suffix, kind in kinds.items() if path.endswith(suffix)), None)
+    if kind is None:
+        raise DataError(f"{path}: unknown kind of prompt file, allowed: {', '.join(kinds)}.")
+    try:
+        filesystem, inner = fsspec.core.url_to_fs(path)
+        if not filesystem.isfile(inner):
+            raise DataError(f"{path}: no such file.", next_step="Check --prompt-data.")
+        return kind(path, filesystem, inner, keys, on_bad)
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"{path}: can't be read: {error}.", next_step="Check --prompt-data.") from error
+
+
+class JsonlFile:
+    """JSON lines; empty lines don't count as records."""
+
+    def __init__(self, path: str, filesystem: Any, inner: str, keys: RecordKeys, on_bad: OnBad) -> None:
+        self._path, self._filesystem, self._inner, self._keys = path, filesystem, inner, keys
+        self._extents: list[tuple[int, int, int]] = []
+        """(offset, bytes, line number) of each record."""
+        self.bad: set[int] = set()
+        digest, offset = hashlib.sha256(), 0
+        with filesystem.open(inner, "rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                digest.update(line)
+                skipped = len(_BOM) if number == 1 and line.startswith(_BOM) else 0
+                if line[skipped:].strip():
+                    self._extents.append((offset + skipped, len(line) - skipped, number))
+                    self._check(line[skipped:], on_bad)
+                offset += len(line)
+        self.num_records = len(self._extents)
+        self.digest = digest.hexdigest()
+
+    def read(self, rows: Sequence[int]) -> list[PromptRecord]:
+        records = []
+        with self._filesystem.open(self._inner, "rb") as stream:
+            for row in rows:
+                offset, num_bytes, number = self._extents[row]
+                stream.seek(offset)
+                records.append(self._parse(stream.read(num_bytes), number))
+        return records
+
+    def where(self, row: int) -> str:
+        return f"{self._path}:{self._extents[row][2]}"
+
+    def _check(self, line: bytes, on_bad: OnBad) -> None:
+        row = len(self._extents) - 1
+        try:
+            self._parse(line, self._extents[row][2])
+        except BadRecord as error:
+            on_bad(error)
+            self.bad.add(row)
+
+    def _parse(self, line: bytes, number: int) -> PromptRecord:
+        text = line.rstrip(b"\r\n")
+        try:
+            return read_record(loads_strict(text), self._keys)
+        except JsonFault as fault:
+            truncated = fault.column > len(text.decode(errors="replace").rstrip()) and not line.endswith(b"\n")
+            reason = f"{fault.reason}; the last line is cut off" if truncated else fault.reason
+            raise _bad(f"{self._path}:{number}:{fault.column}", reason, text) from fault
+        except RecordFault as fault:
+            column = key_column(text.decode(), fault.key) if fault.key else 1
+            raise _bad(f"{self._path}:{number}:{column}", fault.reason, text) from fault
+
+
+class ParquetFile:
+    """Parquet; only the columns that are asked for are held, as Arrow buffers."""
+
+    def __init__(self, path: str, filesystem: Any, inner: str, keys: RecordKeys, on_bad: OnBad) -> None:
+        self._path, self._keys = path, keys
+        digest = hashlib.sha256()
+        with filesystem.open(inner, "rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+        self.digest = digest.hexdigest()
+        self.bad: set[int] = set()
+        with filesystem.open(inner, "rb") as stream:
+            file = pyarrow.parquet.ParquetFile(stream)
+            names = file.schema_arrow.names
+            for key in (keys.input_key, keys.label_key):
+                if key is not None and key not in names:
+                    raise DataError(f"{path}: no column {key!r}; the file has {sorted(names)}.")
+            wanted = {keys.input_key, keys.label_key, keys.metadata_key}
+            self._table = file.read(columns=[name for name in names if name in wanted])
+        self.num_records = self._table.num_rows
+        for start in range(0, self.num_records, _BATCH):
+            for row, value in enumerate(self._table.slice(start, _BATCH).to_pylist(), start=start):
+                self._check(row, value, on_bad)
+
+    def read(self, rows: Sequence[int]) -> list[PromptRecord]:
+        return [self._parse(row, self._table.slice(row, 1).to_pylist()[0]) for row in rows]
+
+    def where(self, row: int) -> str:
+        return f"{self._path}:row {row}"
+
+    def _check(self, row: int, value: object, on_bad: OnBad) -> None:
+        try:
+            self._parse(row, value)
+        except BadRecord as error:
+            on_bad(error)
+            self.bad.add(row)
+
+    def _parse(self, row: int, value: object) -> PromptRecord:
+        try:
+            return read_record(value, self._keys)
+        except RecordFault as fault:
+            place = f"{self.where(row)}:{fault.key}" if fault.key else self.where(row)
+            raise _bad(place, fault.reason, str(value).encode()) from fault
+
+
+def _bad(where: str, reason: str, text: bytes) -> BadRecord:
+    return BadRecord(
+        f"{where}: {reason}.",
+        next_step="Correct the record, or set bad records aside with on_bad_record='skip'.",
+        where=where,
+        reason=reason,
+        text=text.decode(errors="replace"),
+    )

@@ -1,0 +1,90 @@
+"""One record of a prompt file: which keys matter, and what makes it unusable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+class RecordKeys(msgspec.Struct, frozen=True):
+    """Names of the fields that a record is read by."""
+
+    input_key: str
+    label_key: str | None
+    metadata_key: str | None
+
+
+class RecordFault(ValueError):
+    """Why a record can't be used, and the key that is at fault (None: the record as a whole)."""
+
+    def __init__(self, reason: str, key: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.key = key
+
+
+class PromptRecord(msgspec.Struct, frozen=True):
+    """A usable record."""
+
+    prompt: str | list[dict[str, Any]]
+    label: Any
+    metadata: dict[str, Any]
+
+
+def read_record(value: object, keys: RecordKeys) -> PromptRecord:
+    """The parts of a record that training uses. Raises `RecordFault`.
+
+    The prompt is a non-empty string or a list of chat messages; the label may be anything plain; metadata is an
+    object, empty when the record has none.
+    """
+    if not isinstance(value, dict):
+        raise RecordFault(f"a record must be an object, found {_name(value)}")
+    for key in (keys.input_key, keys.label_key):
+        if key is not None and key not in value:
+            raise RecordFault(f"no key {key!r}; the record has {sorted(value)}")
+    prompt = value[keys.input_key]
+    _check_prompt(prompt, keys.input_key)
+    label = None if keys.label_key is None else value[keys.label_key]
+    metadata = {} if keys.metadata_key is None else value.get(keys.metadata_key)
+    if metadata is None:
+        metadata = {}
+    if not isinstance(metadata, dict):
+        raise RecordFault(f"{keys.metadata_key!r} must be an object, found {_name(metadata)}", keys.metadata_key)
+    for key, part in ((keys.input_key, prompt), (keys.label_key, label), (keys.metadata_key, metadata)):
+        _check_plain(part, key)
+    return PromptRecord(prompt, label, metadata)
+
+
+def _check_prompt(prompt: object, key: str) -> None:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise RecordFault(f"{key!r} is empty", key)
+        return
+    if not isinstance(prompt, list):
+        raise RecordFault(f"{key!r} must be a string or a list of messages, found {_name(prompt)}", key)
+    if not prompt:
+        raise RecordFault(f"{key!r} is empty", key)
+    for position, message in enumerate(prompt):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise RecordFault(f"{key!r}: message {position} must be an object with role and content", key)
+
+
+def _check_plain(value: object, key: str | None) -> None:
+    """Refuse what only Parquet can hold (dates, decimals) and numbers that are not finite."""
+    if isinstance(value, dict):
+        for part in value.values():
+            _check_plain(part, key)
+    elif isinstance(value, list):
+        for part in value:
+            _check_plain(part, key)
+    elif not isinstance(value, _PLAIN):
+        raise RecordFault(f"{key!r} holds a value of type {_name(value)}", key)
+    elif isinstance(value, float) and value - value != 0:
+        raise RecordFault(f"{key!r} holds {value}, not a finite number", key)
+
+
+def _name(value: object) -> str:
+    return "null" if value is None else type(value).__name__
