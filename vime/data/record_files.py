@@ -63,7 +63,7 @@ def open_record_file(path: str, keys: RecordKeys, on_bad: OnBad) -> RecordFile:
         if not filesystem.isfile(inner):
             raise DataError(f"{path}: no such file.", next_step="Check --prompt-data.")
         return kind(path, filesystem, inner, keys, on_bad)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: can't be read: {error}.", next_step="Check --prompt-data.") from error
 
 
@@ -112,8 +112,8 @@ class JsonlFile:
         try:
             return read_record(loads_strict(text), self._keys)
         except JsonFault as fault:
-            truncated = fault.column > len(text.decode(errors="replace").rstrip()) and not line.endswith(b"\n")
-            reason = f"{fault.reason}; the last line is cut off" if truncated else fault.reason
+            ended = line.endswith(b"\n")
+            reason = fault.reason if ended else f"{fault.reason}; the last line has no newline and may be cut off"
             raise _bad(f"{self._path}:{number}:{fault.column}", reason, text) from fault
         except RecordFault as fault:
             column = key_column(text.decode(), fault.key) if fault.key else 1
