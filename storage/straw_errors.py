@@ -15,7 +15,7 @@ _NEXT_STEPS: dict[type[Exception], str] = {
     straw.IdempotencyConflict: "Retry with the same content, or use a new id.",
     straw.IndeterminateCommit: "Close and reopen the queue; it then knows whether the last change was made.",
     straw.InvalidReference: "Pass a reference of this pool, published for this very lease.",
-    straw.UnsafeRecovery: "Open the pool with the profile and run id that created it.",
+    straw.UnsafeRecovery: "Close and reopen the queue, under the profile and run id that created its pool.",
     straw.WriterFenced: "This writer was retired; open a new Pool.",
     straw.StorageUnavailable: "Check the mount and its permissions, then open a new Pool.",
 }

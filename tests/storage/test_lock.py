@@ -85,3 +85,9 @@ def test_a_released_lock_is_no_longer_ours(tmp_path: Path) -> None:
     assert not lock.still_mine()
     with pytest.raises(StorageError, match="was released"):
         lock.check()
+
+
+def test_a_successor_is_seen_before_it_has_cleared_older_epochs(tmp_path: Path) -> None:
+    with CoordinatorLock.acquire(tmp_path, owner="x") as lock:
+        (tmp_path / "epochs" / "00000002.json").touch()
+        assert not lock.still_mine()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from queue_helpers import cursor_at, finish, new_queue, prompts, publish, samples_of, submit
+from straw.errors import QuotaExceeded
 
 from storage.columns import decode_group
 from storage.pool import Pool
@@ -253,6 +254,31 @@ def test_a_replaced_coordinator_is_fenced_where_flock_does_not_work(
             with pytest.raises(CoordinatorBusyError, match=r"epoch 1 of the queue in .* has ended: .*'successor'"):
                 change()
         assert successor.facts().in_flight == [0]
+
+
+@pytest.mark.parametrize(("phase", "accepted"), [("before_journal_write", {}), ("after_journal_sync", {0: 0})])
+def test_a_queue_whose_journal_failed_refuses_until_it_is_reopened(
+    phase: str, accepted: dict[int, int], tmp_path: Path
+) -> None:
+    failing: list[str] = []
+
+    def fault(name: str) -> None:
+        if name in failing:
+            failing.clear()
+            raise QuotaExceeded("No space left on device (os error 28)")
+
+    with Pool.create(tmp_path / "pool", "run", fault=fault) as pool:
+        queue = GroupQueue.open(pool, owner="test", lease_seconds=60)
+        submit(queue, 0, 2)
+        leased = queue.lease("w", 1)[0]
+        ref, summary = publish(pool, leased), summarize(samples_of(0))
+        failing.append(phase)
+        with pytest.raises(StorageError, match=r"is full or over quota; \d+ bytes are free.*reopen the queue"):
+            queue.accept(leased.lease, ref, summary)
+        with pytest.raises(StorageError, match=r"Close and reopen the queue"):
+            queue.accept(leased.lease, ref, summary)
+        with reopen(pool, queue) as restarted:
+            assert restarted.facts().accepted == accepted
 
 
 @pytest.mark.slow
