@@ -83,7 +83,7 @@ class WeightPublisher:
         num_bytes = await self._transfer(version)
         confirmed = await self._bounded("confirming", *(engine.weight_version() for engine in self._engines))
         for engine, found in zip(self._engines, confirmed, strict=True):
-            if found != str(version):
+            if found != version:
                 raise PublicationError(
                     f"{engine.address} reports weight version {found!r} after the publication of {version}.",
                     next_step="Resume the run; it publishes anew.",

@@ -5,27 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import msgspec
-
 from pipeline.messages import TrainReport
 from pipeline.planner import BatchPlan
 from pipeline.shards import pack_step, read_rank_groups, totals
-from storage.files import append_durably
+from pipeline.training_log import log_step
 from storage.pool import Pool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.errors import TrainerError
-
-
-class TrainingLogEntry(msgspec.Struct, frozen=True):
-    """One optimizer step of one rank, written after it was taken. An auditor reads it; the run doesn't."""
-
-    branch: str
-    rollout_id: int
-    step: int
-    data_parallel_rank: int
-    group_indices: list[int]
-    sample_indices: list[int]
 
 
 class TrainerWorker:
@@ -51,7 +38,7 @@ class TrainerWorker:
             microbatches = pack_step(plan, step, self._replica, groups)
             tokens += sum(microbatch.num_tokens for microbatch in microbatches)
             metrics = self._trainer.train_step(microbatches, totals(step))
-            self._log_step(plan, number)
+            log_step(self._training_log, plan, number, self._replica)
         return TrainReport(metrics, train_s=time.monotonic() - started - read_s, read_s=read_s, tokens=tokens)
 
     def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
@@ -100,15 +87,3 @@ class TrainerWorker:
         if self._sender is not None:
             self._sender.close()
             self._sender = None
-
-    def _log_step(self, plan: BatchPlan, number: int) -> None:
-        samples = [plan.samples[i] for microbatch in plan.steps[number].ranks[self._replica] for i in microbatch]
-        entry = TrainingLogEntry(
-            branch=plan.branch,
-            rollout_id=plan.rollout_id,
-            step=number,
-            data_parallel_rank=self._replica,
-            group_indices=sorted({plan.groups[sample.group].group_index for sample in samples}),
-            sample_indices=sorted(sample.sample_index for sample in samples),
-        )
-        append_durably(self._training_log, msgspec.json.encode(entry))

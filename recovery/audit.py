@@ -6,7 +6,6 @@ itself, and trusts only what the ranks wrote after each optimizer step.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -113,9 +112,12 @@ def replay_journal(pool: Path) -> JournalState:
 
 
 def _queue_root(pool: Path) -> Path:
-    """Folder of the queue in use: straw names the folder of a named queue after the SHA-256 of its name."""
+    """Folder of the queue that the pool names as the one in use."""
     name = json.loads((pool / "vime" / "queue.json").read_bytes())["queue_id"]
-    return pool / "queues" / hashlib.sha256(name.encode()).hexdigest()
+    for path in (pool / "queues").glob("*/run.json"):
+        if json.loads(path.read_bytes())["queue_id"] == name:
+            return path.parent
+    raise CorruptDataError(f"{pool}: queue {name} is missing.", next_step="Restore the pool.")
 
 
 def _apply(state: JournalState, event: dict[str, Any]) -> None:

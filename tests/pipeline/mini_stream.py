@@ -1,0 +1,178 @@
+"""The stream without engines and Ray: real pool, queue, coordinator, planner and commit; synthetic samples.
+
+Run as a script it trains until it is done, or kills itself at a named point: `python mini_stream.py RUN POINT`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.messages import AcceptRequest, encode
+from pipeline.planner import PlanSettings, plan_batch
+from pipeline.training_log import log_step
+from recovery.branch import Branch, append_branch
+from recovery.commit import CommitParent, commit_path, iteration_directory, read_commit, read_queue_state, write_commit
+from recovery.restore import RestoreMode, plan_restore, scan_run
+from storage.columns import encode_group
+from storage.pool import Pool
+from storage.prompt_codec import decode_prompt
+from storage.summary import summarize
+from vime.data.cursor import PromptTask
+from vime.data.prompts import PromptSource
+from vime.utils.types import Sample
+
+BATCH, MEMBERS, ROLLOUTS, SAVE_EVERY = 4, 2, 6, 2
+POINTS = ("publish", "accept", "plan", "train", "training_completed", "save", "commit", "done")
+PLAN = PlanSettings(
+    rollout_batch_size=BATCH,
+    samples_per_step=BATCH * MEMBERS,
+    num_ranks=1,
+    max_tokens=64,
+    micro_batch_size=1,
+    normalize_rewards=True,
+    normalize_std=True,
+)
+
+
+def write_prompts(run: Path) -> Path:
+    path = run / "prompts.jsonl"
+    run.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f'{{"input": "p{number}"}}\n' for number in range(30)))
+    return path
+
+
+def synthetic_group(prompt: PromptTask, version: int) -> list[Sample]:
+    """Finished samples with one prompt token and two response tokens each."""
+    return [
+        Sample(
+            group_index=prompt.group_index,
+            index=prompt.first_sample_index + member,
+            prompt=prompt.prompt,
+            tokens=[1, 2, 3],
+            response="ab",
+            response_length=2,
+            reward=float(member),
+            rollout_log_probs=[-0.5, -0.25],
+            version_spans=[(version, 0, 2)],
+            status=Sample.Status.COMPLETED,
+        )
+        for member in range(MEMBERS)
+    ]
+
+
+class MiniStream:
+    """One session on a run folder."""
+
+    def __init__(self, run: Path, reach: Callable[[str], None] = lambda _: None) -> None:
+        self._run, self._reach = run, reach
+        self._pool_root = run / "rollout_data" / "pool"
+        self.branch = uuid.uuid4().hex[:8]
+        self.plan = plan_restore(
+            scan_run(run, self._pool_root), load=None, save=str(run), ckpt_step=None, num_rollout=ROLLOUTS,
+            new_branch=self.branch,
+        )  # fmt: skip
+        parent, trained = None, []
+        if self.plan.commit_rollout is not None and self.plan.commit_directory is not None:
+            directory = run / self.plan.commit_directory
+            record = read_commit(commit_path(directory, self.plan.commit_rollout))
+            parent = CommitParent(record.branch, self.plan.commit_rollout)
+            trained = read_queue_state(directory, self.plan.commit_rollout).trained
+        self._parent = parent
+        config = CoordinatorConfig(self.branch, trained, ROLLOUTS * BATCH, 2 * BATCH, lease_seconds=60)
+        self.coordinator: Coordinator = open_coordinator(
+            open_pool=self._open_pool,
+            source=PromptSource(write_prompts(run), n_samples_per_prompt=MEMBERS),
+            owner="test",
+            config=config,
+        )
+        self._pool = Pool.open(self._pool_root)
+        append_branch(run, Branch(self.branch, parent, self.plan.directory, 0))
+
+    def _open_pool(self) -> Pool:
+        if (self._pool_root / "vime" / "pool.json").exists():
+            return Pool.open(self._pool_root)
+        return Pool.create(self._pool_root, "rollout")
+
+    async def produce(self) -> None:
+        """Generate and have accepted as many groups as the queue wants."""
+        while work := self.coordinator.lease("producer", 3).work:
+            groups = [synthetic_group(decode_prompt(self._pool.read_blob(item.prompt_ref)), 1) for item in work]
+            self._reach("publish")
+            items = [(encode_group(group), item.lease) for group, item in zip(groups, work, strict=True)]
+            refs = self._pool.publish_groups(items, submission_id=uuid.uuid4().hex)
+            self._reach("accept")
+            await self.coordinator.accept(
+                [
+                    AcceptRequest(item.lease, ref, summarize(group))
+                    for item, ref, group in zip(work, refs, groups, strict=True)
+                ]
+            )
+
+    async def run(self) -> None:
+        """Train what is left, committing every second rollout."""
+        if self.plan.mode is RestoreMode.COMPLETE:
+            return
+        for rollout_id in range(self.plan.start_rollout, ROLLOUTS):
+            await self.produce()
+            groups = await self.coordinator.wait_for_groups(BATCH, 5)
+            assert groups is not None
+            plan = plan_batch(groups, PLAN, branch=self.branch, rollout_id=rollout_id, policy_version=1)
+            self._reach("plan")
+            self.coordinator.record_plan(plan.batch_id, plan.positions, encode(plan))
+            self._reach("train")
+            log_step(self._run / "training_log" / "rank_0.jsonl", plan, 0, 0)
+            self._reach("training_completed")
+            self.coordinator.training_completed(rollout_id, 1, plan.positions)
+            if rollout_id % SAVE_EVERY == SAVE_EVERY - 1:
+                self._commit(rollout_id)
+        self._reach("done")
+
+    def _commit(self, rollout_id: int) -> None:
+        self._reach("save")
+        directory = self._run / self.plan.directory
+        checkpoint = iteration_directory(directory, rollout_id)
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / "model").write_bytes(b"weights")
+        self._reach("commit")
+        write_commit(
+            directory, rollout_id=rollout_id, branch=self.branch, parent=self._parent, weight_version=1,
+            run_id="rollout", rollout_data_dir="", queue_state=self.coordinator.queue_state(),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._pool.close()
+        self.coordinator.close()
+
+
+def run_session(run: Path, reach: Callable[[str], None] = lambda _: None) -> MiniStream:
+    """One whole session; the stream is closed when this returns."""
+    (run / "training_log").mkdir(parents=True, exist_ok=True)
+    stream = MiniStream(run, reach)
+    try:
+        asyncio.run(stream.run())
+    finally:
+        stream.close()
+    return stream
+
+
+def _kill_at(wanted: str, occurrence: int) -> Callable[[str], None]:
+    seen = 0
+
+    def reach(point: str) -> None:
+        nonlocal seen
+        seen += point == wanted
+        if point == wanted and seen == occurrence:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reach
+
+
+if __name__ == "__main__":
+    run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])))
