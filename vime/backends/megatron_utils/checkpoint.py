@@ -22,8 +22,9 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.utils import unwrap_model
 from megatron.training import checkpointing
+from torch.distributed.checkpoint.api import CheckpointException
 
-from vime.backends.megatron_utils.optimizer import Learner, load_optimizer_state, prepare_for_load
+from vime.backends.megatron_utils.optimizer import Learner, ensure_state, load_optimizer_state
 from vime.errors import RestoreError, TrainerError
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -51,6 +52,7 @@ def save_checkpoint(
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
+    ensure_state(learner)
     _use_results_queue_of_this_process()
     metadata = checkpointing._build_sharded_state_dict_metadata(args)
     state = _state(learner, args, metadata, iteration=iteration)
@@ -83,20 +85,21 @@ def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path,
     saved_args = common["args"]
     layout = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size)
     saved_layout = (saved_args.tensor_model_parallel_size, saved_args.pipeline_model_parallel_size)
-    prepare_for_load(learner)
+    ensure_state(learner)
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
     metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
     request = _state(learner, args, metadata, loading=True, with_rng=layout == saved_layout)
     try:
         state = dist_checkpointing.load(request, str(folder))
-    except (CheckpointingException, KeyError) as error:
+    except (CheckpointingException, CheckpointException, KeyError) as error:
         raise RestoreError(
             f"{folder} can't be loaded into this model: {error}",
             next_step="Start with the model shape and optimizer flags that the checkpoint was saved with.",
         ) from error
-    unwrap_model(learner.model).load_state_dict(state["model"])
-    load_optimizer_state(learner, state["optimizer"])
     _load_schedule(learner, args, state, folder)
+    unwrap_model(learner.model).load_state_dict(state["model"])
+    load_optimizer_state(learner, state["optimizer"], keep_rates=args.override_opt_param_scheduler)
+    learner.scheduler.step(0)  # the schedule, not the saved parameter groups, sets the learning rate
     if layout == saved_layout:
         _set_rng(state["rng_state"][0])
 
@@ -140,9 +143,8 @@ def _load_schedule(learner: Learner, args: argparse.Namespace, state: dict[str, 
         learner.scheduler.load_state_dict(saved)
     except AssertionError as error:
         raise RestoreError(
-            f"{folder}: the learning-rate schedule differs from the flags: {error}",
-            next_step="Add --override-opt-param-scheduler to use the flags or --use-checkpoint-opt-param-scheduler "
-            "to use the checkpoint.",
+            f"{folder}: the learning-rate schedule differs from the flags: {error}.",
+            next_step="Add --override-opt-param-scheduler to go on with the schedule of the flags.",
         ) from error
 
 

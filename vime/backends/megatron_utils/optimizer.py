@@ -53,31 +53,46 @@ def build_learner(model: torch.nn.Module, args: argparse.Namespace, config: Tran
     return Learner(ddp, optimizer, get_optimizer_param_scheduler(optimizer))
 
 
-def prepare_for_load(learner: Learner) -> None:
-    """Give a fresh distributed optimizer state to load into; torch's Adam has none before its first step.
+def ensure_state(learner: Learner) -> None:
+    """Give torch's Adam the state that it has before its first step, where it has none yet.
 
-    The made-up step runs on zero gradients with learning rate and weight decay zero, so that no weight moves.
+    torch makes it lazily, but a checkpoint of an untrained model has to hold it, and Megatron loads into it in place.
     """
     for optimizer in learner.sub_optimizers():
-        if isinstance(optimizer, DistributedOptimizer) and not optimizer.optimizer.state:
-            kept = [(group, group["lr"], group["weight_decay"]) for group in optimizer.optimizer.param_groups]
-            for group, _, _ in kept:
-                group["lr"] = group["weight_decay"] = 0.0
-            optimizer._init_optimizer_states_with_dummy_values()
-            for group, lr, weight_decay in kept:
-                group["lr"], group["weight_decay"] = lr, weight_decay
+        inner = optimizer.optimizer
+        if not isinstance(inner, torch.optim.Adam):
+            continue
+        for parameter in (parameter for group in inner.param_groups for parameter in group["params"]):
+            state = inner.state[parameter]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
 
 
-def load_optimizer_state(learner: Learner, state: Any) -> None:
-    """Load the optimizer part of a checkpoint.
+def load_optimizer_state(learner: Learner, state: Any, *, keep_rates: bool) -> None:
+    """Load the optimizer part of a checkpoint; raises `RestoreError` when its parameter groups don't fit.
 
-    Megatron's distributed optimizer gives one `step` tensor to all parameters, which torch's Adam then advances once
-    per parameter; each gets a tensor of its own here.
+    `keep_rates` keeps this run's learning rates and weight decay in place of the saved ones: Megatron identifies the
+    parameter groups by them, so that a checkpoint saved with other rates would not be recognised.
+    Two things that Megatron does to torch's Adam are put right: a common `step` of zero isn't stored, and the
+    distributed optimizer gives one `step` tensor to all parameters, which Adam then advances once per parameter.
     """
-    learner.optimizer.load_state_dict(state)
     optimizers = learner.sub_optimizers()
     parts = [state] if len(optimizers) == 1 else [state[index] for index in range(len(optimizers))]
-    for optimizer, part in zip(optimizers, parts, strict=True):
+    pairs = [pair for pair in zip(optimizers, parts, strict=True) if isinstance(pair[0].optimizer, torch.optim.Adam)]
+    for optimizer, part in pairs:
+        if not isinstance(optimizer, DistributedOptimizer):
+            part.get("optimizer", part)["state"].setdefault("common_step", torch.tensor(0.0))
+        if keep_rates:
+            _use_current_rates(part.get("optimizer", part)["param_groups"], optimizer.param_groups)
+    try:
+        learner.optimizer.load_state_dict(state)
+    except ValueError as error:
+        raise RestoreError(
+            f"the checkpoint's optimizer doesn't fit: {str(error).splitlines()[0]}",
+            next_step="Use the optimizer flags that the checkpoint was saved with.",
+        ) from error
+    for optimizer, part in pairs:
         if not isinstance(optimizer, DistributedOptimizer):
             continue
         steps = {int(group["step"]) for group in part["optimizer"]["param_groups"] if group.get("step") is not None}
@@ -86,3 +101,12 @@ def load_optimizer_state(learner: Learner, state: Any) -> None:
         (step,) = steps
         for parameter_state in optimizer.optimizer.state.values():
             parameter_state["step"] = torch.tensor(float(step))
+
+
+def _use_current_rates(saved: list[dict[str, Any]], current: list[dict[str, Any]]) -> None:
+    rates = ("max_lr", "min_lr", "start_wd", "end_wd")
+    kind = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+    by_kind = {tuple(group.get(name) for name in kind): group for group in current}
+    for group in saved:
+        match = by_kind.get(tuple(group.get(name) for name in kind), {})
+        group.update({name: match[name] for name in rates if name in match})

@@ -32,9 +32,14 @@ _PAGED_STASH = "megatron.core.transformer.moe.ops.paged_stash"
 def prepare_megatron() -> None:
     """Apply the repairs; to be called before any import of Megatron. A second call does nothing."""
     warnings.filterwarnings("ignore", message=".*(Apex|absl|TransformerEngine|Transformer Engine|transformer-engine).*")
-    # Megatron reports every choice at INFO, and warns at each save that its own asynchronous writer has a successor.
+    # Megatron reports every choice at INFO, and warns about the successors of what is used here on purpose.
     logging.getLogger("megatron").setLevel(logging.WARNING)
-    logging.getLogger("megatron.core.dist_checkpointing.strategies.torch").setLevel(logging.ERROR)
+    for name in (
+        "dist_checkpointing.strategies.torch",
+        "models.gpt.gpt_model",
+        "distributed.distributed_data_parallel",
+    ):
+        logging.getLogger(f"megatron.core.{name}").setLevel(logging.ERROR)
     if "override" not in typing.__dict__:
         typing.override = typing_extensions.override  # type: ignore[attr-defined,assignment,unused-ignore]
     # Megatron's own check for TP and CP before Blackwell: one hardware queue keeps collectives in order.
@@ -135,6 +140,9 @@ def _answer_cuda_calls_with_cpu() -> None:
     import torch._dynamo
 
     torch._dynamo.config.disable = True
+    # `with torch.device(...)` remembers the factories that it redirects at its first use; it must know the originals,
+    # or models built on the meta device (transformers' `from_pretrained`) keep uninitialised buffers.
+    torch.utils._device._device_constructors()
     cpu = torch.device("cpu")
     generator = torch.default_generator
     cuda: Any = torch.cuda

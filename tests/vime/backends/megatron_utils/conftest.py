@@ -1,0 +1,49 @@
+"""Processes that hold a Megatron trainer. Importing Megatron takes seconds, so one world serves a whole module."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[3]
+
+
+@pytest.fixture(scope="session")
+def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, list[str]], dict[str, Any]]:
+    """Run scenarios of `megatron_worker` on a number of ranks; returns {scenario: what rank 0 found}."""
+
+    def run(world_size: int, scenarios: list[str]) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("world")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{HERE}",
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        processes = []
+        try:
+            for rank in range(world_size):
+                command = [sys.executable, str(HERE / "megatron_worker.py"), str(folder), str(rank), str(world_size)]
+                log = (folder / f"rank{rank}.log").open("w")
+                processes.append(
+                    subprocess.Popen([*command, *scenarios], env=environment, stdout=log, stderr=subprocess.STDOUT)
+                )
+            for rank, process in enumerate(processes):
+                if process.wait(timeout=240) != 0:
+                    pytest.fail(f"rank {rank} failed:\n" + (folder / f"rank{rank}.log").read_text()[-4000:])
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        return {name: json.loads((folder / f"{name}.json").read_text()) for name in scenarios}
+
+    return run

@@ -1,0 +1,391 @@
+"""One rank of a test world: runs scenarios by name and writes what rank 0 found as JSON.
+
+Run as `python megatron_worker.py FOLDER RANK WORLD_SIZE SCENARIO...`. A scenario is a function of `World`; it starts
+as many trainers as it needs, one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_batches import make_sequences, pack, totals
+
+from tests.support.tiny_models import build_tiny_qwen3
+from vime.backends.megatron_utils.config import TrainerConfig
+from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.data.batch import PackedMicrobatch
+from vime.errors import VimeError
+
+ONE_RANK = [[[0, 1, 2], [3], [4, 5], [6, 7]]]
+TWO_RANKS = [[[0, 1, 2], [4]], [[3, 5], [6, 7]]]
+"""Microbatches of each data-parallel rank, as positions in the batch; the ranks hold different numbers of tokens."""
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass
+class World:
+    folder: Path
+    rank: int
+    size: int
+    started: int = field(default=0)
+
+    def checkpoint(self, name: str, **options: Any) -> Path:
+        """A tiny checkpoint, made once by rank 0 before the ranks meet."""
+        path = self.folder / f"hf_{name}_{self.rank}"
+        return path if path.exists() else build_tiny_qwen3(path, init_std=0.08, **options)
+
+    @contextmanager
+    def trainer(
+        self, *argv: str, size: int | None = None, load: bool = True, **options: Any
+    ) -> Iterator[MegatronTrainer]:
+        """A trainer on the first `size` ranks (all by default)."""
+        self.started += 1
+        options.setdefault("hf_checkpoint", self.checkpoint("tied"))
+        config = TrainerConfig(**{"megatron_argv": argv, "lr": 5e-3, "num_threads": 1, "timeout_s": 60.0, **options})
+        store = f"file://{self.folder}/store{self.started}"
+        with MegatronTrainer(config, self.rank, size or self.size, store) as trainer:
+            if load:
+                trainer.load_hf()
+            yield trainer
+
+
+def weights_of(trainer: MegatronTrainer) -> Weights:
+    return {name: tensor.clone() for name, tensor in trainer.named_hf_weights()}
+
+
+def largest_difference(one: Weights, other: Weights) -> float:
+    assert sorted(one) == sorted(other)
+    return max((float((one[name] - other[name]).abs().max()) for name in one), default=0.0)
+
+
+def train(
+    trainer: MegatronTrainer, steps: Sequence[int], split: Sequence[Sequence[Sequence[int]]]
+) -> list[dict[str, float]]:
+    """One step for each seed in `steps`, on this rank's share of `split`."""
+    results = []
+    for seed in steps:
+        sequences = make_sequences(seed)
+        mine = [pack(sequences, members) for members in split[trainer.data_parallel_rank]]
+        results.append(trainer.train_step(mine, totals(sequences)))
+    return results
+
+
+def alone(world: World, steps: Sequence[int], *argv: str, **options: Any) -> tuple[list[dict[str, float]], Weights]:
+    """The same training on rank 0 only; other ranks return empty results."""
+    if world.rank != 0:
+        world.started += 1
+        return [], {}
+    with world.trainer(*argv, size=1, **options) as trainer:
+        return train(trainer, steps, ONE_RANK), weights_of(trainer)
+
+
+def metric_difference(one: list[dict[str, float]], other: list[dict[str, float]]) -> float:
+    return max((abs(a[name] - b[name]) for a, b in zip(one, other, strict=False) for name in a), default=0.0)
+
+
+def compare_with_one_rank(world: World, *argv: str, split: Any, steps: int = 3, **options: Any) -> dict[str, float]:
+    seeds = range(steps)
+    with world.trainer(*argv, **options) as trainer:
+        metrics, weights = train(trainer, seeds, split), weights_of(trainer)
+    single_metrics, single_weights = alone(
+        world, seeds, *argv[: argv.index("0") + 1 if "sgd" in argv else 0], **options
+    )
+    if world.rank != 0:
+        return {}
+    return {
+        "weights": largest_difference(weights, single_weights),
+        "metrics": metric_difference(metrics, single_metrics),
+        "moved": largest_difference(weights, load_file(world.checkpoint("tied") / "model.safetensors")),
+    }
+
+
+# --- one rank ---------------------------------------------------------------------------------------------------------
+
+
+def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
+    from dense_reference import dense_logits, load_double
+
+    from vime.backends.megatron_utils.packing import to_tensors
+
+    found = {}
+    for name, tied in (("tied", True), ("untied", False)):
+        checkpoint = world.checkpoint(name, tied=tied, seed=3)
+        sequences = make_sequences(0)
+        with world.trainer(hf_checkpoint=checkpoint) as trainer, torch.no_grad():
+
+            def run(batch: PackedMicrobatch, trainer: MegatronTrainer = trainer) -> torch.Tensor:
+                batch = to_tensors(batch, torch.device("cpu"))
+                return trainer._learner.model(batch.tokens, batch.position_ids, None, packed_seq_params=batch.packed)[0]
+
+            packed = run(pack(sequences, range(8)))
+            separate = torch.cat([run(pack(sequences, [member])) for member in range(8)])
+            log_probs = trainer.log_probs([pack(sequences, range(8))])[0]
+        reference_model = load_double(checkpoint)
+        with torch.no_grad():
+            rows = [dense_logits(reference_model, item.tokens) for item in sequences]
+        expected = []
+        for row, item in zip(rows, sequences, strict=True):
+            prompt = len(item.tokens) - item.response_length
+            targets = torch.as_tensor(item.tokens[prompt:].astype(np.int64))[:, None]
+            expected.append(row[prompt - 1 : -1].log_softmax(-1).gather(1, targets)[:, 0])
+        found[name] = {
+            "packed_to_separate": float((packed - separate).abs().max()),
+            "packed_to_hf": float((packed - torch.cat(rows)).abs().max()),
+            "log_probs": float(np.abs(log_probs - torch.cat(expected).numpy()).max()),
+            "spread": float(packed.std()),
+        }
+    return found
+
+
+def gradients_match_dense_reference(world: World) -> dict[str, dict[str, float]]:
+    from dense_reference import load_double, step_reference
+
+    found = {}
+    sequences = make_sequences(1)
+    for per_token in (False, True):
+        options = {"temperature": 0.7, "eps_clip": 0.1, "eps_clip_high": 0.25, "eps_clip_c": 1.5}
+        with world.trainer(
+            *("--optimizer", "sgd", "--sgd-momentum", "0"),
+            calculate_per_token_loss=per_token,
+            lr=1.0,
+            clip_grad=0.0,
+            log_probs_chunk_size=7,
+            **options,
+        ) as trainer:
+            before = weights_of(trainer)
+            metrics = train(trainer, [1], ONE_RANK)[0]
+            after = weights_of(trainer)
+        model = load_double(world.checkpoint("tied"))
+        expected = step_reference(model, sequences, temperature=0.7, eps=(0.1, 0.25, 1.5), per_token=per_token)
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        moved = {name: before[name].double() - after[name].double() for name in before}
+        found["per_token" if per_token else "per_rollout"] = {
+            "metrics": max(abs(metrics[name] - value) for name, value in expected.items()),
+            "gradients": max(float((moved[name] - gradients[name]).abs().max()) for name in moved),
+            "largest_gradient": max(float(gradients[name].abs().max()) for name in moved),
+            "clipfrac": expected["pg_clipfrac"],
+            "grad_norm": abs(metrics["grad_norm"] - sum(float((g**2).sum()) for g in gradients.values()) ** 0.5),
+        }
+    return found
+
+
+def weights_round_trip(world: World) -> dict[str, dict[str, Any]]:
+    from transformers import AutoModelForCausalLM
+
+    found = {}
+    for name, tied in (("tied", True), ("untied", False)):
+        checkpoint = world.checkpoint(name, tied=tied, seed=3)
+        original = load_file(checkpoint / "model.safetensors")
+        with world.trainer(hf_checkpoint=checkpoint) as trainer:
+            first, second = weights_of(trainer), [key for key, _ in trainer.named_hf_weights()]
+            trainer.save_hf(world.folder / f"saved_{name}")
+        saved = AutoModelForCausalLM.from_pretrained(world.folder / f"saved_{name}").state_dict()
+        found[name] = {
+            "same_names": set(first) == set(original) and list(first) == second,
+            "bitwise": all(torch.equal(first[key], original[key]) for key in original),
+            "saved": all(torch.equal(saved[key], original[key]) for key in original),
+        }
+    return found
+
+
+def resume_and_replay(world: World) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name, argv in (("plain", ()), ("distributed", ("--use-distributed-optimizer",))):
+        options = {"lr_decay_style": "linear", "train_iters": 10, "weight_decay": 0.1}
+        directory = world.folder / f"resume_{name}"
+        with world.trainer(*argv, **options) as trainer:
+            trainer.save(directory, 0)
+            train(trainer, range(3), ONE_RANK)
+            folder = trainer.save(directory, 3)
+            uninterrupted = train(trainer, range(3, 6), ONE_RANK)
+            weights = weights_of(trainer)
+        with world.trainer(*argv, load=False, **options) as trainer:
+            trainer.load(directory, 0)
+            train(trainer, range(6), ONE_RANK)
+            untrained = largest_difference(weights, weights_of(trainer))
+        replays = []
+        for _ in range(2):
+            with world.trainer(*argv, load=False, **options) as trainer:
+                trainer.load(directory, 3)
+                resumed = train(trainer, range(3, 6), ONE_RANK)
+                replays.append((resumed, weights_of(trainer)))
+                draws = (torch.rand(3).tolist(), np.random.rand(3).tolist())
+        found[name] = {
+            "folder": folder.name,
+            "from_start": untrained,
+            "tracker": (directory / "latest_checkpointed_iteration.txt").exists(),
+            "metrics": metric_difference(uninterrupted, replays[0][0]),
+            "weights": largest_difference(weights, replays[0][1]),
+            "replay": largest_difference(replays[0][1], replays[1][1]),
+            "learning_rates": [step["lr"] for step in uninterrupted],
+            "draws": draws,
+        }
+    return found
+
+
+def refusals(world: World) -> dict[str, str]:
+    """The message of each refusal, empty where nothing was refused."""
+    said = {}
+
+    @contextmanager
+    def expect(name: str) -> Iterator[None]:
+        said[name] = ""
+        try:
+            yield
+        except VimeError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    with expect("flag"), world.trainer("--tensor-model-paralel-size", "2"):
+        pass
+    with expect("value"), world.trainer("--recompute-granularity", "everything"):
+        pass
+    with expect("decay"), world.trainer("--lr-decay-style", "cosine"):
+        pass
+    with expect("context"), world.trainer("--context-parallel-size", "2"):
+        pass
+    broken = build_tiny_qwen3(world.folder / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.9.extra.weight"] = tensors.pop("model.norm.weight")
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with expect("names"), world.trainer(hf_checkpoint=broken):
+        pass
+    with world.trainer() as trainer:
+        sequences = make_sequences(0)
+        first, second = pack(sequences, [0, 1]), pack(sequences, [2, 4])
+        second.advantages[1] = np.nan
+        before = weights_of(trainer)
+        with expect("nan"):
+            trainer.train_step([first, second], totals(sequences))
+        said["weights_kept"] = str(largest_difference(before, weights_of(trainer)) == 0.0)
+        with expect("empty"):
+            trainer.train_step([], totals(sequences))
+        with expect("no_checkpoint"):
+            trainer.load(world.folder, 77)
+        trainer.save(world.folder / "twice", 1, write_tracker=True)
+        said["tracker"] = (world.folder / "twice" / "latest_checkpointed_iteration.txt").read_text()
+        with expect("not_empty"):
+            trainer.save(world.folder / "twice", 1)
+    with world.trainer(lr=7e-3, load=False) as trainer, expect("schedule"):
+        trainer.load(world.folder / "twice", 1)
+    with world.trainer("--override-opt-param-scheduler", lr=7e-3, load=False) as trainer:
+        trainer.load(world.folder / "twice", 1)
+        said["new_rate"] = str(train(trainer, [0], ONE_RANK)[0]["lr"])
+    return said
+
+
+# --- two ranks --------------------------------------------------------------------------------------------------------
+
+
+def data_parallel(world: World) -> dict[str, dict[str, float]]:
+    return {
+        "per_rollout": compare_with_one_rank(world, split=TWO_RANKS),
+        "per_token": compare_with_one_rank(world, split=TWO_RANKS, calculate_per_token_loss=True),
+        "distributed": compare_with_one_rank(world, "--use-distributed-optimizer", split=TWO_RANKS),
+    }
+
+
+def resume_on_fewer_ranks(world: World) -> dict[str, dict[str, float]]:
+    found = {}
+    for name, argv in (("plain", ()), ("distributed", ("--use-distributed-optimizer",))):
+        directory = world.folder / f"elastic_{name}"
+        with world.trainer(*argv) as trainer:
+            train(trainer, range(3), TWO_RANKS)
+            trainer.save(directory, 3)
+            uninterrupted, weights = train(trainer, range(3, 6), TWO_RANKS), weights_of(trainer)
+        if world.rank != 0:
+            world.started += 1
+            continue
+        with world.trainer(*argv, size=1, load=False) as trainer:
+            trainer.load(directory, 3)
+            resumed = train(trainer, range(3, 6), ONE_RANK)
+            found[name] = {
+                "metrics": metric_difference(uninterrupted, resumed),
+                "weights": largest_difference(weights, weights_of(trainer)),
+            }
+    return found
+
+
+def unequal_microbatches(world: World) -> dict[str, str]:
+    said = ""
+    with world.trainer() as trainer:
+        sequences = make_sequences(0)
+        mine: list[PackedMicrobatch] = [pack(sequences, [0]), pack(sequences, [1])][: 2 - world.rank]
+        try:
+            trainer.train_step(mine, totals(sequences))
+        except VimeError as error:
+            said = f"{type(error).__name__}: {error}"
+    return {"said": said}
+
+
+def bad_sample_on_other_rank(world: World) -> dict[str, str]:
+    said = ""
+    with world.trainer() as trainer:
+        sequences = make_sequences(0)
+        mine = [pack(sequences, members) for members in TWO_RANKS[world.rank]]
+        if world.rank == 1:
+            mine[1].advantages[0] = np.inf
+        try:
+            trainer.train_step(mine, totals(sequences))
+        except VimeError as error:
+            said = f"{type(error).__name__}: {error}"
+    return {"said": said}
+
+
+def model_parallel(world: World) -> dict[str, dict[str, float]]:
+    """With plain gradient descent: Adam would turn the rounding of near-zero gradients into whole steps."""
+    descent = ("--optimizer", "sgd", "--sgd-momentum", "0")
+    tensor = (*descent, "--tensor-model-parallel-size", "2")
+    return {
+        "tensor": compare_with_one_rank(world, *tensor, split=ONE_RANK, lr=0.1),
+        "sequence": compare_with_one_rank(world, *tensor, "--sequence-parallel", split=ONE_RANK, lr=0.1),
+        "recompute": compare_with_one_rank(
+            world,
+            *tensor,
+            *("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
+            split=ONE_RANK,
+            lr=0.1,
+        ),
+        "pipeline": compare_with_one_rank(
+            world, *descent, "--pipeline-model-parallel-size", "2", split=ONE_RANK, lr=0.1
+        ),
+    }
+
+
+SCENARIOS = {
+    function.__name__: function
+    for function in (
+        logits_match_hugging_face,
+        gradients_match_dense_reference,
+        weights_round_trip,
+        resume_and_replay,
+        refusals,
+        data_parallel,
+        resume_on_fewer_ranks,
+        unequal_microbatches,
+        bad_sample_on_other_rank,
+        model_parallel,
+    )
+}
+
+
+def main() -> None:
+    folder, rank, size, *names = sys.argv[1:]
+    world = World(Path(folder), int(rank), int(size))
+    for name in names:
+        found = SCENARIOS[name](world)
+        if world.rank == 0:
+            (world.folder / f"{name}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Layouts of weights: hand-made examples, inverses, and refusals of unknown models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vime.backends.megatron_utils.hf_config import model_argv, read_hf_config
+from vime.backends.megatron_utils.hf_mapping import (
+    AttentionShape,
+    WeightRule,
+    join,
+    merge_shards,
+    split,
+    take_shard,
+    weight_rules,
+)
+from vime.errors import ModelError
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 2,
+    "intermediate_size": 6,
+    "max_position_embeddings": 64,
+    "vocab_size": 10,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    "tie_word_embeddings": True,
+}
+SHAPE = AttentionShape(num_query_groups=2, head_dim=2)
+
+
+def numbered(rows: int, start: int) -> torch.Tensor:
+    return torch.arange(start, start + rows).float()[:, None].expand(rows, 3).contiguous()
+
+
+def test_qkv_is_interleaved_by_query_group() -> None:
+    rule = WeightRule("qkv", ("q", "k", "v"), "qkv", 0)
+    full = join(rule, [numbered(8, 0), numbered(4, 100), numbered(4, 200)], SHAPE)
+    assert full[:, 0].tolist() == [0, 1, 2, 3, 100, 101, 200, 201, 4, 5, 6, 7, 102, 103, 202, 203]
+
+
+def test_gate_and_up_are_cut_separately_by_tensor_parallelism() -> None:
+    rule = WeightRule("fc1", ("gate", "up"), "gate_up", 0)
+    full = join(rule, [numbered(4, 0), numbered(4, 100)], SHAPE)
+    assert take_shard(rule, full, 1, 2)[:, 0].tolist() == [2, 3, 102, 103]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("config", [CONFIG, CONFIG | {"tie_word_embeddings": False, "attention_bias": True}])
+def test_every_parameter_comes_back_from_its_shards_and_parts(config: dict[str, Any], size: int) -> None:
+    rows = {"q": 8, "k": 4, "v": 4, "gate": 6, "up": 6}
+    for rule in weight_rules(config):
+        parts = [
+            torch.randn(rows.get(name.split(".")[-2].removesuffix("_proj"), 8), *([] if "bias" in name else [8]))
+            for name in rule.hf_names
+        ]
+        full = join(rule, parts, SHAPE)
+        shards = [take_shard(rule, full, rank, size) for rank in range(size)]
+        back = split(rule, merge_shards(rule, shards), SHAPE)
+        assert all(torch.equal(one, other) for one, other in zip(parts, back, strict=True)), rule
+
+
+def test_tied_model_has_no_head_of_its_own() -> None:
+    names = [name for rule in weight_rules(CONFIG) for name in rule.hf_names]
+    assert "lm_head.weight" not in names
+    assert len(names) == len(set(names)) == 1 + 2 * 11 + 1
+
+
+def test_shape_flags_follow_config() -> None:
+    argv = model_argv(CONFIG)
+    assert argv[argv.index("--num-query-groups") + 1] == "2"
+    assert argv[argv.index("--kv-channels") + 1] == "2"
+    assert argv[argv.index("--rotary-base") + 1] == "1000000"
+    assert "--untie-embeddings-and-output-weights" not in argv
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama', allowed: qwen3, qwen3_moe"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type is 'yarn', allowed: default"),
+    ],
+)
+def test_models_that_cannot_be_built_are_refused_by_name(change: dict[str, Any], part: str) -> None:
+    with pytest.raises(ModelError, match=part):
+        model_argv(CONFIG | change)
+
+
+def test_missing_and_broken_config_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json does not exist"):
+        read_hf_config(tmp_path)
+    (tmp_path / "config.json").write_text("{\n oops")
+    with pytest.raises(ModelError, match=r"config\.json:2 is not JSON"):
+        read_hf_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert read_hf_config(tmp_path) == CONFIG

@@ -1,0 +1,142 @@
+"""The trainer on one and on two ranks, against Hugging Face, a dense reference and itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def one_rank(run_world: Any) -> dict[str, Any]:
+    return run_world(
+        1,
+        [
+            "logits_match_hugging_face",
+            "gradients_match_dense_reference",
+            "weights_round_trip",
+            "resume_and_replay",
+            "refusals",
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def two_ranks(run_world: Any) -> dict[str, Any]:
+    return run_world(2, ["data_parallel", "resume_on_fewer_ranks", "unequal_microbatches", "bad_sample_on_other_rank"])
+
+
+@pytest.fixture(scope="module")
+def split_model(run_world: Any) -> dict[str, Any]:
+    return run_world(2, ["model_parallel"])["model_parallel"]
+
+
+@pytest.mark.parametrize("variant", ["tied", "untied"])
+def test_packed_logits_equal_separate_and_hugging_face_logits(one_rank: dict[str, Any], variant: str) -> None:
+    found = one_rank["logits_match_hugging_face"][variant]
+    assert found["spread"] > 0.5, "the model is too flat to tell packing errors"
+    assert found["packed_to_separate"] < 1e-5
+    assert found["packed_to_hf"] < 1e-5
+    assert found["log_probs"] < 1e-5
+
+
+@pytest.mark.parametrize("aggregation", ["per_rollout", "per_token"])
+def test_loss_and_every_gradient_equal_the_dense_float64_reference(one_rank: dict[str, Any], aggregation: str) -> None:
+    found = one_rank["gradients_match_dense_reference"][aggregation]
+    assert 0.1 < found["clipfrac"] < 0.9, "the batch must clip some tokens and not others"
+    assert found["largest_gradient"] > 1e-3
+    assert found["gradients"] < 1e-6
+    assert found["metrics"] < 1e-5
+    assert found["grad_norm"] < 1e-5
+
+
+@pytest.mark.parametrize("variant", ["tied", "untied"])
+def test_weights_survive_the_way_into_megatron_and_back_bitwise(one_rank: dict[str, Any], variant: str) -> None:
+    assert one_rank["weights_round_trip"][variant] == {"same_names": True, "bitwise": True, "saved": True}
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "distributed"])
+def test_resumed_training_equals_uninterrupted_training(one_rank: dict[str, Any], optimizer: str) -> None:
+    found = one_rank["resume_and_replay"][optimizer]
+    assert found["folder"] == "iter_0000003"
+    assert not found["tracker"], "the newest iteration is recorded by whoever commits it"
+    assert found["metrics"] == 0.0
+    assert found["weights"] == 0.0
+    assert found["learning_rates"] == sorted(set(found["learning_rates"]), reverse=True), "the schedule must go on"
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "distributed"])
+def test_checkpoint_of_an_untrained_model_can_be_resumed(one_rank: dict[str, Any], optimizer: str) -> None:
+    assert one_rank["resume_and_replay"][optimizer]["from_start"] == 0.0
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "distributed"])
+def test_same_steps_replayed_from_one_checkpoint_are_bitwise_equal(one_rank: dict[str, Any], optimizer: str) -> None:
+    assert one_rank["resume_and_replay"][optimizer]["replay"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("flag", ["SettingsError", "--tensor-model-paralel-size", "nearest one is --tensor-model-parallel-size"]),
+        ("value", ["SettingsError", "--recompute-granularity", "everything"]),
+        ("decay", ["SettingsError", "--lr-decay-style is cosine", "--lr-decay-iters"]),
+        ("context", ["SettingsError", "2"]),
+        ("names", ["ModelError", "missing weights: model.norm.weight", "model.layers.9.extra.weight"]),
+        ("nan", ["TrainerError", "loss is not finite", "rank 0: samples 102, 104", "no weight was changed"]),
+        ("empty", ["TrainerError", "rank 0: 0", "above 0"]),
+        ("no_checkpoint", ["RestoreError", "iter_0000077", "metadata.json is absent"]),
+        ("not_empty", ["TrainerError", "iter_0000001 is not empty"]),
+        ("schedule", ["RestoreError", "learning rate", "--override-opt-param-scheduler"]),
+    ],
+)
+def test_refusals_say_what_was_found_and_what_is_allowed(one_rank: dict[str, Any], name: str, parts: list[str]) -> None:
+    said = one_rank["refusals"][name]
+    assert [part for part in parts if part not in said] == [], said
+
+
+def test_refused_step_leaves_weights_alone_and_tracker_is_written_on_request(one_rank: dict[str, Any]) -> None:
+    assert one_rank["refusals"]["weights_kept"] == "True"
+    assert one_rank["refusals"]["tracker"] == "1"
+
+
+def test_learning_rate_can_be_changed_on_resume_with_the_named_flag(one_rank: dict[str, Any]) -> None:
+    assert one_rank["refusals"]["new_rate"] == "0.007"
+
+
+@pytest.mark.parametrize("variant", ["per_rollout", "per_token", "distributed"])
+def test_two_data_parallel_ranks_train_like_one(two_ranks: dict[str, Any], variant: str) -> None:
+    found = two_ranks["data_parallel"][variant]
+    assert found["moved"] > 1e-3
+    assert found["weights"] < 2e-6
+    assert found["metrics"] < 1e-5
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "distributed"])
+def test_one_rank_continues_what_two_ranks_saved(two_ranks: dict[str, Any], optimizer: str) -> None:
+    found = two_ranks["resume_on_fewer_ranks"][optimizer]
+    assert found["weights"] < 2e-6
+    assert found["metrics"] < 1e-5
+
+
+def test_ranks_with_different_microbatch_counts_are_refused(two_ranks: dict[str, Any]) -> None:
+    said = two_ranks["unequal_microbatches"]["said"]
+    assert said.startswith("TrainerError")
+    assert "rank 0: 2, rank 1: 1" in said
+
+
+def test_every_rank_names_the_rank_and_samples_of_a_bad_loss(two_ranks: dict[str, Any]) -> None:
+    said = two_ranks["bad_sample_on_other_rank"]["said"]
+    assert said.startswith("TrainerError")
+    assert "(rank 1: samples 106, 107)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tensor", "sequence", "recompute", "pipeline"])
+def test_model_split_over_two_ranks_trains_like_one(split_model: dict[str, Any], layout: str) -> None:
+    found = split_model[layout]
+    assert found["moved"] > 1e-3
+    assert found["weights"] < 1e-6
+    assert found["metrics"] < 3e-5
