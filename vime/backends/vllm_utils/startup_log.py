@@ -7,10 +7,10 @@ from pathlib import Path
 
 _PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("listening", re.compile(r"Application startup complete|Starting vLLM (API )?server")),
-    ("warming up", re.compile(r"[Ww]arming up|KV cache|torch\.compile|init engine")),
+    ("warming up", re.compile(r"Warming up|KV cache size|init engine")),
     ("loading weights", re.compile(r"Starting to load model|Loading (safetensors|weights)")),
-    ("starting the engine", re.compile(r"Initializing a V\d|EngineCore")),
-    ("reading the configuration", re.compile(r"non-default args|Resolved architecture")),
+    ("building the model", re.compile(r"Initializing a V\d")),
+    ("starting the engine process", re.compile(r"non-default args|Resolved architecture")),
 )
 
 IMPORTING = "importing vLLM"

@@ -52,7 +52,7 @@ def test_a_server_that_was_not_started_says_so(tmp_path: Path) -> None:
 
 def test_the_log_tells_the_phase() -> None:
     assert startup_phase("") == IMPORTING
-    assert startup_phase("INFO non-default args: {}") == "reading the configuration"
+    assert startup_phase("INFO non-default args: {}") == "starting the engine process"
     assert startup_phase("INFO non-default args\nINFO Starting to load model /m ...") == "loading weights"
     assert startup_phase("Starting to load model\nINFO:     Application startup complete.") == "listening"
 
