@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from recovery.audit import audit_run
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mini_stream import BATCH, POINTS, ROLLOUTS, MiniStream, run_session
+from tests.pipeline.mini_stream import BATCH, POINTS, ROLLOUTS, MiniStream, run_session
 
 SCRIPT = Path(__file__).with_name("mini_stream.py")
 

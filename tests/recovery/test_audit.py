@@ -2,16 +2,13 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from recovery.audit import audit_run
+from tests.pipeline.mini_stream import BATCH, MEMBERS, ROLLOUTS, run_session
 from vime.errors import CorruptDataError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
-from mini_stream import BATCH, MEMBERS, ROLLOUTS, run_session
 
 
 @pytest.fixture(scope="module")

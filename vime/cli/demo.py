@@ -21,7 +21,7 @@ from vime.cli.demo_report import demo_summary, draw_curves, read_steps
 from vime.errors import RunFailedError, SettingsError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-STEPS = 120
+STEPS = 100
 SAVE_INTERVAL = 10
 KILL_AFTER = (0.35, 0.7)
 """Fractions of the steps after which the kills come; a few steps past a commit, so that work is rolled back."""
@@ -97,14 +97,14 @@ def train_command(example: Path, run: Path, steps: int, seed: int) -> list[str]:
         "--num-rollout": steps,
         "--rollout-batch-size": 32,
         "--n-samples-per-prompt": 8,
-        "--rollout-max-response-len": 8,
+        "--rollout-max-response-len": 6,
         "--rollout-temperature": 1.0,
         "--rollout-seed": seed,
         "--advantage-estimator": "grpo",
         "--eps-clip": 0.2,
         "--eps-clip-high": 0.28,
-        "--lr": 5e-4,
-        "--max-tokens-per-gpu": 1024,
+        "--lr": 4e-4,
+        "--max-tokens-per-gpu": 2048,
         "--actor-num-nodes": 1,
         "--actor-num-gpus-per-node": 1,
         "--rollout-num-gpus": 1,

@@ -105,7 +105,9 @@ class Sample:
         position = 0
         for version, start, stop in self.version_spans:
             if version < 0 or start != position or stop <= start:
-                raise SampleError(f"{where}: version span ({version}, {start}, {stop}) does not continue at {position}.")
+                raise SampleError(
+                    f"{where}: version span ({version}, {start}, {stop}) does not continue at {position}."
+                )
             position = stop
         if position != self.response_length:
             raise SampleError(f"{where}: version spans cover {position} of {self.response_length} response tokens.")

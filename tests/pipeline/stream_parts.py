@@ -1,0 +1,127 @@
+"""A producer on a real pool and queue, with a stand-in engine; everything in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
+from pipeline.producer import Producer, ProducerSettings
+from storage.pool import Pool
+from tests.support.standin_engine import StandinEngine
+from vime.backends.vllm_utils.client import EngineClient
+from vime.data.prompts import PromptSource
+from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.rewards import RewardFunction
+from vime.utils.types import Sample
+
+SETTINGS = ProducerSettings(
+    worker_id="producer",
+    n_samples_per_prompt=2,
+    max_groups_in_flight=4,
+    lease_seconds=60.0,
+    max_attempts=2,
+    reward_timeout_s=0.5,
+    reward_key=None,
+    salt_by_version=True,
+)
+
+
+async def constant_reward(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    return 1.0
+
+
+class CharTokenizer:
+    """One token a character."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:  # noqa: ARG002
+        return [ord(character) % 40 for character in text]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:  # noqa: ARG002
+        return "".join(chr(97 + token % 26) for token in token_ids)
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **_: Any) -> str:
+        return "".join(message["content"] for message in conversation)
+
+
+class LocalQueue:
+    """The coordinator without a process boundary."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.released: list[str] = []
+
+    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
+        return self.coordinator.lease(worker_id, max_groups)
+
+    async def heartbeat(self, leases: list[bytes]) -> list[bool]:
+        return self.coordinator.heartbeat(leases)
+
+    async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
+        return await self.coordinator.accept(requests)
+
+    async def release(self, group_index: int, lease: bytes, reason: str) -> None:
+        self.released.append(reason)
+        self.coordinator.release(group_index, lease, reason)
+
+    async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
+        self.coordinator.drop(group_index, lease, reason)
+
+
+@dataclass
+class Parts:
+    """What a test drives."""
+
+    coordinator: Coordinator
+    queue: LocalQueue
+    producer: Producer
+    client: EngineClient
+    running: asyncio.Task[None]
+
+    async def until_pending(self, count: int, timeout_s: float = 20.0) -> None:
+        """Wait until so many groups are accepted."""
+        waiting = asyncio.create_task(self.coordinator.wait_for_groups(count, timeout_s))
+        await asyncio.wait([waiting, self.running], return_when=asyncio.FIRST_COMPLETED)
+        if self.running.done():
+            self.running.result()
+        assert await waiting is not None, self.coordinator.counts()
+
+
+@asynccontextmanager
+async def stream(
+    folder: Path,
+    engine: StandinEngine,
+    *,
+    reward: RewardFunction = constant_reward,
+    groups_wanted: int = 100,
+    max_groups: int = 8,
+    response_tokens: int = 6,
+    **changes: Any,
+) -> AsyncIterator[Parts]:
+    """A running producer, admitted at policy version 1."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
+    coordinator = open_coordinator(
+        open_pool=lambda: Pool.create(folder / "pool", "rollout"),
+        source=PromptSource(prompts, n_samples_per_prompt=2),
+        owner="test",
+        config=CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0),
+    )
+    queue = LocalQueue(coordinator)
+    generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template=False))
+    with Pool.open(folder / "pool") as pool:
+        async with EngineClient(engine.address) as client:
+            producer = Producer(replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None)
+            running = asyncio.create_task(producer.run())
+            producer.resume_admission(1)
+            try:
+                yield Parts(coordinator, queue, producer, client, running)
+            finally:
+                producer.stop()
+                await asyncio.wait([running], timeout=20)
+                coordinator.close()

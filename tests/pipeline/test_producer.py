@@ -1,0 +1,196 @@
+"""The producer against a stand-in engine: groups are neither lost nor made in excess, whatever fails."""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import producer as producer_module
+from storage.columns import decode_group
+from storage.pool import Pool
+from tests.pipeline.stream_parts import Parts, constant_reward, stream
+from tests.support.standin_engine import StandinEngine
+from vime.utils.types import Sample
+
+
+@pytest.fixture
+def engine() -> Iterator[StandinEngine]:
+    with StandinEngine() as standin:
+        standin.version = "1"
+        yield standin
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_module, "RETRY_S", 0.01)
+
+
+async def settled(parts: Parts) -> None:
+    """Until the queue hands out nothing more and nothing is in flight."""
+    for _ in range(400):
+        await asyncio.sleep(0.02)
+        counts = parts.coordinator.counts()
+        if counts.in_flight == 0 and (counts.backpressured or counts.pending > 0):
+            return
+    raise AssertionError(parts.coordinator.counts())
+
+
+async def test_backpressure_holds_the_limit_and_drops_nothing(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(tmp_path, engine, max_groups=5) as parts:
+        await parts.until_pending(5)
+        await asyncio.sleep(0.3)
+        counts = parts.coordinator.counts()
+        assert (counts.pending, counts.in_flight, counts.dropped) == (5, 0, {})
+        assert counts.backpressured
+        assert parts.coordinator.identity().holds
+
+
+async def test_no_more_groups_are_made_than_the_run_needs(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(tmp_path, engine, groups_wanted=3) as parts:
+        await parts.until_pending(3)
+        await asyncio.sleep(0.3)
+        assert parts.coordinator.counts().generated == 3
+
+
+async def test_stored_groups_are_what_the_engine_said(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(tmp_path, engine, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        groups = await parts.coordinator.wait_for_groups(2, 1)
+        assert groups is not None
+        with Pool.open(tmp_path / "pool") as pool:
+            stored = pool.read_group(groups[0].ref)
+        samples = decode_group(stored.header, stored.columns)
+    for sample in samples:
+        sample.check_trainable()
+        assert sample.response_length == 6
+        assert sample.version_spans == [(1, 0, 6)]
+        assert sample.reward == 1.0
+    assert [sample.index for sample in samples] == groups[0].summary.sample_indices
+
+
+async def test_aborted_groups_come_back_and_are_generated_again(tmp_path: Path, engine: StandinEngine) -> None:
+    engine.faults.step_s = 0.05
+    async with stream(tmp_path, engine, groups_wanted=4) as parts:
+        await asyncio.sleep(0.1)
+        await parts.client.pause("abort")
+        await asyncio.sleep(0.05)
+        await parts.client.resume()
+        await parts.until_pending(4)
+        assert any(reason.startswith("aborted") for reason in parts.queue.released)
+        assert parts.producer.stats().requests_aborted > 0
+        assert parts.coordinator.counts().dropped == {}
+
+
+async def test_requests_in_flight_at_a_version_change_have_tokens_of_both(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    engine.faults.step_s = 0.05
+    async with stream(tmp_path, engine, groups_wanted=4) as parts:
+        await asyncio.sleep(0.12)
+        parts.producer.pause_admission()
+        await parts.client.pause("keep")
+        engine.version = "2"
+        await parts.client.resume()
+        parts.producer.resume_admission(2)
+        await parts.until_pending(4)
+        groups = await parts.coordinator.wait_for_groups(4, 1)
+        assert groups is not None
+        spanning = [group for group in groups if group.summary.num_spanning_samples]
+        assert spanning
+        assert {(1, 2)} == {(group.summary.min_versions[0], group.summary.max_versions[0]) for group in spanning}
+        assert parts.producer.stats().spanning_samples == sum(group.summary.num_spanning_samples for group in groups)
+
+
+async def test_no_request_starts_while_admission_is_paused(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(tmp_path, engine) as parts:
+        await parts.until_pending(2)
+        parts.producer.pause_admission()
+        await asyncio.sleep(0.3)
+        before = parts.coordinator.counts().pending
+        await asyncio.sleep(0.3)
+        assert parts.coordinator.counts().pending == before
+        assert (await parts.client.metrics()).num_running == 0
+
+
+async def hanging(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    await asyncio.sleep(60)
+    return 1.0
+
+
+def returning(value: Any) -> Any:
+    async def reward(args: Any, sample: Sample) -> Any:  # noqa: ARG001
+        return value
+
+    return reward
+
+
+async def raising(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    raise KeyError("no such environment")
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [returning(None), returning(math.nan), returning(math.inf), returning("0.5"), returning(True), raising, hanging],
+    ids=["None", "NaN", "inf", "text", "bool", "raises", "hangs"],
+)
+async def test_bad_rewards_are_set_aside_with_their_reason(tmp_path: Path, engine: StandinEngine, reward: Any) -> None:
+    first_group: list[int] = []
+
+    async def sometimes(args: Any, sample: Sample) -> Any:
+        first_group.append(sample.group_index or 0)
+        return await (reward if sample.group_index == 0 else constant_reward)(args, sample)
+
+    async with stream(tmp_path, engine, reward=sometimes, groups_wanted=3) as parts:
+        await parts.until_pending(3)
+        await settled(parts)
+        counts = parts.coordinator.counts()
+        assert counts.dropped == {"reward": 1}
+        assert counts.pending == 3, "a dropped group is replaced"
+        groups = await parts.coordinator.wait_for_groups(3, 1)
+        assert groups is not None
+        assert all(value is not None and math.isfinite(value) for group in groups for value in group.summary.rewards)
+        assert parts.coordinator.identity().holds
+
+
+async def test_a_dropped_connection_is_retried_and_nothing_is_lost(tmp_path: Path, engine: StandinEngine) -> None:
+    engine.faults.num_dropped_connections = 1
+    async with stream(tmp_path, engine, groups_wanted=3) as parts:
+        await parts.until_pending(3)
+        assert parts.coordinator.counts().dropped == {}
+        assert len(parts.queue.released) == 1
+
+
+async def test_null_log_probabilities_never_reach_a_batch(tmp_path: Path, engine: StandinEngine) -> None:
+    engine.faults.num_null_log_probs = 4
+    async with stream(tmp_path, engine, groups_wanted=3, max_attempts=1) as parts:
+        await parts.until_pending(3)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped["engine"] >= 1
+
+
+async def test_stop_gives_unfinished_groups_back(tmp_path: Path, engine: StandinEngine) -> None:
+    engine.faults.step_s = 0.2
+    async with stream(tmp_path, engine) as parts:
+        await asyncio.sleep(0.15)
+        parts.producer.stop()
+        await asyncio.wait_for(parts.running, 20)
+        identity = parts.coordinator.identity()
+        assert identity.in_flight == 4
+        assert identity.holds
+        assert parts.queue.released == ["producer stopped"] * 4
+
+
+async def test_a_lost_lease_stops_the_work_and_its_result_is_refused(tmp_path: Path, engine: StandinEngine) -> None:
+    engine.faults.step_s = 0.1
+    async with stream(tmp_path, engine, groups_wanted=2, lease_seconds=0.3) as parts:
+        await asyncio.sleep(0.05)
+        for group_index, lease in list(parts.coordinator._leased.items()):
+            parts.coordinator.release(group_index, lease, "taken away")
+        await parts.until_pending(2)
+        identity = parts.coordinator.identity()
+        assert (identity.pending, identity.in_flight) == (2, 0)
+        assert json.dumps(identity.dropped) == "{}"
