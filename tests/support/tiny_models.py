@@ -43,17 +43,19 @@ def build_tiny_qwen3(
     tied: bool = True,
     init_std: float = 0.02,
     vocab_size: int = VOCAB_SIZE,
+    num_experts: int | None = None,
     **overrides: Any,
 ) -> Path:
     """Write a 2-layer Qwen3 (hidden 128) with tokenizer as a float32 Hugging Face checkpoint; returns `folder`.
 
     `init_std` is the spread of the weights: the default gives a model that is nearly uniform, 0.08 one whose logits
-    differ enough for numerical comparisons. `overrides` are fields of `Qwen3Config`.
+    differ enough for numerical comparisons. With `num_experts` every layer is a mixture of that many experts, two of
+    which serve a token (Qwen3-MoE). `overrides` are fields of the configuration.
     """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    shape = {
+    shape: dict[str, Any] = {
         "hidden_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -62,7 +64,9 @@ def build_tiny_qwen3(
         "intermediate_size": 256,
         "max_position_embeddings": 256,
     } | overrides
-    config = Qwen3Config(
+    if num_experts is not None:
+        shape = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 64} | shape
+    config = (Qwen3Config if num_experts is None else Qwen3MoeConfig)(
         vocab_size=vocab_size,
         tie_word_embeddings=tied,
         pad_token_id=PAD_ID,
@@ -74,7 +78,7 @@ def build_tiny_qwen3(
     )
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
-        model = Qwen3ForCausalLM(config).eval()
+        model = (Qwen3ForCausalLM if num_experts is None else Qwen3MoeForCausalLM)(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             spread, centre = (0.1, 1.0) if "norm" in name else (init_std, 0.0)

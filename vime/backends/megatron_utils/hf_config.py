@@ -33,6 +33,11 @@ def is_tied(hf_config: Mapping[str, Any]) -> bool:
     return bool(hf_config.get("tie_word_embeddings", False))
 
 
+def num_experts(hf_config: Mapping[str, Any]) -> int:
+    """Experts of a layer; transformers writes the number under either of two names."""
+    return _integer(hf_config, "num_local_experts" if "num_local_experts" in hf_config else "num_experts")
+
+
 def model_argv(hf_config: Mapping[str, Any]) -> list[str]:
     """Megatron flags that give a model the shape in `hf_config`.
 
@@ -68,7 +73,7 @@ def _expert_argv(hf_config: Mapping[str, Any]) -> list[str]:
         raise ModelError("config.json: dense layers between expert layers, allowed: experts in every layer.")
     if not hf_config.get("norm_topk_prob", True):
         raise ModelError("config.json: norm_topk_prob is false, allowed: true.")
-    argv = ["--num-experts", str(_integer(hf_config, "num_experts"))]
+    argv = ["--num-experts", str(num_experts(hf_config))]
     argv += ["--moe-router-topk", str(_integer(hf_config, "num_experts_per_tok"))]
     argv += ["--moe-ffn-hidden-size", str(_integer(hf_config, "moe_intermediate_size"))]
     argv += ["--moe-token-dispatcher-type", "alltoall", "--moe-router-load-balancing-type", "none"]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from vime.backends.megatron_utils.hf_config import is_tied
+from vime.backends.megatron_utils.hf_config import is_tied, num_experts
 
 Layout = Literal["plain", "qkv", "gate_up"]
 """plain: one tensor. qkv: query, key and value interleaved by query group. gate_up: gate rows above up rows."""
@@ -79,7 +79,7 @@ def _layer_rules(hf_config: Mapping[str, Any], layer: int) -> list[WeightRule]:
     if hf_config["model_type"] != "qwen3_moe":
         return rules + _mlp_rules(rule, "mlp.", "mlp.")
     rules.append(rule("mlp.router.weight", "mlp.gate.weight"))
-    for expert in range(hf_config["num_experts"]):
+    for expert in range(num_experts(hf_config)):
         rules += _mlp_rules(rule, f"mlp.experts.local_experts.{expert}.", f"mlp.experts.{expert}.")
     return rules
 

@@ -15,7 +15,8 @@ def load_double(checkpoint: Path) -> Any:
     """The Hugging Face model in float64."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, attn_implementation="eager").eval()
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **eager).eval()
 
 
 def dense_logits(model: Any, tokens: Any) -> torch.Tensor:

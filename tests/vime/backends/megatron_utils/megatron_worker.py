@@ -29,6 +29,11 @@ ONE_RANK = [[[0, 1, 2], [3], [4, 5], [6, 7]]]
 TWO_RANKS = [[[0, 1, 2], [4]], [[3, 5], [6, 7]]]
 """Microbatches of each data-parallel rank, as positions in the batch; the ranks hold different numbers of tokens."""
 
+MODELS: dict[str, dict[str, Any]] = {
+    "tied": {"tied": True},
+    "untied": {"tied": False},
+    "experts": {"tied": False, "num_experts": 8, "norm_topk_prob": True},
+}
 Weights = dict[str, torch.Tensor]
 
 
@@ -118,8 +123,8 @@ def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
     from vime.backends.megatron_utils.packing import to_tensors
 
     found = {}
-    for name, tied in (("tied", True), ("untied", False)):
-        checkpoint = world.checkpoint(name, tied=tied, seed=3)
+    for name, options in MODELS.items():
+        checkpoint = world.checkpoint(name, seed=3, **options)
         sequences = make_sequences(0)
         with world.trainer(hf_checkpoint=checkpoint) as trainer, torch.no_grad():
 
@@ -183,13 +188,14 @@ def weights_round_trip(world: World) -> dict[str, dict[str, Any]]:
     from transformers import AutoModelForCausalLM
 
     found = {}
-    for name, tied in (("tied", True), ("untied", False)):
-        checkpoint = world.checkpoint(name, tied=tied, seed=3)
+    for name, options in MODELS.items():
+        checkpoint = world.checkpoint(name, seed=3, **options)
         original = load_file(checkpoint / "model.safetensors")
         with world.trainer(hf_checkpoint=checkpoint) as trainer:
             first, second = weights_of(trainer), [key for key, _ in trainer.named_hf_weights()]
             trainer.save_hf(world.folder / f"saved_{name}")
-        saved = AutoModelForCausalLM.from_pretrained(world.folder / f"saved_{name}").state_dict()
+        saved = load_file(world.folder / f"saved_{name}" / "model.safetensors")
+        AutoModelForCausalLM.from_pretrained(world.folder / f"saved_{name}")
         found[name] = {
             "same_names": set(first) == set(original) and list(first) == second,
             "bitwise": all(torch.equal(first[key], original[key]) for key in original),

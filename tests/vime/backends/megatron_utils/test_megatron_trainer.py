@@ -33,7 +33,7 @@ def split_model(run_world: Any) -> dict[str, Any]:
     return run_world(2, ["model_parallel"])["model_parallel"]
 
 
-@pytest.mark.parametrize("variant", ["tied", "untied"])
+@pytest.mark.parametrize("variant", ["tied", "untied", "experts"])
 def test_packed_logits_equal_separate_and_hugging_face_logits(one_rank: dict[str, Any], variant: str) -> None:
     found = one_rank["logits_match_hugging_face"][variant]
     assert found["spread"] > 0.5, "the model is too flat to tell packing errors"
@@ -52,7 +52,7 @@ def test_loss_and_every_gradient_equal_the_dense_float64_reference(one_rank: dic
     assert found["grad_norm"] < 1e-5
 
 
-@pytest.mark.parametrize("variant", ["tied", "untied"])
+@pytest.mark.parametrize("variant", ["tied", "untied", "experts"])
 def test_weights_survive_the_way_into_megatron_and_back_bitwise(one_rank: dict[str, Any], variant: str) -> None:
     assert one_rank["weights_round_trip"][variant] == {"same_names": True, "bitwise": True, "saved": True}
 
