@@ -136,7 +136,10 @@ class Coordinator:
         return list(self._waiting.values())
 
     def record_plan(self, batch_id: str, positions: list[int], plan: bytes) -> None:
-        """Persist a batch plan; training may begin when this returns."""
+        """Persist a batch plan; training may begin when this returns. The same plan again changes nothing."""
+        known = self._queue.plan(batch_id)
+        if known is not None and known.positions == positions and self._pool.read_blob(known.plan_ref) == plan:
+            return  # the answer to an earlier call was lost
         self._queue.record_plan(batch_id, positions, self._pool.publish_blob(plan, submission_id=batch_id))
 
     def training_completed(self, rollout_id: int, policy_version: int, positions: list[int]) -> None:

@@ -226,7 +226,10 @@ class Workers:
         how = f"exit status {watcher.result()}" if error is None else str(error)
         lines = last_lines(self._folder.log(name))
         shown = "".join(f"\n  | {line}" for line in lines)
-        return RunFailedError(f"{name} ended unexpectedly ({how}).\nLast lines of {self._folder.log(name)}:{shown}\n")
+        return RunFailedError(
+            f"{name} ended unexpectedly ({how}).\nLast lines of {self._folder.log(name)}:{shown}\n",
+            next_step="Run the same command again; it resumes from the newest commit.",
+        )
 
 
 async def _quietly(reference: Awaitable[Any]) -> None:

@@ -73,11 +73,11 @@ def run_demo(words: Sequence[str]) -> int:
     ]
     for kill in kills:
         _train_until_killed(command, run, kill)
-        _say(f"   Before the resume: {_identity(audit_run(run))}")
-    _say("5. Resumed once more, to the end.")
+        _say(f"   Counted from the journal, before the resume: {_identity(audit_run(run))}")
+        _say("   The same command again; it resumes.\n")
     _call(command)
     report = audit_run(run)
-    _say(f"   After the run: {_identity(report)}")
+    _say(f"\n3. Counted from the journal, after the run: {_identity(report)}")
     steps = read_steps(run)
     draw_curves(steps, [kill.step for kill in kills], output / "demo.png")
     summary = demo_summary(steps, report, kills=len(kills), resumes=len(kills), seconds=time.monotonic() - started)
@@ -136,7 +136,7 @@ def _train_until_killed(command: list[str], run: Path, kill: Kill) -> None:
         victims = kill.pick(train, ids)
         for pid in victims:
             _kill(pid)
-        _say(f"\n*. kill -9 of {kill.what} ({len(victims)} processes) after step {_newest_step(run)}.")
+        _say(f"\n   kill -9 of {kill.what} ({len(victims)} processes) after step {_newest_step(run)}.")
         status = train.wait()
     left = _still_alive(everything, LEFTOVER_S)
     _say(f"   The job ended with status {status}; {len(left)} of its {len(everything)} processes are left.")

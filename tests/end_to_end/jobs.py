@@ -1,0 +1,121 @@
+"""A real `vime train` on a tiny model, for the end-to-end tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.support.tiny_models import build_tiny_qwen3
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Job:
+    """One run folder and the flags of its job."""
+
+    folder: Path
+    num_rollout: int = 3
+    flags: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    def prepare(self) -> None:
+        """Model with random weights, and prompts."""
+        build_tiny_qwen3(self.model, seed=0)
+        lines = [json.dumps({"input": f"r{number:05d}=", "label": f"{number:05d}"[::-1]}) for number in range(64)]
+        (self.folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+
+    def command(self) -> list[str]:
+        flags = {
+            "--hf-checkpoint": self.model,
+            "--prompt-data": self.folder / "prompts.jsonl",
+            "--label-key": "label",
+            "--custom-rm-path": "tests.end_to_end.rewards.digits",
+            "--num-rollout": self.num_rollout,
+            "--rollout-batch-size": 8,
+            "--n-samples-per-prompt": 4,
+            "--rollout-max-response-len": 16,
+            "--lr": 1e-3,
+            "--max-tokens-per-gpu": 512,
+            "--actor-num-gpus-per-node": 1,
+            "--flush-cache-interval": 0,
+            "--rollout-data-transport": "straw",
+            "--save": self.run,
+            "--save-interval": 1,
+            "--vllm-max-model-len": 64,
+            **self.flags,
+        }
+        switches = ["--use-rollout-logprobs", "--calculate-per-token-loss", "--use-dynamic-batch-size"]
+        words = [word for name, value in flags.items() for word in (name, str(value))]
+        return [sys.executable, "-m", "vime", "train", *words, *switches]
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start the job in a process group of its own."""
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.Popen(
+            self.command(),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def steps(self) -> list[dict[str, Any]]:
+        path = self.run / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def processes(self) -> dict[str, Any]:
+        ids: dict[str, Any] = json.loads((self.run / "processes.json").read_text())
+        return ids
+
+
+def wait_until(condition: Callable[[], bool], job: subprocess.Popen[str], timeout_s: float = 240.0) -> None:
+    """Wait for a condition while the job runs; fails with its output when it ends first."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if job.poll() is not None:
+            raise AssertionError(f"the job ended with {job.returncode}:\n{job.communicate()[0]}")
+        if time.monotonic() > deadline:
+            job.kill()
+            raise AssertionError(f"no progress in {timeout_s} s:\n{job.communicate()[0]}")
+        time.sleep(0.05)
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and everything below it."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def survivors(processes: list[psutil.Process], timeout_s: float = 15.0) -> list[str]:
+    """Those that outlive the timeout."""
+    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    return [f"{process.pid} {process.cmdline()[:4]}" for process in alive]
+
+
+def shared_memory() -> set[str]:
+    """Names of the shared-memory segments of this machine."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
