@@ -134,8 +134,11 @@ def test_the_declaration_says_what_the_client_says_and_data_outlives_the_mount(m
 
 @pytest.mark.juicefs
 @pytest.mark.slow
-def test_a_busy_mount_names_its_user_and_a_dead_client_is_cleaned_up(mounted: single_node.Node) -> None:
-    with (mounted.mount / "open").open("w"):
+def test_a_busy_mount_names_its_user_and_a_dead_client_loses_no_synced_file(mounted: single_node.Node) -> None:
+    with (mounted.mount / "synced").open("w") as file:
+        file.write("here")
+        file.flush()
+        os.fsync(file.fileno())
         busy = call("down", mounted.folder)
     assert busy.returncode == 1
     assert f"In use by: {os.getpid()} " in busy.stderr
@@ -146,3 +149,5 @@ def test_a_busy_mount_names_its_user_and_a_dead_client_is_cleaned_up(mounted: si
     assert "the JuiceFS client doesn't answer" in dead.stderr
     assert call("down", mounted.folder).returncode == 0
     assert mount_facts.mounted_type(mounted.mount) is None
+    assert call("up", mounted.folder).returncode == 0
+    assert (mounted.mount / "synced").read_text() == "here"
