@@ -51,7 +51,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     spanning_samples: int
     """Samples of this session with tokens of more than one policy version."""
-    requests_aborted: int
+    groups_aborted: int
     train: dict[str, float]
     """The trainer's own metrics: loss, pg_clipfrac, ppo_kl, entropy, grad_norm, lr, ..."""
 

@@ -37,7 +37,7 @@ OTHER_UNITS = {
     "in_flight": "groups",
     "dropped": "groups by reason",
     "spanning_samples": "samples",
-    "requests_aborted": "groups",
+    "groups_aborted": "groups",
 }
 
 MEANINGS = {
@@ -65,7 +65,7 @@ MEANINGS = {
     "pending": "Groups accepted and not trained.",
     "in_flight": "Groups leased now, or leased before and waiting again.",
     "dropped": "Groups set aside for good, by reason: `engine`, `reward` or `sample`.",
-    "requests_aborted": "Groups of this session that an engine aborted (a flush); they are generated again.",
+    "groups_aborted": "Groups of this session that an engine aborted (a flush); they are generated again.",
 }
 
 TRAIN_MEANINGS = {
