@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from pipeline.devices import visible_gpus
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.run_folder import RunFolder
 from pipeline.trainer_worker import TrainerWorker
@@ -80,6 +81,7 @@ def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> E
             log_path=folder.log(f"engine_{number}"),
             run_id=settings.queue.rollout_queue_run_id,
             seed=settings.trainer.seed + number,
+            device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
         )
     )
