@@ -1,4 +1,4 @@
-"""One job with the real engine, trainer, queue and Ray; its coordinator is killed on the way."""
+"""One job with the real engine, queue and Ray and two trainer ranks; its coordinator is killed on the way."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    job = Job(tmp_path_factory.mktemp("job"), num_rollout=4)
+    job = Job(tmp_path_factory.mktemp("job"), num_rollout=4, flags={"--actor-num-gpus-per-node": 2})
     job.prepare()
     before = shared_memory()
     running = job.start()
@@ -135,7 +135,7 @@ def test_another_start_has_nothing_to_do(finished: Finished) -> None:
 
 
 def test_fewer_rollouts_than_committed_are_refused_with_both_numbers(finished: Finished) -> None:
-    again = Job(finished.job.folder, num_rollout=2).start()
+    again = Job(finished.job.folder, num_rollout=2, flags=finished.job.flags).start()
     output, _ = again.communicate(timeout=120)
     assert again.returncode == 1
     assert "4 rollouts in, past --num-rollout 2" in output
@@ -145,6 +145,6 @@ def test_fewer_rollouts_than_committed_are_refused_with_both_numbers(finished: F
 def test_run_folder_holds_the_record_of_the_run(finished: Finished) -> None:
     run: Path = finished.job.run
     logs = {path.name for path in (run / "logs").iterdir()}
-    assert {"coordinator.log", "engine_0.log", "producer_0.log", "trainer_0.log"} <= logs
+    assert {"coordinator.log", "engine_0.log", "producer_0.log", "trainer_0.log", "trainer_1.log"} <= logs
     assert (run / "settings.json").exists()
     assert finished.job.steps()[-1]["train"]["grad_norm"] > 0
