@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Sequence
 
 from benchmarks.report import benchmark_parser, build_report, parse_options, print_report
-from pipeline.messages import WaitingGroup, encode
+from pipeline.messages import encode
 from pipeline.planner import PlanSettings, plan_batch
+from storage.queue_types import AcceptedGroup
 from storage.refs import PoolRef
 from storage.summary import GroupSummary
 
@@ -32,13 +33,13 @@ MAX_TOKENS = 16384
 LENGTHS = (64, 8192)
 
 
-def synthetic_groups(num_groups: int, num_samples: int) -> list[WaitingGroup]:
+def synthetic_groups(num_groups: int, num_samples: int) -> list[AcceptedGroup]:
     """Accepted groups whose references are as long as real ones; the same ones at every call."""
     chance = random.Random(0)
     return [_group(chance, position, num_samples) for position in range(num_groups)]
 
 
-def _group(chance: random.Random, position: int, num_samples: int) -> WaitingGroup:
+def _group(chance: random.Random, position: int, num_samples: int) -> AcceptedGroup:
     lengths = [chance.randint(*LENGTHS) for _ in range(num_samples)]
     indices = [position * num_samples + member for member in range(num_samples)]
     writer, segment = (uuid.UUID(int=chance.getrandbits(128), version=4).hex for _ in range(2))
@@ -70,7 +71,7 @@ def _group(chance: random.Random, position: int, num_samples: int) -> WaitingGro
         statuses=["completed"] * num_samples,
         num_spanning_samples=0,
     )
-    return WaitingGroup(position, ref, summary)
+    return AcceptedGroup(position, summary.group_index, ref, summary)
 
 
 def measure(num_groups: int, num_samples: int) -> tuple[float, float, float]:

@@ -16,14 +16,13 @@ from pipeline.messages import (
     LeaseReply,
     LeaseStatus,
     QueueCounts,
-    WaitingGroup,
     Work,
 )
 from recovery.accounting import Identity, count_identity
 from recovery.commit import QueueState, from_ranges, to_ranges
 from storage.pool import Pool
 from storage.queue import GroupQueue
-from storage.queue_types import LeaseState
+from storage.queue_types import AcceptedGroup, LeaseState
 from vime.data.prompts import PromptSource
 from vime.errors import StaleLeaseError
 
@@ -55,11 +54,7 @@ class Coordinator:
         for record in queue.trained_log():
             if record.branch == config.branch:
                 self._trained.update(record.positions)
-        self._waiting = {
-            group.position: WaitingGroup(group.position, group.ref, group.summary)
-            for group in queue.accepted()
-            if group.position not in self._trained
-        }
+        self._waiting = {group.position: group for group in queue.accepted() if group.position not in self._trained}
         facts = queue.facts()
         self._fresh, self._in_flight = set(facts.fresh), set(facts.in_flight)
         self._dropped = Counter(facts.dropped.values())
@@ -108,7 +103,9 @@ class Coordinator:
                 self._in_flight.remove(group_index)
                 self._num_accepted += 1
             if receipt.position not in self._trained:
-                self._waiting[receipt.position] = WaitingGroup(receipt.position, request.ref, request.summary)
+                self._waiting[receipt.position] = AcceptedGroup(
+                    receipt.position, group_index, request.ref, request.summary
+                )
             replies.append(AcceptReply(group_index, receipt.position))
         async with self._arrival:
             self._arrival.notify_all()
@@ -126,7 +123,7 @@ class Coordinator:
         self._in_flight.discard(group_index)
         self._dropped[reason] += 1
 
-    async def wait_for_groups(self, count: int, timeout_s: float) -> list[WaitingGroup] | None:
+    async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None:
         """All waiting groups once there are `count`; None when that takes longer than `timeout_s`."""
         async with self._arrival:
             try:

@@ -60,14 +60,6 @@ class AcceptReply(msgspec.Struct, frozen=True):
     position: int | None
 
 
-class WaitingGroup(msgspec.Struct, frozen=True):
-    """An accepted group that waits for training."""
-
-    position: int
-    ref: GroupRef
-    summary: GroupSummary
-
-
 class QueueCounts(msgspec.Struct, frozen=True):
     """Groups by state, for the progress view."""
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from pipeline.messages import WaitingGroup
 from pipeline.packing import deal_to_ranks, pack_by_tokens, split_evenly
+from storage.queue_types import AcceptedGroup
 from storage.refs import GroupRef
 from storage.summary import GroupSummary
 from vime.algorithms.advantages import grpo_advantages
@@ -92,13 +92,13 @@ def oldest_version(summary: GroupSummary) -> int:
     return min(_known(version) for version in summary.min_versions)
 
 
-def select_groups(groups: Sequence[WaitingGroup], count: int) -> list[WaitingGroup]:
+def select_groups(groups: Sequence[AcceptedGroup], count: int) -> list[AcceptedGroup]:
     """The `count` groups to train next: oldest policy version first, then first accepted first."""
     return sorted(groups, key=lambda group: (oldest_version(group.summary), group.position))[:count]
 
 
 def plan_batch(
-    groups: Sequence[WaitingGroup], settings: PlanSettings, *, branch: str, rollout_id: int, policy_version: int
+    groups: Sequence[AcceptedGroup], settings: PlanSettings, *, branch: str, rollout_id: int, policy_version: int
 ) -> BatchPlan:
     """Plan rollout batch `rollout_id` from the waiting groups.
 
@@ -119,7 +119,7 @@ def plan_batch(
     return BatchPlan(PLAN_VERSION, branch, rollout_id, policy_version, planned, samples, steps)
 
 
-def _plan_samples(groups: Sequence[WaitingGroup], settings: PlanSettings, policy_version: int) -> list[PlannedSample]:
+def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, policy_version: int) -> list[PlannedSample]:
     samples = []
     for number, group in enumerate(groups):
         summary = group.summary

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pipeline.actors import CoordinatorActor, EngineActor, ProducerActor, TrainerActor, encode_settings
 from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.messages import ProducerStats, QueueCounts, TrainReport, WaitingGroup, decode, encode
+from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
 from pipeline.planner import BatchPlan
 from pipeline.process_log import last_lines
 from pipeline.run_folder import RunFolder
@@ -19,6 +19,7 @@ from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
 from recovery.commit import QueueState
 from storage.files import write_atomically
+from storage.queue_types import AcceptedGroup
 from vime.errors import RunFailedError, VimeError
 from vime.settings.groups import Settings
 
@@ -117,9 +118,9 @@ class Workers:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def wait_for_groups(self, count: int, timeout_s: float) -> list[WaitingGroup] | None:
+    async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None:
         content = await self._coordinator_call(self.coordinator.wait_for_groups.remote(count, timeout_s))
-        return None if content is None else decode(content, list[WaitingGroup])
+        return None if content is None else decode(content, list[AcceptedGroup])
 
     async def record_plan(self, plan: BatchPlan, content: bytes) -> None:
         await self._coordinator_call(self.coordinator.record_plan.remote(plan.batch_id, plan.positions, content))

@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.messages import WaitingGroup, decode, encode
+from pipeline.messages import decode, encode
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
+from storage.queue_types import AcceptedGroup
 from storage.refs import PoolRef
 from storage.summary import GroupSummary
 
@@ -24,11 +25,12 @@ SETTINGS = PlanSettings(
 
 def group(
     position: int, *, version: int = 1, rewards: tuple[float, ...] = (0.0, 1.0), masks: tuple[int, ...] = (3, 4)
-) -> WaitingGroup:
+) -> AcceptedGroup:
     size = len(rewards)
     ref = PoolRef("r", f"pack-{position}", "s", 1, "c", 1, "sha256", 0, 0, f"digest-{position}", 4, 100)
-    return WaitingGroup(
+    return AcceptedGroup(
         position,
+        100 + position,
         ref,
         GroupSummary(
             group_index=100 + position,
@@ -46,7 +48,7 @@ def group(
     )
 
 
-def plan(groups: list[WaitingGroup], settings: PlanSettings = SETTINGS) -> BatchPlan:
+def plan(groups: list[AcceptedGroup], settings: PlanSettings = SETTINGS) -> BatchPlan:
     return plan_batch(groups, settings, branch="b", rollout_id=3, policy_version=5)
 
 
