@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,7 @@ def _shown(value: Any) -> str:
     return " ".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
 
 
+@functools.cache
 def _by_name() -> dict[str, tuple[str, Flag]]:
     return {described.name: (group, described) for group, described in all_flags().values()}
 
