@@ -59,6 +59,12 @@ def test_a_dry_run_warns_instead(argv: list[str]) -> None:
     assert warning.startswith("--kl-coef 0.1 is not built yet, allowed: 0.0. There is no reference model.")
 
 
+def test_a_secret_is_not_shown() -> None:
+    shown = " ".join(refused(parse_settings(["--wandb-key", "hush"])))
+    assert "--wandb-key *** is not built yet" in shown
+    assert "hush" not in shown
+
+
 def test_a_dry_run_still_refuses_what_can_never_work(argv: list[str]) -> None:
     with pytest.raises(SettingsError, match="--global-batch-size is 3"):
         validate(parse_settings([*argv, "--global-batch-size", "3"]), dry_run=True)
