@@ -34,6 +34,7 @@ lint: $(STAMP)
 # Pages that are made from the code.
 docs: $(STAMP)
 	PYTHONPATH=. $(PY) scripts/generate_flags_doc.py
+	$(PY) scripts/generate_metrics_doc.py
 
 setup: $(STAMP)
 

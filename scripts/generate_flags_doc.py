@@ -76,7 +76,8 @@ def _flag_row(described: Flag, unfinished: bool) -> str:
 
 def _value(described: Flag) -> str:
     if described.kind in (Kind.SWITCH, Kind.OPTIONAL_SWITCH):
-        return "switch (in files true or false)" if not described.inverted else "switch; sets the key to false"
+        in_files = "" if described.cli_only else " (in files true or false)"
+        return f"switch{in_files}" if not described.inverted else "switch; sets the key to false"
     word = "JSON object" if described.kind is Kind.JSON else described.type.__name__
     if described.choices is not None:
         word = ", ".join(f"`{choice}`" for choice in described.choices)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from vime.settings.flag import Flag, Kind, flags_of
@@ -105,3 +106,4 @@ def test_a_flag_can_carry_every_kind_of_value() -> None:
     assert settings.data.apply_chat_template_kwargs == {"enable_thinking": False}
     assert settings.rollout.rollout_stop_token_ids == (1, 2)
     assert settings.logging.wandb_random_suffix is False
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=Settings) == settings

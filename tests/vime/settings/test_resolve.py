@@ -57,7 +57,7 @@ def test_yaml_holds_what_toml_holds(tmp_path: Path) -> None:
     assert settings.objective.rewards_normalization is False
     assert settings.evaluation.eval_prompt_data == ("aime", "aime.jsonl")
     assert settings.cluster.offload_train is False
-    assert settings.vllm_args == ("--vllm-max-model-len", "64", "--vllm-enforce-eager", "--vllm-max-model-len", "128")
+    assert settings.vllm_args == ("--vllm-enforce-eager", "--vllm-max-model-len", "128")
     assert settings.router_args == ("--router-policy", "consistent_hash")
     assert settings.megatron_args == ("--tensor-model-parallel-size", "2")
 
@@ -83,6 +83,7 @@ def test_yaml_holds_what_toml_holds(tmp_path: Path) -> None:
         ("a.toml", "trainer = 3", r"trainer is 3, allowed: a table of keys"),
         ("a.toml", "[trainer", r"--config .*a\.toml: "),
         ("a.yaml", "trainer: {lr: 1.0, lr: 2.0}", r"line 1: the key 'lr' is there twice"),
+        ("a.yaml", "cluster: {offload-train: true, offload_train: false}", r"offload_train is there twice"),
         ("a.yaml", "- 1", r"allowed at the top level: keys with values"),
         ("a.yaml", "a: !!python/object:os.system {}", r"--config .*a\.yaml: "),
     ],
