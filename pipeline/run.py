@@ -43,7 +43,8 @@ from storage.files import append_durably, write_atomically
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import RestoreError, RunFailedError
 from vime.settings.groups import Settings
-from vime.settings.parse import settings_record
+from vime.settings.record import settings_record
+from vime.settings.resolve import Resolved
 
 WAIT_REPORT_S = 5.0
 
@@ -59,8 +60,9 @@ class Start:
     state: QueueState | None
 
 
-def run_training(settings: Settings, view: ProgressView) -> int:
+def run_training(resolved: Resolved, view: ProgressView) -> int:
     """Run `vime train`; the exit status. Errors come out as `VimeError`."""
+    settings = resolved.settings
     folder = RunFolder.of(settings)
     source_digest = build_prompt_source(settings).dataset_digest()
     folder.make()
@@ -71,7 +73,7 @@ def run_training(settings: Settings, view: ProgressView) -> int:
         if start.plan.mode is RestoreMode.COMPLETE:
             return 0
         _remove_leftovers(folder)
-        write_atomically(folder.settings, settings_record(settings))
+        write_atomically(folder.settings, settings_record(resolved))
         with Interrupts(view) as interrupts, Cluster(settings.cluster, NUM_PRODUCERS) as cluster:
             return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
 

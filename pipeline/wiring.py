@@ -26,6 +26,9 @@ from vime.settings.parse import HookArgs
 NUM_PRODUCERS = 1
 """Producers on one node."""
 
+LOG_PROBS_CHUNK_SIZE = 1024
+"""Rows of logits at once in float32, when --log-probs-chunk-size leaves it to vime."""
+
 
 def create_or_open_pool(settings: Settings) -> Pool:
     """The run's pool, made when it doesn't exist; for the coordinator, which comes first."""
@@ -153,10 +156,15 @@ def build_trainer_worker(
         eps_clip=objective.eps_clip,
         eps_clip_high=objective.eps_clip_high,
         eps_clip_c=objective.eps_clip_c,
+        entropy_coef=objective.entropy_coef,
         calculate_per_token_loss=objective.calculate_per_token_loss,
         use_rollout_logprobs=objective.use_rollout_logprobs,
         temperature=settings.rollout.rollout_temperature,
+        log_probs_chunk_size=LOG_PROBS_CHUNK_SIZE
+        if objective.log_probs_chunk_size == -1
+        else objective.log_probs_chunk_size,
         num_threads=trainer.trainer_num_threads or max(1, (os.cpu_count() or 1) // processes),
+        timeout_s=60.0 * trainer.distributed_timeout_minutes,
     )
     return TrainerWorker(
         MegatronTrainer(config, rank, world_size, init_method), open_pool(settings), rank, folder.training_log(rank)

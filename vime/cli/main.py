@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vime.errors import VimeError
-from vime.settings.parse import build_parser, parse_settings
-from vime.settings.validate import validate
-from vime.versions import check_versions
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -55,17 +52,9 @@ def _print_error(error: VimeError) -> None:
 
 
 def _train(words: list[str]) -> int:
-    if "-h" in words or "--help" in words:
-        build_parser().print_help()
-        return 0
-    settings = parse_settings(words)
-    check_versions()
-    validate(settings)
-    from pipeline.progress import ProgressView
-    from pipeline.run import run_training
+    from vime.cli.train import train
 
-    with ProgressView() as view:
-        return run_training(settings, view)
+    return train(words)
 
 
 def _demo(words: list[str]) -> int:

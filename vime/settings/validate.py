@@ -7,17 +7,29 @@ from pathlib import Path
 
 from vime.errors import SettingsError
 from vime.settings.groups import Settings
+from vime.settings.refusals import refused
 
 SUPPORTED_MODEL_TYPES = ("qwen3",)
 
 
-def validate(settings: Settings) -> None:
-    """Raise `SettingsError` for a combination that can't work. Reads small local files only."""
+def validate(settings: Settings, *, dry_run: bool = False) -> list[str]:
+    """Check the settings against each other and against what is built. Reads small local files only.
+
+    Returns warnings: in a dry run what a real start would refuse because it isn't built yet (see
+    `vime.settings.refusals`), otherwise none.
+
+    Raises:
+        SettingsError: a combination that can't work or, unless `dry_run`, a setting that isn't built yet.
+    """
     _require_flags(settings)
     _check_batches(settings)
     _check_cluster(settings)
     _check_model(settings)
-    _refuse_unfinished(settings)
+    unfinished = refused(settings)
+    if dry_run:
+        return unfinished
+    _refuse(unfinished)
+    return []
 
 
 def _require_flags(settings: Settings) -> None:
@@ -99,32 +111,8 @@ def _check_model(settings: Settings) -> None:
         )
 
 
-def _refuse_unfinished(settings: Settings) -> None:
-    """Documented values that parse but whose code does not exist yet: never accepted and ignored."""
-    if settings.queue.rollout_data_transport != "straw":
-        raise SettingsError(
-            f"--rollout-data-transport {settings.queue.rollout_data_transport} is not built yet, allowed: straw.",
-            next_step="Add --rollout-data-transport straw.",
-        )
-    if settings.objective.advantage_estimator != "grpo":
-        raise SettingsError(
-            f"--advantage-estimator {settings.objective.advantage_estimator} is not built yet, allowed: grpo.",
-            next_step="Use --advantage-estimator grpo.",
-        )
-    if settings.rollout.rollout_top_p != 1.0 or settings.rollout.rollout_top_k != -1:
-        raise SettingsError(
-            f"--rollout-top-p {settings.rollout.rollout_top_p} and --rollout-top-k {settings.rollout.rollout_top_k}: "
-            "the trainer can't replay truncated sampling yet, allowed: 1.0 and -1.",
-            next_step="Leave both out.",
-        )
-    if settings.cluster.actor_num_nodes != 1:
-        raise SettingsError(
-            f"--actor-num-nodes is {settings.cluster.actor_num_nodes}; one node is what works so far.",
-            next_step="Use --actor-num-nodes 1.",
-        )
-    if settings.cluster.rollout_num_gpus_per_engine != 1:
-        raise SettingsError(
-            f"--rollout-num-gpus-per-engine is {settings.cluster.rollout_num_gpus_per_engine}; engines of one worker "
-            "are what works so far.",
-            next_step="Use --rollout-num-gpus-per-engine 1.",
-        )
+def _refuse(sentences: list[str]) -> None:
+    if len(sentences) == 1:
+        raise SettingsError(sentences[0], next_step="Change or leave out the flag.")
+    if sentences:
+        raise SettingsError("\n".join(["Not built yet:", *sentences]), next_step="Change or leave out these flags.")

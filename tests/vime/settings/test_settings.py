@@ -8,7 +8,9 @@ import pytest
 
 from vime.errors import SettingsError
 from vime.settings.groups import Settings
-from vime.settings.parse import HookArgs, parse_settings, settings_record
+from vime.settings.parse import HookArgs, parse_settings
+from vime.settings.record import settings_record
+from vime.settings.resolve import resolve
 from vime.settings.validate import validate
 
 
@@ -73,7 +75,7 @@ def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path)
         (["--advantage-estimator", "ppo"], "not built yet, allowed: grpo"),
         (["--rollout-top-p", "0.9"], "can't replay truncated sampling yet"),
         (["--actor-num-gpus-per-node", "9"], "8 samples for 9 trainer ranks"),
-        (["--router-policy", "x"], "the router is not part of this version"),
+        (["--router-policy", "x"], "The router is not part of this version"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_a_next_step(model: Path, flags: list[str], message: str) -> None:
@@ -113,8 +115,11 @@ def test_hook_args_are_flat_and_read_only(model: Path) -> None:
         _ = args.nope
 
 
-def test_record_holds_every_setting(model: Path) -> None:
-    settings = checked(model)
-    record = json.loads(settings_record(settings))
-    assert record["trainer"]["lr"] == settings.trainer.lr
-    assert set(record) == {field.name for field in dataclasses.fields(Settings)}
+def test_record_holds_every_setting_and_its_source(model: Path) -> None:
+    resolved = resolve(words(model, "--wandb-key", "hush"))
+    record = json.loads(settings_record(resolved))
+    assert record["trainer"]["lr"] == resolved.settings.trainer.lr
+    assert set(record) == {field.name for field in dataclasses.fields(Settings)} | {"sources"}
+    assert record["sources"]["--lr"] == "default"
+    assert record["sources"]["--num-rollout"] == "flag"
+    assert record["logging"]["wandb_key"] == "***"

@@ -51,6 +51,11 @@ def known_megatron_flags() -> frozenset[str]:
     return frozenset(flag for action in _megatron_parser()._actions for flag in action.option_strings)
 
 
+def megatron_options() -> list[tuple[str, str]]:
+    """Flag and help of every option of the installed Megatron, sorted."""
+    return sorted((flag, action.help or "") for action in _megatron_parser()._actions for flag in action.option_strings)
+
+
 def parse_megatron_args(
     extra_argv: Sequence[str], hf_config: Mapping[str, Any], config: TrainerConfig, rank: int = 0, world_size: int = 1
 ) -> argparse.Namespace:

@@ -8,7 +8,7 @@ import difflib
 import io
 from collections.abc import Sequence
 
-from vime.backends.vllm_utils.launch import user_options
+from vime.backends.vllm_utils.launch import OWNED_OPTIONS, user_options
 from vime.errors import SettingsError
 
 _PREFIX = "--vllm-"
@@ -57,6 +57,17 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
         raise SettingsError(
             f"vLLM refuses {' '.join(engine_args)}: {lines[-1]}", next_step=f"Correct the {_PREFIX}* flag."
         ) from error
+
+
+def engine_options() -> list[tuple[str, str]]:
+    """Flag (with the prefix) and help of every option of the installed vLLM that a user may set, sorted."""
+    options = [
+        (option, action.help or "")
+        for action in _vllm_parser()._actions
+        for option in action.option_strings
+        if option.startswith("--") and option[2:].removeprefix("no-") not in OWNED_OPTIONS
+    ]
+    return sorted((_PREFIX + option[2:], help) for option, help in options)
 
 
 def _vllm_parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from vime.errors import SettingsError
 
 _MODULE = "vllm.entrypoints.openai.api_server"
 
-_OWNED: Mapping[str, str] = {
+OWNED_OPTIONS: Mapping[str, str] = {
     "model": "It follows --hf-checkpoint.",
     "host": "It follows the engine's placement.",
     "port": "It follows the engine's placement.",
@@ -94,10 +94,10 @@ def user_options(extra_args: Sequence[str]) -> frozenset[str]:
         if not argument.startswith("--"):
             continue
         name = argument[2:].partition("=")[0].partition(".")[0].replace("_", "-").removeprefix("no-")
-        if name in _OWNED:
+        if name in OWNED_OPTIONS:
             raise SettingsError(
                 f"--vllm-{name} can't be set: vime sets vLLM's --{name} itself.",
-                next_step=f"Remove the flag. {_OWNED[name]}",
+                next_step=f"Remove the flag. {OWNED_OPTIONS[name]}",
             )
         names.add(name)
     return frozenset(names)

@@ -1,0 +1,35 @@
+"""Where the model comes from and where the run is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vime.settings.checks import at_least
+from vime.settings.flag import flag
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Where the model comes from and where the run is kept."""
+
+    hf_checkpoint: str | None = flag(None, "Hugging Face folder: tokenizer, config and initial weights.", common=True)
+    model_name: str | None = flag(
+        None, "Name of the weight conversion, when the one in the checkpoint's config doesn't fit."
+    )
+    ref_load: str | None = flag(None, "Checkpoint of the reference model; the actor starts there without --load.")
+    ref_ckpt_step: int | None = flag(None, "Step of the reference model's checkpoint.", check=at_least(0))
+    ref_update_interval: int | None = flag(
+        None, "Copy the actor to the reference model after every N rollout batches.", check=at_least(1)
+    )
+    load: str | None = flag(None, "Run to resume: its --save folder or one `committed_N.json`.", common=True)
+    save: str | None = flag(None, "Run folder: checkpoints, queue, logs and metrics.", common=True)
+    save_interval: int | None = flag(None, "Commit after every N rollout batches.", check=at_least(1))
+    ckpt_step: int | None = flag(
+        None, "Resume from the commit of this rollout instead of the newest.", check=at_least(0)
+    )
+    start_rollout_id: int | None = flag(
+        None, "First rollout batch to train; a resumed run knows it.", check=at_least(0)
+    )
+    save_hf: str | None = flag(None, "Folder for Hugging Face exports at each save; `{rollout_id}` is filled in.")
+    no_save_optim: bool = flag(False, "Leave the optimizer's state out of checkpoints.")
+    async_save: bool = flag(False, "Write checkpoints in the background.")

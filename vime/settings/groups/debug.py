@@ -1,0 +1,38 @@
+"""Running one half of the system, dumps, and checks of continuous integration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vime.settings.checks import above, above_up_to, at_least
+from vime.settings.flag import flag
+
+
+@dataclass(frozen=True)
+class DebugSettings:
+    """Running one half of the system, dumps, and checks of continuous integration."""
+
+    debug_rollout_only: bool = flag(False, "Generate without training.")
+    debug_train_only: bool = flag(False, "Train on stored samples without engines.")
+    save_debug_rollout_data: str | None = flag(
+        None, "File for each batch's samples; `{rollout_id}` is filled in, `.straw.json` makes an archive."
+    )
+    load_debug_rollout_data: str | None = flag(None, "Stored samples to train on, without engines.")
+    load_debug_rollout_data_subsample: float | None = flag(
+        None, "Fraction of the stored samples to use.", check=above_up_to(0, 1)
+    )
+    load_forge_rollout_data: str | None = flag(None, "Stored samples to train on while engines run.")
+    save_debug_train_data: str | None = flag(
+        None, "File for each rank's training columns; `{rollout_id}` and `{rank}` are filled in."
+    )
+    dump_details: str | None = flag(None, "Folder for the samples and training columns of all batches.")
+    ci_test: bool = flag(False, "Run the checks of continuous integration.")
+    ci_disable_kl_checker: bool = flag(False, "Leave out the check that the KL starts at zero.")
+    ci_train_rollout_logprob_abs_diff_threshold: float = flag(
+        0.1, "Largest mean difference between trainer and sampler that --ci-test accepts.", check=above(0)
+    )
+    ci_save_grad_norm: str | None = flag(None, "File to write gradient norms to.")
+    ci_load_grad_norm: str | None = flag(None, "File of gradient norms that must be met.")
+    memory_recorder: str = flag("torch", "Tool that records memory.", choices=("torch", "memray"))
+    memory_snapshot_dir: str = flag(".", "Folder for memory snapshots.")
+    memory_snapshot_num_steps: int | None = flag(None, "Steps after which memory is recorded.", check=at_least(1))

@@ -1,0 +1,37 @@
+"""Inference engines and how they are watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vime.settings.checks import above, at_least, host_and_port
+from vime.settings.flag import flag
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Inference engines and how they are watched. `--vllm-*` flags that aren't listed here go to vLLM."""
+
+    vllm_config: str | None = flag(
+        None, "YAML file with models and server groups, for several models or engines of several shapes."
+    )
+    rollout_external_engine_addrs: tuple[str, ...] | None = flag(
+        None, "Addresses (host:port) of engines that someone else started.", check=host_and_port
+    )
+    prefill_num_servers: int | None = flag(
+        None, "Engines that only prefill, when prefill and decode are separated.", check=at_least(0)
+    )
+    vllm_enable_deterministic_inference: bool = flag(
+        False, "Give each member of a group its own seed: --rollout-seed plus its number."
+    )
+    use_fault_tolerance: bool = flag(False, "Also check and reconnect engines that someone else started.")
+    rollout_health_check_interval: float = flag(600.0, "Seconds between two checks of an engine.", check=above(0))
+    rollout_health_check_timeout: float = flag(
+        600.0, "Seconds after which an engine's check counts as failed.", check=above(0)
+    )
+    rollout_health_check_first_wait: float = flag(
+        600.0, "Seconds between an engine's start and its first check.", check=at_least(0)
+    )
+    rollout_cleanup_timeout: float = flag(
+        60.0, "Seconds that an engine may take to stop before it is killed.", check=above(0)
+    )

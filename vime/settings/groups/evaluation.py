@@ -1,0 +1,31 @@
+"""Evaluation between rollout batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vime.settings.checks import above, above_up_to, all_or_at_least, at_least, dotted_path
+from vime.settings.flag import flag
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """Evaluation between rollout batches. What is left out follows the rollout's setting."""
+
+    eval_interval: int | None = flag(None, "Evaluate after every N rollout batches.", check=at_least(1))
+    eval_prompt_data: tuple[str, ...] | None = flag(None, "Names and paths of the data sets: NAME PATH NAME PATH ...")
+    eval_config: str | None = flag(None, "YAML file with data sets and their own settings.")
+    skip_eval_before_train: bool = flag(False, "Don't evaluate before the first step.")
+    eval_function_path: str | None = flag(None, "Import path of the evaluation's rollout function.", check=dotted_path)
+    n_samples_per_eval_prompt: int = flag(1, "Samples generated for each prompt.", check=at_least(1))
+    eval_temperature: float | None = flag(None, "Sampling temperature.", check=at_least(0))
+    eval_top_p: float | None = flag(None, "Nucleus sampling mass.", check=above_up_to(0, 1))
+    eval_top_k: int | None = flag(None, "Sample among the k most probable tokens.", check=all_or_at_least(1))
+    eval_max_response_len: int | None = flag(None, "Most tokens of one response.", check=at_least(1))
+    eval_max_prompt_len: int | None = flag(None, "Set longer prompts aside, in tokens.", check=at_least(1))
+    eval_min_new_tokens: int | None = flag(None, "Fewest tokens of one response.", check=at_least(0))
+    eval_max_context_len: int | None = flag(None, "Most tokens of prompt and response together.", check=above(0))
+    eval_input_key: str | None = flag(None, "Field of a record that holds the prompt.")
+    eval_label_key: str | None = flag(None, "Field of a record that holds the label.")
+    eval_tool_key: str | None = flag(None, "Field of a record that holds tool definitions.")
+    eval_reward_key: str | None = flag(None, "Key of the reward to report, when the reward is a dict.")

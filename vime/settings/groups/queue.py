@@ -1,0 +1,39 @@
+"""The durable queue between generation and training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vime.settings.checks import above, at_least
+from vime.settings.flag import flag
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """The durable queue between generation and training."""
+
+    rollout_data_transport: str = flag(
+        "object-store", "How samples travel to the trainer.", choices=("straw", "object-store", "nixl")
+    )
+    rollout_data_dir: str | None = flag(
+        None, "Folder of the queue, on a file system that all nodes share; in --save when left out."
+    )
+    rollout_storage_profile: str = flag("local", "Kind of file system under the queue.", choices=("local", "juicefs"))
+    rollout_storage_declaration: str | None = flag(None, "JSON file that declares the JuiceFS mount's options.")
+    rollout_queue_run_id: str = flag("rollout", "Name of the run inside the pool.")
+    rollout_queue_online_gc: bool = flag(False, "Reclaim the storage of trained samples while the run goes on.")
+    rollout_queue_lease_seconds: float = flag(
+        300.0, "Seconds without a heartbeat after which a group is handed out again.", check=above(0)
+    )
+    rollout_queue_segment_mib: int | None = flag(
+        None, "Size of one segment file in MiB; straw's own when left out.", check=at_least(1)
+    )
+    rollout_queue_max_groups: int | None = flag(
+        None,
+        "Most groups generated but not trained, in-flight ones included; twice the rollout batch when left out.",
+        check=at_least(1),
+    )
+    rollout_io_concurrency: int = flag(4, "Reads and writes of samples at once in one process.", check=at_least(1))
+    rollout_session_id: str | None = flag(
+        None, "Identity under which engines are kept for a restarted job; derived from the run when left out."
+    )

@@ -1,0 +1,131 @@
+"""Flags that aren't vime's: whose they are, and whether they are misspelt ones of vime."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.resources
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from vime.errors import SettingsError
+from vime.settings.groups import Settings, all_flags
+
+MEGATRON_FLAGS_FILE = "megatron_flags.json"
+"""Data file with Megatron's flags, made by `scripts/list_megatron_flags.py`."""
+
+_CLOSE = 2
+"""Edits up to which an unknown flag counts as a misspelt one of vime."""
+
+
+@dataclass
+class PassedOn:
+    """Words for others, in order."""
+
+    vllm: list[str] = field(default_factory=list)
+    router: list[str] = field(default_factory=list)
+    megatron: list[str] = field(default_factory=list)
+
+    def owner_of(self, flag: str) -> list[str]:
+        if flag.startswith("--vllm-"):
+            return self.vllm
+        return self.router if flag.startswith("--router-") else self.megatron
+
+    def extend(self, other: PassedOn) -> None:
+        """Append the words of `other`; its flags take the place of earlier ones."""
+        self.vllm = _without(self.vllm, other.vllm) + other.vllm
+        self.router = _without(self.router, other.router) + other.router
+        self.megatron = _without(self.megatron, other.megatron) + other.megatron
+
+
+def _without(words: Sequence[str], newer: Sequence[str]) -> list[str]:
+    """`words` less the flags, with their values, that `newer` gives too."""
+    given = {word.partition("=")[0] for word in newer if word.startswith("--")}
+    kept, keep = [], True
+    for word in words:
+        if word.startswith("--"):
+            keep = word.partition("=")[0] not in given
+        if keep:
+            kept.append(word)
+    return kept
+
+
+def share_out(words: Sequence[str]) -> PassedOn:
+    """Share out the words that vime's parser left over: each flag goes with the values that follow it.
+
+    Raises:
+        SettingsError: a word that belongs to no flag, or what looks like a misspelt flag of vime.
+    """
+    result = PassedOn()
+    target: list[str] | None = None
+    for word in words:
+        if word.startswith("--"):
+            _refuse_misspelt(word.partition("=")[0])
+            target = result.owner_of(word)
+        if target is None:
+            raise SettingsError(f"Stray word {word!r} on the command line.", next_step="Flags start with two dashes.")
+        target.append(word)
+    return result
+
+
+def unknown_flags(settings: Settings, megatron_flags: frozenset[str]) -> dict[str, str]:
+    """Flags in `megatron_args` that are not in `megatron_flags` -> the nearest flag of vime or Megatron."""
+    given = (word.partition("=")[0] for word in settings.megatron_args if word.startswith("--"))
+    known = {*own_flag_names(), *megatron_flags}
+    return {name: nearest(name, known) for name in given if name not in megatron_flags}
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The most similar one of `known`."""
+    return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
+
+
+@functools.cache
+def own_flag_names() -> frozenset[str]:
+    """Every spelling of every flag of vime."""
+    return frozenset(name for _, described in all_flags().values() for name in described.names)
+
+
+@functools.cache
+def listed_megatron_flags() -> frozenset[str]:
+    """Flags of the Megatron that `listed_megatron_version` names, without importing it."""
+    return frozenset(_listed()["flags"])
+
+
+@functools.cache
+def listed_megatron_version() -> str:
+    return str(_listed()["version"])
+
+
+def _listed() -> dict[str, list[str] | str]:
+    content = importlib.resources.files("vime.settings").joinpath(MEGATRON_FLAGS_FILE).read_text()
+    listed: dict[str, list[str] | str] = json.loads(content)
+    return listed
+
+
+def _refuse_misspelt(flag: str) -> None:
+    if flag in listed_megatron_flags():
+        return
+    plain = flag.replace("_", "-")
+    close = [name for name in own_flag_names() if edit_distance(plain, name, _CLOSE) <= _CLOSE]
+    close += [name for name in own_flag_names() if len(plain) > len("--vllm-") and name.startswith(plain)]
+    if close:
+        meant = min(close, key=lambda name: (edit_distance(plain, name, len(name)), name))
+        raise SettingsError(
+            f"{flag} is not a flag; the nearest one is {meant}.", next_step="`vime train --help` lists every flag."
+        )
+
+
+def edit_distance(left: str, right: str, limit: int) -> int:
+    """Insertions, deletions and replacements that turn one word into the other; anything above `limit` may be more."""
+    if abs(len(left) - len(right)) > limit:
+        return limit + 1
+    previous = list(range(len(right) + 1))
+    for row, letter in enumerate(left, start=1):
+        current = [row]
+        for column, other in enumerate(right, start=1):
+            replaced = previous[column - 1] + (letter != other)
+            current.append(min(replaced, previous[column] + 1, current[-1] + 1))
+        previous = current
+    return previous[-1]

@@ -1,0 +1,260 @@
+"""Documented settings that the code can't honour yet. They are refused, never accepted and ignored.
+
+A row leaves this table in the change that builds what it needs.
+"""
+
+from __future__ import annotations
+
+from vime.settings.groups import Settings
+from vime.settings.refusal import Refusal, unless_default
+
+
+def refused(settings: Settings) -> list[str]:
+    """One sentence for each setting that can't be honoured: flag, value, what is allowed, and why."""
+    return [
+        f"{row.flag}{value and ' ' + value} is not built yet, allowed: {row.accepted}. {row.reason}"
+        for row in REFUSALS
+        if (value := row.found(settings)) is not None
+    ]
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    # Placement
+    Refusal("--actor-num-nodes", "1", "One node is what works so far.", "placement over several nodes"),
+    Refusal(
+        "--rollout-num-gpus-per-engine",
+        "1",
+        "Engines of one worker are what work so far.",
+        "engines of several workers",
+    ),
+    *unless_default(
+        "--colocate --offload --offload-train --offload-rollout",
+        "Trainer and engines keep their own devices.",
+        "memory hand-over between trainer and engines",
+    ),
+    *unless_default("--release-train", "Trainer processes live as long as the run.", "a trainer restarted each step"),
+    *unless_default("--num-gpus-per-node", "One node is what works so far.", "placement over several nodes"),
+    # Engines and router
+    *unless_default(
+        "--vllm-config --prefill-num-servers",
+        "One model on equal engines is what works so far.",
+        "server groups and several models",
+    ),
+    *unless_default(
+        "--rollout-external-engine-addrs --use-fault-tolerance",
+        "vime uses the engines that it starts.",
+        "connecting to engines of others",
+    ),
+    *unless_default(
+        "--rollout-health-check-interval --rollout-health-check-timeout --rollout-health-check-first-wait "
+        "--rollout-cleanup-timeout",
+        "An engine that dies ends the run; it is not checked at intervals and not restarted.",
+        "engine health checks and restarts",
+    ),
+    *unless_default(
+        "--vllm-enable-deterministic-inference", "Requests carry no seed of their own.", "a seed for each request"
+    ),
+    *unless_default(
+        "--vllm-router-ip --vllm-router-port", "The router is not part of this version.", "requests through a router"
+    ),
+    Refusal(
+        "--router-*",
+        "left out",
+        "The router is not part of this version.",
+        "requests through a router",
+        refused_value=lambda settings: " ".join(settings.router_args) or None,
+    ),
+    # Prompts and batches
+    Refusal(
+        "--num-rollout",
+        "1 or more",
+        "Without training there is only evaluation.",
+        "evaluation",
+        refused_value=lambda settings: 0 if settings.data.num_rollout == 0 else None,
+    ),
+    *unless_default(
+        "--data-source-path --buffer-filter-path --buffer-sort-by-staleness",
+        "Prompts come from vime's own source through the queue, oldest policy version first.",
+        "custom data sources",
+    ),
+    *unless_default(
+        "--tool-key --multimodal-keys --apply-chat-template-kwargs",
+        "Prompts are text or chats without tools and media.",
+        "tools, media and template arguments in the prompt source",
+    ),
+    *unless_default("--rollout-max-prompt-len", "Prompts are not dropped by length.", "a token count at load"),
+    *unless_default(
+        "--num-epoch --num-steps-per-rollout", "Nothing is derived from it yet.", "rules between batch settings"
+    ),
+    *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
+    *unless_default("--loss-mask-type", "There is no supervised fine-tuning.", "supervised fine-tuning"),
+    # Generation and rewards
+    Refusal(
+        "--rollout-function-path",
+        "vime.rollout.vllm_rollout.generate_rollout or vime.rollout.fully_async_rollout.generate_rollout_fully_async",
+        "Rollouts are one asynchronous stream.",
+        "rollout hooks",
+        accepts=(
+            "vime.rollout.vllm_rollout.generate_rollout",
+            "vime.rollout.fully_async_rollout.generate_rollout_fully_async",
+        ),
+    ),
+    *unless_default(
+        "--custom-generate-function-path --rollout-sample-hook-path "
+        "--rollout-sample-filter-path --rollout-all-samples-process-path --rollout-data-postprocess-path "
+        "--custom-reward-post-process-path --custom-convert-samples-to-train-data-path",
+        "The hook is not called.",
+        "rollout hooks",
+    ),
+    *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
+    *unless_default(
+        "--rollout-top-p --rollout-top-k",
+        "The trainer can't replay truncated sampling yet.",
+        "replay of the recorded nucleus in the trainer",
+    ),
+    *unless_default(
+        "--rollout-stop --rollout-stop-token-ids --rollout-skip-special-tokens --rollout-max-context-len",
+        "Requests carry temperature and length only.",
+        "more sampling parameters in the engine client",
+    ),
+    *unless_default(
+        "--partial-rollout --mask-offpolicy-in-partial-rollout",
+        "An aborted group is generated anew.",
+        "continuation of aborted samples",
+    ),
+    *unless_default("--group-rm", "Rewards are computed sample by sample.", "rewards of whole groups"),
+    *unless_default("--rm-url", "There is no remote reward.", "the remote_rm reward"),
+    *unless_default(
+        "--use-distributed-post --http-proxy", "Producers send their own requests directly.", "a request forwarder"
+    ),
+    # Objective
+    *unless_default(
+        "--advantage-estimator --normalize-advantages --disable-compute-advantages-and-returns "
+        "--custom-advantage-function-path",
+        "Advantages are those of grpo.",
+        "more advantage estimators",
+    ),
+    *unless_default("--value-clip --gamma --lambd --num-critic-only-steps", "There is no critic.", "the critic of ppo"),
+    *unless_default(
+        "--loss-type --custom-loss-function-path --custom-pg-loss-reducer-function-path",
+        "The loss is the clipped ratio objective.",
+        "more objectives",
+    ),
+    Refusal(
+        "--pg-loss-type", "ppo", "The loss is the clipped ratio objective.", "more objectives", accepts=(None, "ppo")
+    ),
+    *unless_default(
+        "--kl-coef --use-kl-loss --kl-loss-coef --kl-loss-type --use-unbiased-kl --ref-load --ref-ckpt-step "
+        "--ref-update-interval",
+        "There is no reference model.",
+        "a reference model in the trainer",
+    ),
+    *unless_default(
+        "--use-rollout-entropy", "The entropy is computed with the loss.", "a pass for old log-probabilities"
+    ),
+    *unless_default(
+        "--use-tis --tis-clip --tis-clip-low --custom-tis-function-path --get-mismatch-metrics",
+        "Tokens are not weighted by the ratio of trainer to sampler.",
+        "truncated importance sampling",
+    ),
+    *unless_default("--use-opsm --opsm-delta", "Sequences are not masked.", "off-policy sequence masking"),
+    *unless_default(
+        "--use-score-centering --score-centering-top-k",
+        "The engine's candidates are not stored.",
+        "score centering in engine, queue and loss",
+    ),
+    *unless_default(
+        "--use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step --opd-teacher-model "
+        "--opd-teacher-scoring",
+        "There is no teacher.",
+        "on-policy distillation",
+    ),
+    *unless_default(
+        "--use-routing-replay --use-rollout-routing-replay --routing-replay-prefetch-microbatches",
+        "Routes are not recorded.",
+        "routing replay in engine, queue and trainer",
+    ),
+    *unless_default("--recompute-loss-function", "The loss is computed once.", "a checkpointed loss"),
+    # Trainer and checkpoints
+    *unless_default(
+        "--log-probs-max-tokens-per-gpu", "There is no pass without gradients.", "a pass for old log-probabilities"
+    ),
+    *unless_default("--balance-data --balance-by-flops", "Microbatches are dealt by token count.", "balanced dealing"),
+    *unless_default(
+        "--use-stateless-adam --reset-optimizer-states --only-train-params-name-list --freeze-params-name-list "
+        "--megatron-config-path --train-env-vars --padded-vocab-size --mtp-num-layers --mtp-loss-scaling-factor",
+        "The trainer doesn't read it.",
+        "support in the trainer",
+    ),
+    Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
+    *unless_default(
+        "--custom-model-provider-path --custom-megatron-init-path --custom-megatron-before-log-prob-hook-path "
+        "--custom-megatron-before-train-step-hook-path",
+        "The hook is not called.",
+        "trainer hooks",
+    ),
+    *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
+    *unless_default("--start-rollout-id", "The commit tells where a run goes on.", "starts in the middle"),
+    *unless_default("--save-hf", "Checkpoints are Megatron's.", "Hugging Face exports during a run"),
+    *unless_default("--no-save-optim --async-save", "A commit is whole and written at once.", "other kinds of commits"),
+    # Queue and weights
+    Refusal(
+        "--rollout-data-transport",
+        "straw",
+        "Samples travel through the durable queue.",
+        "transports without a queue",
+        accepts=("straw",),
+    ),
+    *unless_default(
+        "--rollout-queue-online-gc --rollout-queue-segment-mib --rollout-io-concurrency",
+        "The pool is kept whole, in segments of straw's own size.",
+        "storage reclaim and tuning in the pool",
+    ),
+    *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
+    *unless_default(
+        "--update-weight-mode --update-weight-transport --update-weight-disk-dir --update-weight-disk-keep-files "
+        "--update-weight-local-checkpoint-dir --update-weight-delta-encoding --update-weight-delta-checksum "
+        "--custom-update-weight-post-write-path --vllm-custom-pull-weights-pre-read-hook",
+        "Weights travel whole, through collectives.",
+        "the disk transport",
+    ),
+    *unless_default(
+        "--update-weight-buffer-size --update-weights-interval --check-weight-update-equal",
+        "All weights are sent after each batch.",
+        "tuning of publications",
+    ),
+    # Evaluation, debugging, logging
+    *unless_default(
+        "--eval-interval --eval-prompt-data --eval-config --skip-eval-before-train --eval-function-path "
+        "--n-samples-per-eval-prompt --eval-temperature --eval-top-p --eval-top-k --eval-max-response-len "
+        "--eval-max-prompt-len --eval-min-new-tokens --eval-max-context-len --eval-input-key --eval-label-key "
+        "--eval-tool-key --eval-reward-key",
+        "There is no evaluation.",
+        "evaluation",
+    ),
+    *unless_default(
+        "--debug-rollout-only --debug-train-only --save-debug-rollout-data --load-debug-rollout-data "
+        "--load-debug-rollout-data-subsample --load-forge-rollout-data --save-debug-train-data --dump-details",
+        "A run always generates and trains.",
+        "debug modes and archives",
+    ),
+    *unless_default(
+        "--ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm "
+        "--ci-load-grad-norm --memory-recorder --memory-snapshot-dir --memory-snapshot-num-steps",
+        "Nothing reads it.",
+        "checks of continuous integration and memory recording",
+    ),
+    *unless_default(
+        "--use-wandb --wandb-mode --wandb-dir --wandb-key --wandb-host --wandb-team --wandb-group --wandb-project "
+        "--wandb-run-id --wandb-always-use-train-step --disable-wandb-random-suffix --use-tensorboard "
+        "--tb-project-name --tb-experiment-name",
+        "Metrics go to metrics.jsonl in the run folder.",
+        "other metric sinks",
+    ),
+    *unless_default(
+        "--log-passrate --log-multi-turn --log-correct-samples --log-reward-category "
+        "--custom-rollout-log-function-path --custom-eval-rollout-log-function-path",
+        "The report has fixed columns.",
+        "more reports",
+    ),
+)
