@@ -172,7 +172,6 @@ class Coordinator:
         identity = count_identity(facts, self._trained)
         return QueueState(
             trained=to_ranges(self._trained),
-            dataset_digest=self._source.dataset_digest(),
             next_group_index=facts.cursor.next_group_index,
             identity={
                 "generated": identity.generated,

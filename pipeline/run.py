@@ -38,6 +38,7 @@ from recovery.commit import (
     read_queue_state,
     write_commit,
 )
+from recovery.fixed import FixedSettings, hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
 from storage.files import append_durably, write_atomically
 from vime.backends.vllm_utils.client import EngineClient
@@ -64,10 +65,11 @@ def run_training(resolved: Resolved, view: ProgressView) -> int:
     """Run `vime train`; the exit status. Errors come out as `VimeError`."""
     settings = resolved.settings
     folder = RunFolder.of(settings)
-    source_digest = build_prompt_source(settings).dataset_digest()
+    fixed = _fixed_settings(settings)
     folder.make()
     with session_lock(folder):
-        start = _prepare(settings, folder, source_digest)
+        start = _prepare(settings, folder)
+        hold_to_fixed(folder.root, fixed)
         for words in start.plan.words:
             view.note(words)
         if start.plan.mode is RestoreMode.COMPLETE:
@@ -100,7 +102,18 @@ def session_lock(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def _prepare(settings: Settings, folder: RunFolder, source_digest: str) -> Start:
+def _fixed_settings(settings: Settings) -> FixedSettings:
+    data = settings.data
+    return FixedSettings(
+        run_id=settings.queue.rollout_queue_run_id,
+        dataset_digest=build_prompt_source(settings).dataset_digest(),
+        n_samples_per_prompt=data.n_samples_per_prompt,
+        rollout_shuffle=data.rollout_shuffle,
+        rollout_seed=data.rollout_seed,
+    )
+
+
+def _prepare(settings: Settings, folder: RunFolder) -> Start:
     branch = uuid.uuid4().hex[:12]
     checkpoint = settings.checkpoint
     plan = plan_restore(
@@ -116,17 +129,6 @@ def _prepare(settings: Settings, folder: RunFolder, source_digest: str) -> Start
     directory = folder.root / plan.commit_directory
     record = read_commit(commit_path(directory, plan.commit_rollout))
     state = read_queue_state(directory, plan.commit_rollout)
-    if state.dataset_digest != source_digest:
-        raise RestoreError(
-            f"--prompt-data {settings.data.prompt_data} is not what the run was started with: digest "
-            f"{source_digest[:12]}, the commit of rollout {plan.commit_rollout} expects {state.dataset_digest[:12]}.",
-            next_step="Restore the file and its keys, or start a new run in another --save.",
-        )
-    if record.run_id != settings.queue.rollout_queue_run_id:
-        raise RestoreError(
-            f"--rollout-queue-run-id is {settings.queue.rollout_queue_run_id!r}, the commit expects {record.run_id!r}.",
-            next_step=f"Use --rollout-queue-run-id {record.run_id}.",
-        )
     return Start(plan, branch, parent_of(plan, record.branch), record, state)
 
 

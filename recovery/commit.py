@@ -56,7 +56,6 @@ class QueueState(msgspec.Struct, frozen=True):
 
     trained: list[tuple[int, int]]
     """Queue positions trained along the branch, as (first, last) ranges."""
-    dataset_digest: str
     next_group_index: int
     identity: dict[str, int]
     version: int = COMMIT_VERSION

@@ -25,7 +25,7 @@ from recovery.commit import (
 )
 from vime.errors import CommitError
 
-STATE = QueueState(trained=[(0, 3)], dataset_digest="d", next_group_index=8, identity={"generated": 8})
+STATE = QueueState(trained=[(0, 3)], next_group_index=8, identity={"generated": 8})
 
 
 def checkpoint(directory: Path, rollout_id: int) -> None:
@@ -126,7 +126,7 @@ import recovery.commit as commit
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
 commit.{step} = die
-state = commit.QueueState(trained=[], dataset_digest="", next_group_index=0, identity={{}})
+state = commit.QueueState(trained=[], next_group_index=0, identity={{}})
 commit.write_commit(Path({str(tmp_path)!r}), rollout_id=5, branch="b", parent=None, weight_version=1, run_id="r",
     rollout_data_dir="d", queue_state=state)
 """

@@ -1,0 +1,58 @@
+"""What a run's queue is built from: settings that can't change while the run lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from storage.files import write_once
+from vime.errors import RestoreError
+
+
+class FixedSettings(msgspec.Struct, frozen=True):
+    """The data behind the prompt cursor, and the size of a group."""
+
+    run_id: str
+    dataset_digest: str
+    n_samples_per_prompt: int
+    rollout_shuffle: bool
+    rollout_seed: int
+
+
+_FLAGS = {
+    "run_id": "--rollout-queue-run-id",
+    "dataset_digest": "--prompt-data and its keys (digest)",
+    "n_samples_per_prompt": "--n-samples-per-prompt",
+    "rollout_shuffle": "--rollout-shuffle",
+    "rollout_seed": "--rollout-seed",
+}
+
+
+def fixed_path(run: Path) -> Path:
+    return run / "rollout" / "fixed.json"
+
+
+def hold_to_fixed(run: Path, settings: FixedSettings) -> None:
+    """Record the settings at a run's first start; later, refuse others.
+
+    Raises:
+        RestoreError: a setting differs; the message names the flag and both values.
+    """
+    path = fixed_path(run)
+    if not path.exists():
+        write_once(path, msgspec.json.encode(settings))
+        return
+    try:
+        started_with = msgspec.json.decode(path.read_bytes(), type=FixedSettings)
+    except msgspec.MsgspecError as error:
+        raise RestoreError(f"{path}: damaged ({error}).", next_step="Restore the file.") from error
+    before, now = msgspec.structs.asdict(started_with), msgspec.structs.asdict(settings)
+    changed = [
+        f"{flag} is {now[name]}, was {before[name]}" for name, flag in _FLAGS.items() if now[name] != before[name]
+    ]
+    if changed:
+        raise RestoreError(
+            f"{run} holds a run that was started otherwise: {'; '.join(changed)}.",
+            next_step="Give the old values, or start a new run in another --save.",
+        )
