@@ -44,15 +44,19 @@ def descendants(pid: int) -> list[int]:
 
 
 def mapped_segments(pids: Iterable[int]) -> set[str]:
-    """Paths of the shared-memory files that the processes have mapped."""
-    paths: set[str] = set()
+    """Paths of the shared-memory files that the processes have mapped.
+
+    They are matched by inode: the C library makes a named semaphore under a temporary name, and that is the one that
+    /proc shows.
+    """
+    inodes: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                path = line.partition(_SHARED_MEMORY)[2]
-                if path:
-                    paths.add(_SHARED_MEMORY + path.removesuffix(" (deleted)"))
-    return paths
+                if _SHARED_MEMORY in line:
+                    inodes.add(int(line.split()[4]))
+    with os.scandir(_SHARED_MEMORY) as entries:
+        return {entry.path for entry in entries if entry.inode() in inodes}
 
 
 def unlink_listed(ledger: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -99,6 +100,12 @@ def test_a_killed_supervisor_takes_the_engine_with_it(tmp_path: Path) -> None:
 def test_the_engines_own_status_is_passed_on(tmp_path: Path) -> None:
     done = subprocess.run([*supervisor(tmp_path), sys.executable, "-c", "raise SystemExit(3)"], check=False, timeout=20)
     assert done.returncode == 3
+
+
+def test_a_named_semaphore_is_found_under_its_real_name() -> None:
+    lock = multiprocessing.get_context("spawn").Lock()
+    name = lock._semlock.name  # type: ignore[attr-defined]
+    assert f"/dev/shm/sem.{name.lstrip('/')}" in mapped_segments([os.getpid()])
 
 
 def test_mapped_segments_are_found() -> None:
