@@ -15,10 +15,9 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline.devices import visible_gpus
+from pipeline.devices import CPU_SLOTS_PER_CORE, visible_gpus
 from vime.errors import RunFailedError, SettingsError
 from vime.settings.groups import ClusterSettings
-from vime.settings.machine import CPU_SLOTS_PER_CORE, visible_gpus
 
 _Result = TypeVar("_Result")
 

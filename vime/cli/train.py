@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 
-from vime.settings.machine import this_machine
+from vime.cli.this_machine import this_machine
 from vime.settings.parser import build_parser
 from vime.settings.passed_on import listed_megatron_flags, own_flag_names, unknown_flags
 from vime.settings.record import settings_record

@@ -24,7 +24,8 @@ def model(tmp_path: Path) -> Path:
 def words(model: Path, *more: str) -> list[str]:
     return [
         "--hf-checkpoint", str(model), "--prompt-data", str(model / "p.jsonl"), "--num-rollout", "3",
-        "--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8", "--rm-type", "random", "--save", "run",
+        "--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8",
+        "--rm-type", "random", "--save", "run",
         "--rollout-data-transport", "straw", "--actor-num-gpus-per-node", "1", *more,
     ]  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vime.settings.machine import Machine, Node, this_machine, visible_gpus
+from vime.settings.machine import Machine, Node
 from vime.settings.parse import parse_settings
 from vime.settings.rules.cluster import gpus_exist
 from vime.settings.rules.placement import unplaced
@@ -67,17 +67,3 @@ def test_need_and_have_are_told_by_node(words: str, have: tuple[int, ...] | None
         (problem,) = problems
         assert said in str(problem)
         assert problem.next_step == "Lower --actor-num-gpus-per-node or --rollout-num-gpus, or add nodes."
-
-
-def test_this_machine_has_one_node_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOMETHING", "1")
-    machine = this_machine()
-    assert machine.nodes is not None
-    assert machine.nodes[0].gpus > 0
-    assert machine.environment["SOMETHING"] == "1"
-    assert machine.vllm_version is not None
-
-
-def test_hidden_gpus_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus() == 0
