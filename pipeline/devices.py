@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 DEVICE_FOLDER = Path("/dev")
+CPU_SLOTS_PER_CORE = 4
+"""Worker processes that may stand for GPUs on one core, without CUDA."""
 
 
 def visible_gpus() -> int:

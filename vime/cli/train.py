@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from vime.errors import SettingsError
+from vime.cli.this_machine import this_machine
 from vime.settings.parser import build_parser
 from vime.settings.passed_on import listed_megatron_flags, own_flag_names, unknown_flags
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved, resolve
+from vime.settings.rules.problem import Problem
 from vime.settings.validate import validate
 from vime.versions import check_versions
 
@@ -26,8 +28,7 @@ def train(words: list[str]) -> int:
     if resolved.settings.command.dry_run:
         return _dry_run(resolved)
     check_versions()
-    validate(resolved.settings)
-    _refuse_unknown(resolved)
+    _warn(validate(resolved.settings, machine=this_machine(), more=_other_problems(resolved)))
     from pipeline.progress import ProgressView
     from pipeline.run import run_training
 
@@ -36,23 +37,38 @@ def train(words: list[str]) -> int:
 
 
 def _dry_run(resolved: Resolved) -> int:
-    for warning in validate(resolved.settings, dry_run=True):
-        print(f"warning: {warning}", file=sys.stderr)
-    _refuse_unknown(resolved)
+    # A dry run may happen where the GPUs are not, so placement isn't checked.
+    machine = dataclasses.replace(this_machine(), nodes=None)
+    _warn(validate(resolved.settings, dry_run=True, machine=machine, more=_other_problems(resolved)))
     print(settings_record(resolved).decode())
     return 0
 
 
-def _refuse_unknown(resolved: Resolved) -> None:
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _other_problems(resolved: Resolved) -> list[Problem]:
+    """What only code outside of the settings can tell: flags of Megatron, and the user's hooks."""
+    from vime.rollout.hooks import hook_problems
+
+    return [*_unknown_flags(resolved), *hook_problems(resolved.settings)]
+
+
+def _unknown_flags(resolved: Resolved) -> Iterator[Problem]:
     """Flags that neither the listed nor the installed Megatron knows. The latter is imported only when in doubt."""
     if not unknown_flags(resolved.settings, listed_megatron_flags()):
         return
     from vime.backends.megatron_utils.arguments import known_megatron_flags
 
     for flag, nearest in unknown_flags(resolved.settings, known_megatron_flags()).items():
-        raise SettingsError(
-            f"{flag} is a flag neither of vime nor of the installed Megatron; the nearest one is {nearest}.",
-            next_step="Correct or remove the flag.",
+        yield Problem(
+            (flag,),
+            f"{flag} is a flag neither of vime nor of the installed Megatron",
+            "a known flag",
+            f"The nearest one is {nearest}.",
+            "Correct or remove the flag.",
         )
 
 

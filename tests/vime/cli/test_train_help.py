@@ -39,10 +39,11 @@ def test_help_loads_no_framework_and_takes_less_than_a_second() -> None:
 
 def test_a_dry_run_prints_values_sources_and_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "p.jsonl").touch()
     status = main([
-        "train", "--dry-run", "--hf-checkpoint", str(tmp_path), "--prompt-data", "p.jsonl", "--num-rollout", "3",
-        "--rollout-batch-size", "8", "--rollout-max-response-len", "8", "--rm-type", "random", "--save", "run",
-        "--colocate",
+        "train", "--dry-run", "--hf-checkpoint", str(tmp_path), "--prompt-data", str(tmp_path / "p.jsonl"),
+        "--num-rollout", "3", "--rollout-batch-size", "8", "--rollout-max-response-len", "8", "--rm-type", "random",
+        "--save", "run", "--colocate",
     ])  # fmt: skip
     printed = capsys.readouterr()
     assert status == 0
@@ -55,13 +56,14 @@ def test_a_dry_run_prints_values_sources_and_warnings(tmp_path: Path, capsys: py
 @pytest.mark.slow
 def test_an_unknown_flag_is_refused_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "p.jsonl").touch()
     status = main([
-        "train", "--dry-run", "--hf-checkpoint", str(tmp_path), "--prompt-data", "p.jsonl", "--num-rollout", "3",
-        "--rollout-batch-size", "8", "--rollout-max-response-len", "8", "--rm-type", "random", "--save", "run",
-        "--tensor-model-parallel-sise", "2",
+        "train", "--dry-run", "--hf-checkpoint", str(tmp_path), "--prompt-data", str(tmp_path / "p.jsonl"),
+        "--num-rollout", "3", "--rollout-batch-size", "8", "--rollout-max-response-len", "8", "--rm-type", "random",
+        "--save", "run", "--tensor-model-parallel-sise", "2",
     ])  # fmt: skip
     assert status == 1
-    assert "the nearest one is --tensor-model-parallel-size" in capsys.readouterr().err
+    assert "The nearest one is --tensor-model-parallel-size" in capsys.readouterr().err
 
 
 @pytest.mark.slow
