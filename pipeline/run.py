@@ -15,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.interrupt import Interrupts
+from pipeline.interrupt import EXIT_INTERRUPTED, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
@@ -41,12 +42,10 @@ from recovery.commit import (
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
 from storage.files import append_durably, write_atomically
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RestoreError, RunFailedError
+from vime.errors import RestoreError, TooManyFailuresError
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
-
-WAIT_REPORT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ class _Session:
             if self._last_commit != self._done_rollouts - 1:
                 await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
             self._say_goodbye(await self._workers.identity())
-            return 0
+            return 0 if self._done_rollouts >= (self._settings.data.num_rollout or 0) else EXIT_INTERRUPTED
         finally:
             for client in clients:
                 await client.close()
@@ -254,12 +253,16 @@ class _Session:
         data, trainer, objective = self._settings.data, self._settings.trainer, self._settings.objective
         batch = data.rollout_batch_size or 0
         self._clock.waits()
-        waited_s = 0.0
-        while (groups := await self._workers.wait_for_groups(batch, WAIT_REPORT_S)) is None:
-            if self._interrupts.stop_asked:
-                return None
-            waited_s += WAIT_REPORT_S
-            await self._report_wait(waited_s, batch)
+        groups = await wait_for_batch(
+            self._workers,
+            batch,
+            stall_timeout_s=self._settings.queue.stall_timeout,
+            report=self._view.waiting,
+            check=self._stop_when_too_many_failed,
+            stop_asked=lambda: self._interrupts.stop_asked,
+        )
+        if groups is None:
+            return None
         self._clock.waited()
         settings = PlanSettings(
             rollout_batch_size=batch,
@@ -276,21 +279,11 @@ class _Session:
         await self._workers.record_plan(plan, encode(plan))
         return plan
 
-    async def _report_wait(self, waited_s: float, batch: int) -> None:
-        counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
-        requests = sum(stat.in_flight_requests for stat in stats)
-        dropped = sum(counts.dropped.values())
-        self._view.waiting(
-            f"The trainer has waited {waited_s:.0f} s for {batch} groups ({counts.pending} are there); "
-            f"{counts.in_flight} groups with {requests} requests are in flight, {dropped} were set aside."
-        )
-        self._stop_when_too_many_failed(counts)
-
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
         total, allowed = sum(counts.dropped.values()), self._settings.rollout.rollout_max_failed_fraction
         if counts.generated and total / counts.generated > allowed:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
-            raise RunFailedError(
+            raise TooManyFailuresError(
                 f"{total} of {counts.generated} groups were set aside ({reasons}), more than "
                 f"--rollout-max-failed-fraction {allowed}.",
                 next_step=f"Look at {self._folder.log('producer_0')} for each reason.",

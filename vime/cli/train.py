@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
+from vime.cli.exit_codes import exit_codes_help
 from vime.errors import SettingsError
 from vime.settings.parser import build_parser
 from vime.settings.passed_on import listed_megatron_flags, own_flag_names, unknown_flags
-from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved, resolve
 from vime.settings.validate import validate
 from vime.versions import check_versions
@@ -17,7 +16,9 @@ from vime.versions import check_versions
 def train(words: list[str]) -> int:
     """Run `vime train`; the exit status."""
     if "-h" in words or "--help" in words:
-        build_parser(common_first=True).print_help()
+        parser = build_parser(common_first=True)
+        parser.epilog = f"{parser.epilog}\n{exit_codes_help()}"
+        parser.print_help()
         return 0
     if "--help-megatron" in words or "--help-vllm" in words:
         _print_options(_megatron_options() if "--help-megatron" in words else _vllm_options())
@@ -25,6 +26,7 @@ def train(words: list[str]) -> int:
     resolved = resolve(words)
     if resolved.settings.command.dry_run:
         return _dry_run(resolved)
+    _refuse_alone(resolved)
     check_versions()
     validate(resolved.settings)
     _refuse_unknown(resolved)
@@ -36,11 +38,18 @@ def train(words: list[str]) -> int:
 
 
 def _dry_run(resolved: Resolved) -> int:
-    for warning in validate(resolved.settings, dry_run=True):
-        print(f"warning: {warning}", file=sys.stderr)
+    warnings = validate(resolved.settings, dry_run=True)
     _refuse_unknown(resolved)
-    print(settings_record(resolved).decode())
-    return 0
+    from vime.cli.dry_run import dry_run
+
+    return dry_run(resolved, warnings)
+
+
+def _refuse_alone(resolved: Resolved) -> None:
+    """Flags that mean nothing without --dry-run."""
+    for field, name in (("json", "--json"), ("assume_gpus", "--assume-gpus")):
+        if resolved.is_given(field):
+            raise SettingsError(f"{name} goes with --dry-run only.", next_step="Add --dry-run or leave it out.")
 
 
 def _refuse_unknown(resolved: Resolved) -> None:
