@@ -22,10 +22,11 @@ from pipeline.interrupt import EXIT_INTERRUPTED, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
+from pipeline.prompt_source import build_prompt_source
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.step_metrics import StepClock, step_record
-from pipeline.wiring import NUM_PRODUCERS, build_prompt_source
+from pipeline.wiring import NUM_PRODUCERS
 from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch

@@ -15,7 +15,6 @@ from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
-from vime.data.prompts import PromptSource
 from vime.errors import SettingsError
 from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.rewards import load_reward
@@ -58,19 +57,6 @@ def read_declaration(path: str | None) -> dict[str, object] | None:
             f"--rollout-storage-declaration {path}: {error}.", next_step="Name a readable JSON file."
         ) from error
     return declaration
-
-
-def build_prompt_source(settings: Settings) -> PromptSource:
-    data = settings.data
-    return PromptSource(
-        data.prompt_data or "",
-        input_key=data.input_key,
-        label_key=data.label_key,
-        metadata_key=data.metadata_key,
-        shuffle=data.rollout_shuffle,
-        seed=data.rollout_seed,
-        n_samples_per_prompt=data.n_samples_per_prompt,
-    )
 
 
 def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:

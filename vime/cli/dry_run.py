@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from pipeline.devices import visible_gpus
 from pipeline.preview.process_map import Machines, assumed_machines
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
+from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
+from pipeline.slots import cpu_slots
 from recovery.commit import commit_path, read_commit
 from recovery.restore import plan_restore, scan_run
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
-from vime.data.prompts import PromptSource
 from vime.errors import VimeError
 from vime.settings.groups import Settings
 from vime.settings.resolve import Resolved
-
-CPU_SLOTS_PER_CORE = 4
-"""As in `pipeline.cluster`, which loads Ray."""
 
 
 def dry_run(resolved: Resolved, warnings: list[str]) -> int:
@@ -66,7 +63,7 @@ def machines_for(settings: Settings) -> Machines:
     gpus = visible_gpus()
     if gpus:
         return Machines(gpus, gpus, "GPU")
-    slots = CPU_SLOTS_PER_CORE * (os.cpu_count() or 1)
+    slots = cpu_slots()
     return Machines(slots, slots, "worker process")
 
 
@@ -91,30 +88,12 @@ def start_facts(settings: Settings) -> StartFacts:
     return StartFacts(plan.start_rollout, version, plan.words)
 
 
-def prompt_source(settings: Settings) -> PromptSource:
-    """The prompt file as the run reads it.
-
-    Raises:
-        DataError: it can't be used.
-    """
-    data = settings.data
-    return PromptSource(
-        data.prompt_data or "",
-        input_key=data.input_key,
-        label_key=data.label_key,
-        metadata_key=data.metadata_key,
-        shuffle=data.rollout_shuffle,
-        seed=data.rollout_seed,
-        n_samples_per_prompt=data.n_samples_per_prompt,
-    )
-
-
 def _rehearse(settings: Settings, problems: list[VimeError]) -> Rehearsal:
     """Try prompts and reward; failures go to `problems`."""
     prompts: PromptFacts | None = None
     trials: list[RewardTrial] = []
     try:
-        source = prompt_source(settings)
+        source = build_prompt_source(settings)
         prompts = prompt_facts(settings, source)
         trials = try_reward(settings, source)
     except VimeError as error:
