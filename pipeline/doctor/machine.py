@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import socket
@@ -79,8 +78,8 @@ def port_error(host: str, port: int) -> str | None:
     return None
 
 
-def machine_checks(facts: MachineFacts) -> list[Check]:
-    """Checks that need no settings."""
+def machine_checks(facts: MachineFacts, requests: int) -> list[Check]:
+    """Checks of the machine alone; `requests` are open at once."""
     return [
         _packages(facts),
         _engine(facts),
@@ -89,7 +88,7 @@ def machine_checks(facts: MachineFacts) -> list[Check]:
         _ports(facts),
         _shared_memory(facts),
         _clock(facts),
-        open_files(facts, requests=64),
+        _open_files(facts, requests),
     ]
 
 
@@ -165,7 +164,7 @@ def _clock(facts: MachineFacts) -> Check:
     return passed("clock", f"year {facts.year}, monotonic")
 
 
-def open_files(facts: MachineFacts, requests: int) -> Check:
+def _open_files(facts: MachineFacts, requests: int) -> Check:
     """Descriptors for `requests` connections at once."""
     needed = requests + SPARE_FILES
     if facts.open_files >= needed:
@@ -175,14 +174,3 @@ def open_files(facts: MachineFacts, requests: int) -> Check:
         f"The limit of open files is {facts.open_files}, {requests} requests at once need {needed}.",
         f"Run `ulimit -n {max(65536, needed)}` before vime, or lower --vllm-server-concurrency.",
     )
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process with this id runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
