@@ -18,7 +18,7 @@ import msgspec
 from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.interrupt import EXIT_INTERRUPTED, Interrupts
+from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
@@ -60,8 +60,8 @@ class Start:
     state: QueueState | None
 
 
-def run_training(resolved: Resolved, view: ProgressView) -> int:
-    """Run `vime train`; the exit status. Errors come out as `VimeError`."""
+def run_training(resolved: Resolved, view: ProgressView) -> Ending:
+    """Run `vime train` to its end. Errors come out as `VimeError`."""
     settings = resolved.settings
     folder = RunFolder.of(settings)
     source_digest = build_prompt_source(settings).dataset_digest()
@@ -71,7 +71,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> int:
         for words in start.plan.words:
             view.note(words)
         if start.plan.mode is RestoreMode.COMPLETE:
-            return 0
+            return Ending.DONE
         _remove_leftovers(folder)
         write_atomically(folder.settings, settings_record(resolved))
         with Interrupts(view) as interrupts, Cluster(settings.cluster, NUM_PRODUCERS) as cluster:
@@ -158,7 +158,7 @@ class _Session:
         self._done_rollouts = start.plan.start_rollout
         self._data_parallel_size = 1
 
-    async def run(self) -> int:
+    async def run(self) -> Ending:
         clients: list[EngineClient] = []
         try:
             publisher = await self._start_all(clients)
@@ -168,7 +168,8 @@ class _Session:
             if self._last_commit != self._done_rollouts - 1:
                 await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
             self._say_goodbye(await self._workers.identity())
-            return 0 if self._done_rollouts >= (self._settings.data.num_rollout or 0) else EXIT_INTERRUPTED
+            done = self._done_rollouts >= (self._settings.data.num_rollout or 0)
+            return Ending.DONE if done else Ending.INTERRUPTED
         finally:
             for client in clients:
                 await client.close()

@@ -18,7 +18,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from storage.preflight import existing_parent
 from vime.cli.exit_codes import ExitCode
-from vime.errors import VimeError
+from vime.errors import SettingsError, VimeError
 from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
 
@@ -35,12 +35,17 @@ def doctor(words: list[str]) -> int:
     """Run the checks and print them; the exit status.
 
     Raises:
-        SettingsError: a flag is wrong by itself.
+        SettingsError: a flag is wrong by itself, or means nothing here.
     """
     if "-h" in words or "--help" in words:
         print(USAGE)
         return ExitCode.DONE
     settings = resolve(words).settings
+    if settings.command.assume_gpus is not None:
+        raise SettingsError(
+            "--assume-gpus plans for a cluster that is not there, `vime doctor` checks this machine.",
+            next_step="Leave it out, or use `vime train --dry-run --assume-gpus N ...`.",
+        )
     facts = gather()
     checks = machine_checks(facts, num_requests(settings))
     if [word for word in words if word != "--json"]:

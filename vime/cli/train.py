@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vime.cli.exit_codes import exit_codes_help
+from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.errors import SettingsError
 from vime.settings.parser import build_parser
 from vime.settings.passed_on import listed_megatron_flags, own_flag_names, unknown_flags
@@ -30,11 +30,13 @@ def train(words: list[str]) -> int:
     check_versions()
     validate(resolved.settings)
     _refuse_unknown(resolved)
+    from pipeline.interrupt import Ending
     from pipeline.progress import ProgressView
     from pipeline.run import run_training
 
     with ProgressView() as view:
-        return run_training(resolved, view)
+        ending = run_training(resolved, view)
+    return ExitCode.DONE if ending is Ending.DONE else ExitCode.INTERRUPTED
 
 
 def _dry_run(resolved: Resolved) -> int:

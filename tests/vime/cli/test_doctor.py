@@ -54,6 +54,11 @@ def test_juicefs_profile_without_a_mount_fails(tmp_path: Path, capsys: pytest.Ca
     assert "not on fuse.juicefs" in capsys.readouterr().out
 
 
+def test_cluster_that_is_not_there_cannot_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--assume-gpus", "16"]) == 1
+    assert "vime train --dry-run --assume-gpus N" in capsys.readouterr().err
+
+
 def test_help_names_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--help"]) == 0
     assert "with 2 otherwise" in capsys.readouterr().out
