@@ -34,8 +34,6 @@ class Rehearsal:
 
     prompts: PromptFacts | None = None
     reward: Sequence[RewardTrial] = ()
-    hooks: Sequence[str] = ()
-    """Hooks that were imported and whose signatures fit."""
 
 
 @dataclass(frozen=True)

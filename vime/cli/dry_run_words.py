@@ -153,7 +153,7 @@ def _rehearsal(tried: Rehearsal) -> list[str]:
             f"{tried.prompts.epochs:.3g} epochs"
         )
     lines += [f"Reward {trial.reward:g} for the label {trial.response!r} of {trial.where}" for trial in tried.reward]
-    return lines + [f"Hook {hook}: imported, its arguments fit" for hook in tried.hooks]
+    return lines
 
 
 def _problem(message: str, next_step: str) -> list[str]:
