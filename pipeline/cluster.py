@@ -16,9 +16,10 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipeline.devices import visible_gpus
-from pipeline.slots import CPU_SLOTS_PER_CORE, cpu_slots
+from pipeline.slots import cpu_slots
 from vime.errors import RunFailedError, SettingsError
 from vime.settings.groups import ClusterSettings
+from vime.settings.machine import CPU_SLOTS_PER_CORE
 
 _Result = TypeVar("_Result")
 

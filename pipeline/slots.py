@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-CPU_SLOTS_PER_CORE = 4
+from vime.settings.machine import CPU_SLOTS_PER_CORE
 
 
 def cpu_slots() -> int:

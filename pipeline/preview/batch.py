@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vime.settings.groups import Settings
+from vime.settings.rules.quantities import samples_per_step
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,18 @@ class EffectiveBatch:
 
 def effective_batch(settings: Settings, data_parallel_size: int) -> EffectiveBatch:
     data, trainer = settings.data, settings.trainer
+    per_step = samples_per_step(settings)
+    steps = data.samples_per_rollout // per_step
     dynamic = trainer.use_dynamic_batch_size
     return EffectiveBatch(
         num_rollouts=data.num_rollout or 0,
         groups=data.rollout_batch_size or 0,
         samples_per_group=data.n_samples_per_prompt,
         samples=data.samples_per_rollout,
-        steps_per_rollout=data.steps_per_rollout,
-        samples_per_step=data.samples_per_step,
-        samples_per_rank=data.samples_per_step / data_parallel_size,
+        steps_per_rollout=steps,
+        samples_per_step=per_step,
+        samples_per_rank=per_step / data_parallel_size,
         microbatch_tokens=trainer.max_tokens_per_gpu if dynamic else None,
         microbatch_samples=None if dynamic else trainer.micro_batch_size,
-        optimizer_steps=(data.num_rollout or 0) * data.steps_per_rollout,
+        optimizer_steps=(data.num_rollout or 0) * steps,
     )

@@ -9,6 +9,7 @@ from typing import Literal
 from pipeline.preview.passed_value import passed_value
 from vime.errors import SettingsError
 from vime.settings.groups import Settings
+from vime.settings.rules.quantities import has_critic, num_rollout_gpus, trains_only
 
 Shape = Literal["separate", "colocated", "external engines", "generation only", "training only"]
 
@@ -104,7 +105,7 @@ def map_processes(settings: Settings, machines: Machines) -> ProcessMap:
     cluster = settings.cluster
     shape = _shape(settings)
     num_ranks = 0 if shape == "generation only" else cluster.num_trainer_ranks
-    num_rollout = 0 if shape in ("training only", "external engines") else num_rollout_gpus(settings)
+    num_rollout = 0 if shape == "training only" else num_rollout_gpus(settings)
     sizes = parallel_sizes(settings.megatron_args, cluster.num_trainer_ranks)
     offset = 0 if shape == "colocated" else num_ranks
     per_node = machines.devices_per_node
@@ -128,16 +129,8 @@ def map_processes(settings: Settings, machines: Machines) -> ProcessMap:
         sizes=sizes,
         trainers=tuple(_place(rank, device(rank), sizes) for rank in range(num_ranks)),
         engines=tuple(engines),
-        critic=settings.objective.advantage_estimator == "ppo",
+        critic=has_critic(settings),
     )
-
-
-def num_rollout_gpus(settings: Settings) -> int:
-    """Devices that generate; with --colocate and no number of their own as many as train."""
-    cluster = settings.cluster
-    if cluster.rollout_num_gpus is None and cluster.colocate:
-        return cluster.num_trainer_ranks
-    return cluster.num_rollout_gpus
 
 
 def parallel_sizes(megatron_args: Sequence[str], num_ranks: int) -> ParallelSizes:
@@ -177,12 +170,11 @@ def _place(rank: int, device: Device, sizes: ParallelSizes) -> TrainerPlace:
 
 
 def _shape(settings: Settings) -> Shape:
-    debug = settings.debug
-    if debug.debug_train_only or debug.load_debug_rollout_data is not None:
+    if trains_only(settings):
         return "training only"
     if settings.engine.rollout_external_engine_addrs:
         return "external engines"
-    if debug.debug_rollout_only:
+    if settings.debug.debug_rollout_only:
         return "generation only"
     return "colocated" if settings.cluster.colocate else "separate"
 

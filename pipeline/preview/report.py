@@ -34,6 +34,8 @@ class Rehearsal:
 
     prompts: PromptFacts | None = None
     reward: Sequence[RewardTrial] = ()
+    hooks: Sequence[str] = ()
+    """Flag and path of the hooks that were imported and can be called as documented."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
 from vime.errors import VimeError
+from vime.rollout.hooks import named_hooks
 from vime.settings.groups import Settings
 from vime.settings.resolve import Resolved
 
@@ -98,4 +99,4 @@ def _rehearse(settings: Settings, problems: list[VimeError]) -> Rehearsal:
         trials = try_reward(settings, source)
     except VimeError as error:
         problems.append(error)
-    return Rehearsal(prompts, trials)
+    return Rehearsal(prompts, trials, named_hooks(settings))

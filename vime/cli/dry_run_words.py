@@ -153,7 +153,7 @@ def _rehearsal(tried: Rehearsal) -> list[str]:
             f"{tried.prompts.epochs:.3g} epochs"
         )
     lines += [f"Reward {trial.reward:g} for the label {trial.response!r} of {trial.where}" for trial in tried.reward]
-    return lines
+    return lines + [f"{hook}: imported, can be called as documented" for hook in tried.hooks]
 
 
 def _problem(message: str, next_step: str) -> list[str]:

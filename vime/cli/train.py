@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
 
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.errors import SettingsError
+from vime.settings.machine import this_machine
 from vime.settings.parser import build_parser
 from vime.settings.passed_on import listed_megatron_flags, own_flag_names, unknown_flags
 from vime.settings.resolve import Resolved, resolve
+from vime.settings.rules.problem import Problem
 from vime.settings.validate import validate
 from vime.versions import check_versions
 
@@ -28,8 +32,7 @@ def train(words: list[str]) -> int:
         return _dry_run(resolved)
     _refuse_alone(resolved)
     check_versions()
-    validate(resolved.settings)
-    _refuse_unknown(resolved)
+    _warn(validate(resolved.settings, machine=this_machine(), more=_other_problems(resolved)))
     from pipeline.interrupt import Ending
     from pipeline.progress import ProgressView
     from pipeline.run import run_training
@@ -40,8 +43,9 @@ def train(words: list[str]) -> int:
 
 
 def _dry_run(resolved: Resolved) -> int:
-    warnings = validate(resolved.settings, dry_run=True)
-    _refuse_unknown(resolved)
+    # A dry run may happen where the GPUs are not; it says itself whether they suffice.
+    machine = dataclasses.replace(this_machine(), nodes=None)
+    warnings = validate(resolved.settings, dry_run=True, machine=machine, more=_other_problems(resolved))
     from vime.cli.dry_run import dry_run
 
     return dry_run(resolved, warnings)
@@ -54,16 +58,31 @@ def _refuse_alone(resolved: Resolved) -> None:
             raise SettingsError(f"{name} goes with --dry-run only.", next_step="Add --dry-run or leave it out.")
 
 
-def _refuse_unknown(resolved: Resolved) -> None:
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _other_problems(resolved: Resolved) -> list[Problem]:
+    """What only code outside of the settings can tell: flags of Megatron, and the user's hooks."""
+    from vime.rollout.hooks import hook_problems
+
+    return [*_unknown_flags(resolved), *hook_problems(resolved.settings)]
+
+
+def _unknown_flags(resolved: Resolved) -> Iterator[Problem]:
     """Flags that neither the listed nor the installed Megatron knows. The latter is imported only when in doubt."""
     if not unknown_flags(resolved.settings, listed_megatron_flags()):
         return
     from vime.backends.megatron_utils.arguments import known_megatron_flags
 
     for flag, nearest in unknown_flags(resolved.settings, known_megatron_flags()).items():
-        raise SettingsError(
-            f"{flag} is a flag neither of vime nor of the installed Megatron; the nearest one is {nearest}.",
-            next_step="Correct or remove the flag.",
+        yield Problem(
+            (flag,),
+            f"{flag} is a flag neither of vime nor of the installed Megatron",
+            "a known flag",
+            f"The nearest one is {nearest}.",
+            "Correct or remove the flag.",
         )
 
 

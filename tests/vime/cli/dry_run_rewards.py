@@ -1,4 +1,4 @@
-"""A reward that fails."""
+"""A reward that fails, and a sample hook."""
 
 from typing import Any
 
@@ -7,3 +7,7 @@ from vime.utils.types import Sample
 
 async def refuses(args: Any, sample: Sample) -> float:  # noqa: ARG001 - the documented hook signature
     raise KeyError("no such label")
+
+
+def on_sample(args: Any, sample: Sample, *, rollout_id: int, evaluation: bool) -> None:  # noqa: ARG001
+    """Does nothing."""

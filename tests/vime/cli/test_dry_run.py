@@ -75,8 +75,16 @@ def test_json_holds_every_setting_with_its_source(tmp_path: Path, capsys: pytest
     assert record["problems"] == []
 
 
+def test_hooks_are_imported_and_their_arguments_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--assume-gpus", "8", "--rollout-sample-hook-path"]
+    _, out = run(tmp_path, capsys, *flags, "tests.vime.cli.dry_run_rewards.on_sample")
+    assert "--rollout-sample-hook-path tests.vime.cli.dry_run_rewards.on_sample: imported" in out
+    assert main(["train", "--dry-run", *write_job(tmp_path), *flags, "tests.vime.cli.dry_run_rewards.refuses"]) == 1
+    assert "can't be called as documented" in capsys.readouterr().err
+
+
 def test_refusals_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, record = run_json(tmp_path, capsys, *SIXTEEN, "--colocate")
+    status, record = run_json(tmp_path, capsys, "--actor-num-gpus-per-node", "8", "--colocate", "--assume-gpus", "16")
     assert status == 0
     assert any("--colocate" in warning for warning in record["warnings"])
     assert record["processes"]["shape"] == "colocated"
@@ -108,7 +116,7 @@ def test_missing_prompt_file_is_a_problem_of_the_command(tmp_path: Path, capsys:
     words = write_job(tmp_path)
     (tmp_path / "prompts.jsonl").unlink()
     assert main(["train", "--dry-run", *words, "--assume-gpus", "8"]) == 1
-    assert "no such file" in capsys.readouterr().out
+    assert "no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--json"], ["--assume-gpus", "4"]])
