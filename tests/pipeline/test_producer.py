@@ -72,9 +72,15 @@ async def test_stored_groups_are_what_the_engine_said(tmp_path: Path, engine: St
     assert [sample.index for sample in samples] == groups[0].summary.sample_indices
 
 
+async def until_requests_run(parts: Parts) -> None:
+    while parts.producer.stats().in_flight_requests == 0:
+        await asyncio.sleep(0.01)
+
+
 async def test_aborted_groups_come_back_and_are_generated_again(tmp_path: Path, engine: StandinEngine) -> None:
     engine.faults.step_s = 0.05
     async with stream(tmp_path, engine, groups_wanted=4) as parts:
+        await until_requests_run(parts)
         await asyncio.sleep(0.1)
         await parts.client.pause("abort")
         await asyncio.sleep(0.05)
@@ -90,6 +96,7 @@ async def test_requests_in_flight_at_a_version_change_have_tokens_of_both(
 ) -> None:
     engine.faults.step_s = 0.05
     async with stream(tmp_path, engine, groups_wanted=4) as parts:
+        await until_requests_run(parts)
         await asyncio.sleep(0.12)
         parts.producer.pause_admission()
         await parts.client.pause("keep")

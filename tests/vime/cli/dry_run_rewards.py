@@ -9,5 +9,5 @@ async def refuses(args: Any, sample: Sample) -> float:  # noqa: ARG001 - the doc
     raise KeyError("no such label")
 
 
-def on_sample(args: Any, sample: Sample, *, rollout_id: int, evaluation: bool) -> None:  # noqa: ARG001
+def on_sample(args: Any, sample: Sample, *, rollout_id: int, evaluation: bool) -> None:
     """Does nothing."""
