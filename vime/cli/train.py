@@ -6,10 +6,11 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 
+from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.this_machine import this_machine
+from vime.errors import SettingsError
 from vime.settings.parser import build_parser
 from vime.settings.passed_on import listed_megatron_flags, own_flag_names, unknown_flags
-from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved, resolve
 from vime.settings.rules.problem import Problem
 from vime.settings.validate import validate
@@ -19,7 +20,9 @@ from vime.versions import check_versions
 def train(words: list[str]) -> int:
     """Run `vime train`; the exit status."""
     if "-h" in words or "--help" in words:
-        build_parser(common_first=True).print_help()
+        parser = build_parser(common_first=True)
+        parser.epilog = f"{parser.epilog}\n{exit_codes_help()}"
+        parser.print_help()
         return 0
     if "--help-megatron" in words or "--help-vllm" in words:
         _print_options(_megatron_options() if "--help-megatron" in words else _vllm_options())
@@ -27,21 +30,32 @@ def train(words: list[str]) -> int:
     resolved = resolve(words)
     if resolved.settings.command.dry_run:
         return _dry_run(resolved)
+    _refuse_alone(resolved)
     check_versions()
     _warn(validate(resolved.settings, machine=this_machine(), more=_other_problems(resolved)))
+    from pipeline.interrupt import Ending
     from pipeline.progress import ProgressView
     from pipeline.run import run_training
 
     with ProgressView() as view:
-        return run_training(resolved, view)
+        ending = run_training(resolved, view)
+    return ExitCode.DONE if ending is Ending.DONE else ExitCode.INTERRUPTED
 
 
 def _dry_run(resolved: Resolved) -> int:
-    # A dry run may happen where the GPUs are not, so placement isn't checked.
+    # A dry run may happen where the GPUs are not; it says itself whether they suffice.
     machine = dataclasses.replace(this_machine(), nodes=None)
-    _warn(validate(resolved.settings, dry_run=True, machine=machine, more=_other_problems(resolved)))
-    print(settings_record(resolved).decode())
-    return 0
+    warnings = validate(resolved.settings, dry_run=True, machine=machine, more=_other_problems(resolved))
+    from vime.cli.dry_run import dry_run
+
+    return dry_run(resolved, warnings)
+
+
+def _refuse_alone(resolved: Resolved) -> None:
+    """Flags that mean nothing without --dry-run."""
+    for field, name in (("json", "--json"), ("assume_gpus", "--assume-gpus")):
+        if resolved.is_given(field):
+            raise SettingsError(f"{name} goes with --dry-run only.", next_step="Add --dry-run or leave it out.")
 
 
 def _warn(warnings: Sequence[str]) -> None:

@@ -38,6 +38,11 @@ def _working_folder_importable() -> Iterator[None]:
         sys.path[:] = before
 
 
+def named_hooks(settings: Settings) -> list[str]:
+    """Flag and path of each hook of the user's own."""
+    return [f"{all_flags()[field][1].name} {path}" for field in HOOKS for path in _paths(settings, field)]
+
+
 def load_hook(flag: str, path: str) -> Any | Problem:
     """The object at `package.module.name`, or why it can't be had."""
     module_name, _, name = path.rpartition(".")

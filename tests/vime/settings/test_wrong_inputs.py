@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def status_of(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     machine = Machine(nodes=None, vllm_version=case.vllm, environment=case.environment)
     monkeypatch.setattr(train_command, "this_machine", lambda: machine)
+    monkeypatch.setattr("vime.cli.dry_run.dry_run", lambda *_: 0)  # the preview comes after the checks
     return main(["train", "--dry-run", *case.command(folder)])
 
 
