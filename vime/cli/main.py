@@ -20,6 +20,7 @@ Reinforcement learning for language models as one fully asynchronous stream.
 
 commands:
   train   run a job; `vime train --help` lists its flags
+  import-script   turn a bash launch script into a file for `vime train --config`
   demo    learn to reverse strings on this machine, be killed twice, and go on without losing a sample
   audit   count a stopped run's groups from its raw journal and training logs
 """
@@ -28,7 +29,7 @@ commands:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    commands = {"train": _train, "demo": _demo, "audit": _audit}
+    commands = {"train": _train, "import-script": _import_script, "demo": _demo, "audit": _audit}
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if words else EXIT_USAGE
@@ -38,14 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return commands[words[0]](words[1:])
     except VimeError as error:
-        _print_error(error)
+        print_error(error)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
 
 
-def _print_error(error: VimeError) -> None:
+def print_error(error: VimeError) -> None:
+    """Message and next step on stderr."""
     print(f"\nvime: {error.message}", file=sys.stderr)
     if error.next_step:
         print(f"      Next: {error.next_step}", file=sys.stderr)
@@ -55,6 +57,12 @@ def _train(words: list[str]) -> int:
     from vime.cli.train import train
 
     return train(words)
+
+
+def _import_script(words: list[str]) -> int:
+    from vime.cli.import_script import import_script
+
+    return import_script(words)
 
 
 def _demo(words: list[str]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from vime.errors import SettingsError
+from vime.cli.passed_on import check_passed_on
 from vime.settings.parser import build_parser
-from vime.settings.passed_on import listed_megatron_flags, own_flag_names, unknown_flags
+from vime.settings.passed_on import own_flag_names
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved, resolve
 from vime.settings.validate import validate
@@ -16,18 +16,27 @@ from vime.versions import check_versions
 
 def train(words: list[str]) -> int:
     """Run `vime train`; the exit status."""
+    return 0 if print_help(words) else start(resolve(words))
+
+
+def print_help(words: Sequence[str]) -> bool:
+    """Print the help that `words` ask for; whether they ask for one."""
     if "-h" in words or "--help" in words:
         build_parser(common_first=True).print_help()
-        return 0
-    if "--help-megatron" in words or "--help-vllm" in words:
-        _print_options(_megatron_options() if "--help-megatron" in words else _vllm_options())
-        return 0
-    resolved = resolve(words)
+    elif "--help-megatron" in words or "--help-vllm" in words or "--help-router" in words:
+        _print_options(_options(words))
+    else:
+        return False
+    return True
+
+
+def start(resolved: Resolved) -> int:
+    """Check the settings and run, or with --dry-run print them; the exit status."""
     if resolved.settings.command.dry_run:
         return _dry_run(resolved)
     check_versions()
     validate(resolved.settings)
-    _refuse_unknown(resolved)
+    check_passed_on(resolved.settings)
     from pipeline.progress import ProgressView
     from pipeline.run import run_training
 
@@ -38,34 +47,20 @@ def train(words: list[str]) -> int:
 def _dry_run(resolved: Resolved) -> int:
     for warning in validate(resolved.settings, dry_run=True):
         print(f"warning: {warning}", file=sys.stderr)
-    _refuse_unknown(resolved)
+    check_passed_on(resolved.settings)
     print(settings_record(resolved).decode())
     return 0
 
 
-def _refuse_unknown(resolved: Resolved) -> None:
-    """Flags that neither the listed nor the installed Megatron knows. The latter is imported only when in doubt."""
-    if not unknown_flags(resolved.settings, listed_megatron_flags()):
-        return
-    from vime.backends.megatron_utils.arguments import known_megatron_flags
-
-    for flag, nearest in unknown_flags(resolved.settings, known_megatron_flags()).items():
-        raise SettingsError(
-            f"{flag} is a flag neither of vime nor of the installed Megatron; the nearest one is {nearest}.",
-            next_step="Correct or remove the flag.",
-        )
-
-
-def _megatron_options() -> list[tuple[str, str]]:
-    from vime.backends.megatron_utils.arguments import megatron_options
-
-    return [(name, help) for name, help in megatron_options() if name not in own_flag_names()]
-
-
-def _vllm_options() -> list[tuple[str, str]]:
-    from vime.backends.vllm_utils.arguments import engine_options
-
-    return [(name, help) for name, help in engine_options() if name not in own_flag_names()]
+def _options(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Flag and help of what is passed on to Megatron, vLLM or the router."""
+    if "--help-megatron" in words:
+        from vime.backends.megatron_utils.arguments import megatron_options as options
+    elif "--help-vllm" in words:
+        from vime.backends.vllm_utils.arguments import engine_options as options
+    else:
+        from vime.backends.vllm_utils.router_arguments import router_options as options
+    return [(name, help) for name, help in options() if name not in own_flag_names()]
 
 
 def _print_options(options: Sequence[tuple[str, str]]) -> None:

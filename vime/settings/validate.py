@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from vime.errors import SettingsError
+from vime.models.shape import refuse_contradictions
 from vime.settings.groups import Settings
 from vime.settings.refusals import refused
 
@@ -109,6 +110,7 @@ def _check_model(settings: Settings) -> None:
             f"{config_path}: model_type is {found!r}, allowed: {', '.join(SUPPORTED_MODEL_TYPES)}.",
             next_step="Choose a model of an allowed type.",
         )
+    refuse_contradictions(config, settings.megatron_args)
 
 
 def _refuse(sentences: list[str]) -> None:
