@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PY := .venv/bin/python
 STAMP := .venv/.vime-setup-done
 
-.PHONY: demo test test-fast test-all lint setup clean
+.PHONY: demo test test-fast test-all lint docs setup clean
 
 demo: $(STAMP)
 	.venv/bin/vime demo
@@ -30,6 +30,11 @@ lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
+
+# Pages that are made from the code.
+docs: $(STAMP)
+	PYTHONPATH=. $(PY) scripts/generate_flags_doc.py
+	$(PY) scripts/generate_metrics_doc.py
 
 setup: $(STAMP)
 

@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from pipeline.devices import visible_gpus
 from vime.errors import RunFailedError, SettingsError
 from vime.settings.groups import ClusterSettings
 
@@ -79,15 +80,6 @@ class Cluster:
         remote = ray.remote(num_cpus=0)(actor)
         options = {"max_restarts": restarts, "max_task_retries": restarts}
         return remote.options(runtime_env=_runtime_env(None), **options).remote(*args)
-
-
-def visible_gpus() -> int:
-    """GPUs of this machine that CUDA would show, without loading CUDA."""
-    devices = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return devices
-    return min(devices, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
 
 
 def _runtime_env(env: dict[str, str] | None) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class ProducerStats(msgspec.Struct, frozen=True):
     tokens_generated: int
     spanning_samples: int
     """Samples with tokens of more than one policy version."""
-    requests_aborted: int
+    groups_aborted: int
     groups_stale: int
     in_flight_requests: int
     idle_s: float

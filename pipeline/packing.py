@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 
 def pack_by_tokens(lengths: Mapping[int, int], max_tokens: int, *, multiple_of: int) -> list[list[int]]:
-    """First-fit decreasing into microbatches of at most `max_tokens` tokens.
+    """Best-fit decreasing into microbatches of at most `max_tokens` tokens.
 
     `lengths` maps a sample number to its tokens. A sample longer than `max_tokens` gets a microbatch of its own.
     The number of microbatches is raised to a multiple of `multiple_of`, so that every rank gets the same number, by
@@ -20,15 +21,16 @@ def pack_by_tokens(lengths: Mapping[int, int], max_tokens: int, *, multiple_of: 
     if len(lengths) < multiple_of:
         raise ValueError(f"{len(lengths)} samples can't give {multiple_of} ranks a microbatch each")
     bins: list[list[int]] = []
-    loads: list[int] = []
+    rooms: list[tuple[int, int]] = []  # (free tokens, bin), ascending
     for number in sorted(lengths, key=lambda number: (-lengths[number], number)):
-        fit = next((i for i, load in enumerate(loads) if load + lengths[number] <= max_tokens), None)
-        if fit is None:
+        fit = bisect.bisect_left(rooms, (lengths[number], -1))
+        if fit == len(rooms):
             bins.append([number])
-            loads.append(lengths[number])
+            bisect.insort(rooms, (max_tokens - lengths[number], len(bins) - 1))
         else:
-            bins[fit].append(number)
-            loads[fit] += lengths[number]
+            room, chosen = rooms.pop(fit)
+            bins[chosen].append(number)
+            bisect.insort(rooms, (room - lengths[number], chosen))
     target = math.ceil(len(bins) / multiple_of) * multiple_of
     while len(bins) < target:
         divisible = [i for i, members in enumerate(bins) if len(members) > 1]

@@ -109,7 +109,7 @@ class Producer:
             samples_published=self._samples,
             tokens_generated=self._tokens,
             spanning_samples=self._spanning,
-            requests_aborted=self._aborted,
+            groups_aborted=self._aborted,
             groups_stale=self._stale,
             in_flight_requests=self._requests,
             idle_s=self._idle.total_s(),

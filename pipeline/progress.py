@@ -51,7 +51,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     spanning_samples: int
     """Samples of this session with tokens of more than one policy version."""
-    requests_aborted: int
+    groups_aborted: int
     train: dict[str, float]
     """The trainer's own metrics: loss, pg_clipfrac, ppo_kl, entropy, grad_norm, lr, ..."""
 
@@ -72,7 +72,7 @@ class ProgressView:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
-        self._last_plain = 0.0
+        self._last_plain, self._last_waiting = 0.0, ""
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -92,8 +92,8 @@ class ProgressView:
         """What the run waits for; replaced by the next one in a terminal, at most one every 2 s elsewhere."""
         if self._live is not None:
             self._live.update(Text(line), refresh=True)
-        elif time.monotonic() - self._last_plain >= PLAIN_INTERVAL_S:
-            self._last_plain = time.monotonic()
+        elif line != self._last_waiting and time.monotonic() - self._last_plain >= PLAIN_INTERVAL_S:
+            self._last_plain, self._last_waiting = time.monotonic(), line
             self.note(line)
 
     def step(self, record: StepRecord) -> None:

@@ -102,7 +102,7 @@ def step_record(
         in_flight=counts.in_flight,
         dropped=counts.dropped,
         spanning_samples=sum(stat.spanning_samples for stat in stats),
-        requests_aborted=sum(stat.requests_aborted for stat in stats),
+        groups_aborted=sum(stat.groups_aborted for stat in stats),
         train=reports[0].metrics,
     )
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from pipeline.devices import visible_gpus
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.run_folder import RunFolder
 from pipeline.trainer_worker import TrainerWorker
@@ -84,9 +85,20 @@ def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> E
             log_path=folder.log(f"engine_{number}"),
             run_id=settings.queue.rollout_queue_run_id,
             seed=settings.trainer.seed + number,
+            device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
         )
     )
+
+
+def _planned_steps(settings: Settings) -> int | None:
+    """Optimizer steps of the whole run, for a learning rate that decays; a constant one has no end.
+
+    Without an end a finished run can be extended by a larger --num-rollout.
+    """
+    given = settings.megatron_args
+    style = given[given.index("--lr-decay-style") + 1] if "--lr-decay-style" in given[:-1] else "constant"
+    return None if style == "constant" else (settings.data.num_rollout or 0) * settings.data.steps_per_rollout
 
 
 async def build_producer(
@@ -135,7 +147,7 @@ def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
         megatron_argv=settings.megatron_args,
         extra_args_provider_path=trainer.extra_args_provider_path,
         global_batch_size=settings.data.samples_per_step,
-        train_iters=(settings.data.num_rollout or 0) * settings.data.steps_per_rollout,
+        train_iters=_planned_steps(settings),
         lr=trainer.lr,
         clip_grad=trainer.clip_grad,
         seed=trainer.seed,

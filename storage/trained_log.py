@@ -25,7 +25,7 @@ class TrainedRecord(msgspec.Struct, frozen=True):
     branch: str
     step: int
     version: int
-    """Policy version that the step made."""
+    """Policy version under which the batch was planned."""
     positions: list[int]
 
 

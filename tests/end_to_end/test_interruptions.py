@@ -100,6 +100,16 @@ def test_unknown_megatron_flag_names_the_nearest_one(tmp_path: Path) -> None:
     assert "--lr-warmup-iters" in output
 
 
+def test_a_finished_run_is_extended_by_a_larger_number_of_rollouts(tmp_path: Path) -> None:
+    job = Job(tmp_path, num_rollout=2)
+    job.prepare()
+    finish(job)
+    output = finish(Job(tmp_path, num_rollout=4))
+    assert "Resuming from the commit of rollout 1" in output
+    report = audit_run(job.run)
+    assert (report.lost, report.trained_twice, report.trained) == ([], [], 4 * 8)
+
+
 def test_second_session_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     job = Job(tmp_path, num_rollout=200)
     job.prepare()

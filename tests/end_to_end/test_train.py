@@ -106,7 +106,10 @@ def test_trainer_and_engine_agree_on_log_probabilities_before_and_after_publicat
             by_version.setdefault(sample.version_spans[0][0], []).append(sample)
     assert {1, 2} <= set(by_version)
     trainer = MegatronTrainer(
-        TrainerConfig(hf_checkpoint=finished.job.model), 0, 1, f"file://{finished.job.folder}/meet"
+        TrainerConfig(hf_checkpoint=finished.job.model, lr=1e-3, global_batch_size=32),
+        0,
+        1,
+        f"file://{finished.job.folder}/meet",
     )
     try:
         for version, samples in by_version.items():

@@ -81,7 +81,7 @@ async def test_aborted_groups_come_back_and_are_generated_again(tmp_path: Path, 
         await parts.client.resume()
         await parts.until_pending(4)
         assert any(reason.startswith("aborted") for reason in parts.queue.released)
-        assert parts.producer.stats().requests_aborted > 0
+        assert parts.producer.stats().groups_aborted > 0
         assert parts.coordinator.counts().dropped == {}
 
 

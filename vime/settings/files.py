@@ -46,7 +46,7 @@ def read_config(path: str) -> tuple[dict[str, Any], PassedOn]:
             if described is None or group != table:
                 belongs = f" ({key} belongs into {group})" if group else ""
                 raise _unknown(where, key, [name for name, (owner, _) in fields.items() if owner == table], belongs)
-            values[field] = _value(described, value, where)
+            _set_once(values, field, _value(described, value, where), where)
     return values, passed_on
 
 
@@ -66,7 +66,7 @@ def read_custom_config(path: str) -> tuple[dict[str, Any], PassedOn]:
         where = f"{path}: {key}"
         field, name = key.replace("-", "_"), "--" + key.replace("_", "-")
         if field in fields:
-            values[field] = _value(fields[field][1], value, where)
+            _set_once(values, field, _value(fields[field][1], value, where), where)
         elif name.startswith(("--vllm-", "--router-")) or name in listed_megatron_flags():
             passed_on.owner_of(name).extend(flag_words(name, value, where))
         else:
@@ -97,6 +97,12 @@ def _value(described: Flag, value: Any, where: str) -> Any:
     converted = from_file(described, value, where)
     check_value(described, converted, where)
     return converted
+
+
+def _set_once(values: dict[str, Any], field: str, value: Any, where: str) -> None:
+    if field in values:
+        raise SettingsError(f"{where} is there twice, with a dash and with an underscore.", next_step="Keep one.")
+    values[field] = value
 
 
 def _unknown(where: str, key: str, known: Iterable[str], more: str = "") -> SettingsError:

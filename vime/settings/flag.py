@@ -11,8 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Check = Callable[[Any], str | None]
-"""Says in a few words what is allowed when a value is not; None when it is."""
+
+@dataclass(frozen=True)
+class Check:
+    """Which values are allowed, and the words for them."""
+
+    allows: Callable[[Any], bool]
+    words: str
 
 
 class Kind(enum.Enum):

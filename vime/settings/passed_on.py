@@ -33,10 +33,22 @@ class PassedOn:
         return self.router if flag.startswith("--router-") else self.megatron
 
     def extend(self, other: PassedOn) -> None:
-        """Append the words of `other`, which thereby win over earlier ones."""
-        self.vllm += other.vllm
-        self.router += other.router
-        self.megatron += other.megatron
+        """Append the words of `other`; its flags take the place of earlier ones."""
+        self.vllm = _without(self.vllm, other.vllm) + other.vllm
+        self.router = _without(self.router, other.router) + other.router
+        self.megatron = _without(self.megatron, other.megatron) + other.megatron
+
+
+def _without(words: Sequence[str], newer: Sequence[str]) -> list[str]:
+    """`words` less the flags, with their values, that `newer` gives too."""
+    given = {word.partition("=")[0] for word in newer if word.startswith("--")}
+    kept, keep = [], True
+    for word in words:
+        if word.startswith("--"):
+            keep = word.partition("=")[0] not in given
+        if keep:
+            kept.append(word)
+    return kept
 
 
 def share_out(words: Sequence[str], extra_flags: Collection[str] = ()) -> PassedOn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,15 +37,18 @@ class Refusal:
         group, described = _by_name()[self.flag]
         value = vars(vars(settings)[group])[described.field]
         honoured = (described.default,) if self.accepts is None else self.accepts
-        return None if value in honoured else _shown(value)
+        return None if value in honoured else _shown(described, value)
 
 
-def _shown(value: Any) -> str:
+def _shown(described: Flag, value: Any) -> str:
+    if described.secret:
+        return "***"
     if isinstance(value, bool):
         return ""
     return " ".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
 
 
+@functools.cache
 def _by_name() -> dict[str, tuple[str, Flag]]:
     return {described.name: (group, described) for group, described in all_flags().values()}
 

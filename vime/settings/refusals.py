@@ -220,7 +220,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default(
         "--update-weight-buffer-size --update-weights-interval --check-weight-update-equal",
-        "All weights are sent and verified after each batch.",
+        "All weights are sent after each batch.",
         "tuning of publications",
     ),
     # Evaluation, debugging, logging

@@ -93,4 +93,4 @@ def _what_is_allowed(described: Flag, item: Any) -> str | None:
         return "a finite number"
     if described.choices is not None and item not in described.choices:
         return ", ".join(described.choices)
-    return None if described.check is None else described.check(item)
+    return None if described.check is None or described.check.allows(item) else described.check.words

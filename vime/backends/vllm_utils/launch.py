@@ -125,6 +125,7 @@ def _environment(launch: EngineLaunch) -> dict[str, str]:
     if launch.device == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(launch.cpu_kv_cache_gib)
         env["OMP_NUM_THREADS"] = str(launch.cpu_threads)
+        env["TORCH_COMPILE_DISABLE"] = "1"  # a few helpers of the sampler would otherwise be compiled, with g++
         if launch.tensor_size == 1:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # vLLM's condition for running without a worker process
     return env

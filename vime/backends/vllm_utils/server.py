@@ -17,6 +17,7 @@ from typing import Self
 
 from vime.backends.vllm_utils.launch import EngineLaunch, engine_command
 from vime.backends.vllm_utils.startup_log import last_lines, startup_phase
+from vime.backends.vllm_utils.supervisor import unlink_listed
 from vime.errors import EngineStartError
 
 _SUPERVISOR = "vime.backends.vllm_utils.supervisor"
@@ -62,9 +63,14 @@ class EngineServer:
         """Start the processes and return at once; raises `EngineStartError` when the port is taken."""
         self.launch = replace(self.launch, port=_claim_port(self.launch.host, self.launch.port))
         command = engine_command(self.launch)
-        self.launch.log_path.parent.mkdir(parents=True, exist_ok=True)
-        argv = [sys.executable, "-m", _SUPERVISOR, str(self._stop_grace_s), *command.argv]
-        with self.launch.log_path.open("wb") as log:
+        log_path = self.launch.log_path
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        if log_path.exists():
+            log_path.replace(log_path.with_suffix(".previous.log"))
+        ledger = log_path.with_suffix(".segments")
+        unlink_listed(ledger)
+        argv = [sys.executable, "-m", _SUPERVISOR, str(self._stop_grace_s), str(ledger), *command.argv]
+        with log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,

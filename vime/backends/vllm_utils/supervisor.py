@@ -1,11 +1,12 @@
 """Small process between a launcher and an engine, which ends the engine with its launcher and cleans up after it.
 
-    python -m vime.backends.vllm_utils.supervisor GRACE_SECONDS COMMAND [ARGUMENT ...]
+    python -m vime.backends.vllm_utils.supervisor GRACE_SECONDS LEDGER COMMAND [ARGUMENT ...]
 
 It imports the standard library only and has one thread. It watches its own parent (a process, not a thread, so a
 launcher may start it from anywhere), adopts processes that the engine orphans, and on the end of either side stops
 every one of them and unlinks the shared-memory segments that they had mapped. Should it be killed itself, the kernel
-kills the engine's processes one after another (see `vime.backends.vllm_utils.death`).
+kills the engine's processes one after another (see `vime.backends.vllm_utils.death`), and whoever starts the next
+engine with the same LEDGER, a file that names the segments, unlinks them first (`unlink_listed`).
 """
 
 from __future__ import annotations
@@ -54,9 +55,19 @@ def mapped_segments(pids: Iterable[int]) -> set[str]:
     return paths
 
 
+def unlink_listed(ledger: Path) -> None:
+    """Unlink the segments that a ledger names, and the ledger. Their names are random, so they are nobody else's."""
+    if not ledger.exists():
+        return
+    for line in ledger.read_text().splitlines():
+        if line.startswith(_SHARED_MEMORY):
+            Path(line).unlink(missing_ok=True)
+    ledger.unlink()
+
+
 class _Supervisor:
-    def __init__(self, command: list[str], grace_s: float) -> None:
-        self._grace_s = grace_s
+    def __init__(self, command: list[str], grace_s: float, ledger: Path) -> None:
+        self._grace_s, self._ledger = grace_s, ledger
         self._stop_asked = False
         self._segments: set[str] = set()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -70,15 +81,21 @@ class _Supervisor:
         polls = 0
         while self._engine.poll() is None and not self._stop_asked and os.getppid() == self._parent:
             if polls % _POLLS_PER_SCAN == 0:
-                self._segments |= mapped_segments(descendants(os.getpid()))
+                self._note_segments()
             polls += 1
             time.sleep(_POLL_S)
         self._end_all()
         status = self._engine.poll()
         return 0 if self._stop_asked else 128 - status if status is not None and status < 0 else status or 0
 
+    def _note_segments(self) -> None:
+        found = mapped_segments(descendants(os.getpid())) - self._segments
+        if found:
+            self._segments |= found
+            self._ledger.write_text("".join(f"{path}\n" for path in sorted(self._segments)))
+
     def _end_all(self) -> None:
-        self._segments |= mapped_segments(descendants(os.getpid()))
+        self._note_segments()
         if self._engine.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._engine.pid, signal.SIGTERM)
@@ -93,13 +110,11 @@ class _Supervisor:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             time.sleep(0.02)
-        for path in self._segments:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        unlink_listed(self._ledger)
 
     def _ask_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stop_asked = True
 
 
 if __name__ == "__main__":
-    sys.exit(_Supervisor(sys.argv[2:], float(sys.argv[1])).run())
+    sys.exit(_Supervisor(sys.argv[3:], float(sys.argv[1]), Path(sys.argv[2])).run())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vime.settings.flag import Flag, flags_of
@@ -86,6 +88,7 @@ GROUPS: dict[str, type] = {
 """Attribute of `Settings` -> its group, in the order of the help."""
 
 
-def all_flags() -> dict[str, tuple[str, Flag]]:
+@functools.cache
+def all_flags() -> Mapping[str, tuple[str, Flag]]:
     """Field name -> its group's name and its flag. Field names are unique across groups."""
     return {described.field: (name, described) for name, group in GROUPS.items() for described in flags_of(group)}

@@ -10,9 +10,13 @@ import time
 from multiprocessing import shared_memory
 from pathlib import Path
 
-from vime.backends.vllm_utils.supervisor import descendants, mapped_segments
+from vime.backends.vllm_utils.supervisor import descendants, mapped_segments, unlink_listed
 
-SUPERVISOR = [sys.executable, "-m", "vime.backends.vllm_utils.supervisor", "0.5"]
+
+def supervisor(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "vime.backends.vllm_utils.supervisor", "0.5", str(folder / "ledger")]
+
+
 # An "engine" that ignores SIGTERM, with a child in another session and a shared-memory segment left behind.
 ENGINE = """
 import mmap, signal, subprocess, sys, time
@@ -50,7 +54,7 @@ def started(tmp_path: Path, launcher: list[str]) -> tuple[subprocess.Popen[bytes
 
 
 def test_a_stop_ends_everything_and_removes_the_segment(tmp_path: Path) -> None:
-    process, pids, segment = started(tmp_path, SUPERVISOR)
+    process, pids, segment = started(tmp_path, supervisor(tmp_path))
     assert len(pids) == 2
     assert segment.exists()
     process.send_signal(signal.SIGTERM)
@@ -61,7 +65,7 @@ def test_a_stop_ends_everything_and_removes_the_segment(tmp_path: Path) -> None:
 
 def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
     code = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
-    process, pids, segment = started(tmp_path, [sys.executable, "-c", code, *SUPERVISOR])
+    process, pids, segment = started(tmp_path, [sys.executable, "-c", code, *supervisor(tmp_path)])
     assert len(pids) == 3
     process.kill()
     process.wait()
@@ -70,7 +74,7 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
 
 
 def test_a_killed_engine_takes_its_children_with_it_and_its_status_is_passed_on(tmp_path: Path) -> None:
-    process, pids, segment = started(tmp_path, SUPERVISOR)
+    process, pids, segment = started(tmp_path, supervisor(tmp_path))
     time.sleep(1.3)  # segments are looked for once a second
     os.kill(pids[0], signal.SIGKILL)
     assert process.wait(10) == 128 + signal.SIGKILL
@@ -79,17 +83,21 @@ def test_a_killed_engine_takes_its_children_with_it_and_its_status_is_passed_on(
 
 
 def test_a_killed_supervisor_takes_the_engine_with_it(tmp_path: Path) -> None:
-    process, pids, segment = started(tmp_path, SUPERVISOR)
+    process, pids, segment = started(tmp_path, supervisor(tmp_path))
+    assert wait_until(lambda: (tmp_path / "ledger").exists())
     process.kill()
     process.wait()
     assert wait_until(lambda: not alive(pids[0]))
     for pid in pids[1:]:  # a real engine's children carry vime's plug-in, which ties them to their parent
         os.kill(pid, signal.SIGKILL)
-    segment.unlink()
+    assert segment.exists()
+    unlink_listed(tmp_path / "ledger")  # what the next engine's start does
+    assert not segment.exists()
+    assert not (tmp_path / "ledger").exists()
 
 
-def test_the_engines_own_status_is_passed_on() -> None:
-    done = subprocess.run([*SUPERVISOR, sys.executable, "-c", "raise SystemExit(3)"], check=False, timeout=20)
+def test_the_engines_own_status_is_passed_on(tmp_path: Path) -> None:
+    done = subprocess.run([*supervisor(tmp_path), sys.executable, "-c", "raise SystemExit(3)"], check=False, timeout=20)
     assert done.returncode == 3
 
 

@@ -1,0 +1,140 @@
+"""Write `docs/metrics.md` from the struct that a run writes: `python scripts/generate_metrics_doc.py`. Stdlib only.
+
+Names, types and order come from `StepRecord` in `pipeline/progress.py` and `METRIC_NAMES` in the trainer's loss, read
+as text, so nothing heavy is imported. A field's own docstring wins over the meaning given here.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "pipeline" / "progress.py"
+LOSS = ROOT / "vime" / "backends" / "megatron_utils" / "loss.py"
+TARGET = ROOT / "docs" / "metrics.md"
+
+INTRODUCTION = """\
+# Metrics
+
+<!-- Written by scripts/generate_metrics_doc.py; change that script or the struct, not this file. -->
+
+A run appends one JSON object to `<--save>/metrics.jsonl` for each rollout batch, after it was trained and its weights
+were published. The lines of all sessions follow each other: after a resume a rollout that was rolled back appears
+again, under another `branch`; the later line counts. A line is synced before the next batch is planned.
+"""
+
+UNITS = (("_tokens_per_s", "tokens/s"), ("_share", "fraction of 1"), ("_tokens_mean", "tokens"), ("_s", "s"))
+"""Suffix of a name -> unit; the first match counts."""
+
+OTHER_UNITS = {
+    "num_rollout": "rollout batches",
+    "staleness_mean": "versions",
+    "staleness_max": "versions",
+    "generated": "groups",
+    "trained": "groups",
+    "pending": "groups",
+    "in_flight": "groups",
+    "dropped": "groups by reason",
+    "spanning_samples": "samples",
+    "groups_aborted": "groups",
+}
+
+MEANINGS = {
+    "branch": "The session that trained the batch; each start and each resume opens a branch.",
+    "rollout_id": "Number of the rollout batch, from 0.",
+    "num_rollout": "`--num-rollout`: batches of the whole run.",
+    "policy_version": "Policy version that the engines served when the batch was planned.",
+    "reward_mean": "Mean reward of the batch's samples.",
+    "reward_std": "Standard deviation of the same rewards.",
+    "response_tokens_mean": "Mean response length of the batch's samples.",
+    "truncated_share": "Share of samples that reached `--rollout-max-response-len`.",
+    "staleness_mean": "Mean over samples of `policy_version` minus the version of the sample's oldest token.",
+    "staleness_max": "Largest such difference.",
+    "trained_tokens_per_s": "Response tokens of the batch, divided by `step_s`.",
+    "generated_tokens_per_s": "Response tokens of groups accepted since the line before, divided by `step_s`.",
+    "wait_s": "The trainer waited for enough groups.",
+    "train_s": "From there until the batch was trained: planning, storing the plan, reading, training, recording.",
+    "publish_s": "From there until commit and publication, if any, were done.",
+    "pause_s": "How long the engines stood still for the publication; 0 when there was none.",
+    "step_s": "`wait_s` + `train_s` + `publish_s`.",
+    "trainer_idle_share": "Time in which the trainer waited for groups, of the time since the first batch began.",
+    "generator_idle_share": "Time without a request in flight, of the time since the producers were first admitted.",
+    "generated": "Groups that were ever leased; always trained + pending + in_flight + dropped.",
+    "trained": "Groups trained along this branch and its ancestors.",
+    "pending": "Groups accepted and not trained.",
+    "in_flight": "Groups leased now, or leased before and waiting again.",
+    "dropped": "Groups set aside for good, by reason: `engine`, `reward` or `sample`.",
+    "groups_aborted": "Groups of this session that an engine aborted (a flush); they are generated again.",
+}
+
+TRAIN_MEANINGS = {
+    "loss": "What was minimised.",
+    "pg_loss": "The clipped policy objective, without the entropy term.",
+    "pg_clipfrac": "Share of tokens where the clipped branch is the larger loss.",
+    "ppo_kl": "Old minus current log-probability.",
+    "ois": "Importance ratio, current over old policy.",
+    "entropy": "Entropy of the policy at the response tokens, in nats.",
+    "train_rollout_logprob_abs_diff": "Absolute difference of the trainer's and the sampler's log-probability.",
+    "num_tokens": "Tokens that counted in the loss.",
+    "grad_norm": "Gradient norm before clipping.",
+    "lr": "Learning rate that the step used.",
+}
+BESIDE_THE_LOSS = ("grad_norm", "lr")
+"""What `MegatronTrainer.train_step` adds to `METRIC_NAMES`."""
+
+TRAIN_INTRODUCTION = """\
+## `train`
+
+Values of the batch's last optimizer step, equal on all ranks. All but the last three are aggregated like the loss: a
+mean over samples, or over tokens with `--calculate-per-token-loss`.
+"""
+
+
+def record_fields(source: str) -> list[tuple[str, str, str]]:
+    """(name, type, docstring) of each field of `StepRecord`; an empty docstring where the field has none."""
+    record = next(
+        node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "StepRecord"
+    )
+    fields: list[tuple[str, str, str]] = []
+    for node in record.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            fields.append((node.target.id, ast.unparse(node.annotation), ""))
+        elif fields and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            name, kind, _ = fields[-1]
+            fields[-1] = (name, kind, " ".join(str(node.value.value).split()))
+    return fields
+
+
+def loss_metrics(source: str) -> list[str]:
+    """The names in `METRIC_NAMES`."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "METRIC_NAMES":
+            return list(ast.literal_eval(node.value))
+    raise SystemExit("METRIC_NAMES is not in the trainer's loss any more; change this script.")
+
+
+def unit_of(name: str) -> str:
+    """Unit of a field, empty where it has none."""
+    return OTHER_UNITS.get(name) or next((unit for suffix, unit in UNITS if name.endswith(suffix)), "")
+
+
+def render(record_source: str, loss_source: str) -> str:
+    """The whole page. Ends the program with a message when a field has no meaning."""
+    lines = [INTRODUCTION, "| name | type | unit | meaning |", "|---|---|---|---|"]
+    for name, kind, docstring in record_fields(record_source):
+        meaning = docstring or MEANINGS.get(name)
+        if meaning is None:
+            raise SystemExit(f"StepRecord.{name} has no docstring and no entry in MEANINGS. Give it one.")
+        lines.append(f"| `{name}` | `{kind}` | {unit_of(name)} | {meaning} |")
+    lines += ["", TRAIN_INTRODUCTION, "| name | meaning |", "|---|---|"]
+    for name in [*loss_metrics(loss_source), *BESIDE_THE_LOSS]:
+        if name not in TRAIN_MEANINGS:
+            raise SystemExit(f"The trainer's metric {name} has no entry in TRAIN_MEANINGS. Give it one.")
+        lines.append(f"| `{name}` | {TRAIN_MEANINGS[name]} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(RECORD.read_text(), LOSS.read_text()))
+    print(f"Wrote {TARGET}.")

@@ -1,0 +1,88 @@
+"""Every benchmark ends with one JSON line of the agreed form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks import planner, queue
+from benchmarks.report import build_report
+
+
+class Value(msgspec.Struct, forbid_unknown_fields=True):
+    median: float
+    min: float
+    max: float
+
+
+class Report(msgspec.Struct, forbid_unknown_fields=True):
+    benchmark: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    command: str
+    repeats: int
+    values: dict[str, Value]
+
+
+def last_line(output: str) -> Report:
+    return msgspec.json.decode(output.splitlines()[-1], type=Report)
+
+
+def check(report: Report, name: str, words: str) -> None:
+    assert report.benchmark == name
+    assert report.command == f"python -m benchmarks.{name} {words}"
+    assert report.repeats >= 5
+    assert report.machine.keys() >= {"processor", "num_cores", "memory_gib", "kernel", "load_1min"}
+    assert "python" in report.versions
+    assert all(0 < value.min <= value.median <= value.max for value in report.values.values())
+
+
+def test_the_queue_benchmark_reports_every_rate_for_every_batch_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert queue.main(["--quick", "--repeats", "5", "--folder", str(tmp_path)]) == 0
+    report = last_line(capsys.readouterr().out)
+    check(report, "queue", f"--quick --repeats 5 --folder {tmp_path}")
+    assert report.machine["file_system"] != "unknown"
+    names = ("lease_groups", "publish_groups", "accept_groups", "publish_accept_groups", "publish_bytes", "raw_bytes")
+    rates = {f"{name}_per_s_{batch}" for name in names for batch in (1, 8, 32)}
+    assert report.values.keys() == rates | {f"publish_of_raw_{batch}" for batch in (1, 8, 32)}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_planner_benchmark_reports_time_and_size_for_each_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    assert planner.main(["--quick", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    report = last_line(line)
+    check(report, "planner", "--quick --json")
+    assert {name.rpartition("_")[2] for name in report.values} == {"32x8", "64x16"}
+    size = report.values["plan_bytes_per_sample_32x8"]
+    assert size.min == size.max  # the plan is a function of the groups
+
+
+@pytest.mark.parametrize("module", [queue, planner])
+def test_help_says_every_value_that_is_measured(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        module.main(["--help"])
+    words = capsys.readouterr().out
+    assert "Measures" in words
+    assert all(value in words for value in ("_per_s_B", "publish_of_raw_B") if module is queue)
+    assert all(value in words for value in ("plan_ms", "plan_bytes_per_sample") if module is planner)
+
+
+def test_too_few_repeats_are_refused_with_the_number_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        planner.main(["--repeats", "4"])
+    assert "--repeats is 4, allowed: 5 or more" in capsys.readouterr().err
+
+
+def test_a_report_holds_median_least_and_greatest_of_equally_many_numbers() -> None:
+    report = build_report("x", {"a_ms": [3.0, 1.0, 2.0]}, argv=[], packages=["numpy"])
+    assert report["values"] == {"a_ms": {"median": 2.0, "min": 1.0, "max": 3.0}}
+    assert json.loads(json.dumps(report)) == report
+    with pytest.raises(ValueError, match="one number for each repeat"):
+        build_report("x", {"a": [1.0], "b": [1.0, 2.0]}, argv=[], packages=[])

@@ -1,0 +1,57 @@
+"""What the user reads."""
+
+import io
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from pipeline.progress import ProgressView, StepRecord, bottleneck, step_line
+
+
+def record(**changes: Any) -> StepRecord:
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(StepRecord):
+        values[field.name] = {"branch": "b", "dropped": {"reward": 2}, "train": {}}.get(field.name, 1)
+    return StepRecord(**{**values, "rollout_id": 6, "num_rollout": 20, "reward_mean": 0.25, **changes})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "generator", "words"),
+    [
+        (0.5, 0.1, "Generation is the bottleneck: the trainer waited 50% of the time"),
+        (0.1, 0.5, "Training is the bottleneck: the engines stood idle 50% of the time"),
+        (0.12, 0.1, "Both sides keep pace"),
+    ],
+)
+def test_the_slower_side_is_named(trainer: float, generator: float, words: str) -> None:
+    assert words in bottleneck(trainer, generator)
+
+
+def test_a_step_is_one_plain_line_with_its_numbers() -> None:
+    line = step_line(record())
+    assert "\n" not in line
+    for part in ("step 7/20", "reward 0.250", "pending 1 in flight 1 dropped 2"):
+        assert part in line
+
+
+def test_plain_output_repeats_no_waiting_line() -> None:
+    output = io.StringIO()
+    with ProgressView(Console(file=output, force_terminal=False)) as view:
+        for _ in range(5):
+            view.waiting("engine 0: warming up, 5 s")
+        view.step(record())
+    assert output.getvalue().count("warming up") == 1
+    assert "step 7/20" in output.getvalue()
+
+
+def test_a_terminal_shows_a_table_with_the_bottleneck_below() -> None:
+    output = io.StringIO()
+    with ProgressView(Console(file=output, force_terminal=True, width=120)) as view:
+        view.step(record(trainer_idle_share=0.6, generator_idle_share=0.0))
+        view.note("Committed.")
+    shown = output.getvalue()
+    assert "7 of 20" in shown
+    assert "Generation is the bottleneck" in shown
+    assert "Committed." in shown

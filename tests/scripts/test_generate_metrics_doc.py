@@ -1,0 +1,49 @@
+"""docs/metrics.md says what a run writes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from pipeline.progress import StepRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_metrics_doc", ROOT / "scripts" / "generate_metrics_doc.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date(generator: ModuleType) -> None:
+    page = generator.render(generator.RECORD.read_text(), generator.LOSS.read_text())
+    assert generator.TARGET.read_text() == page, "run `python scripts/generate_metrics_doc.py`"
+
+
+def test_every_field_of_the_record_is_listed_in_order(generator: ModuleType) -> None:
+    names = [name for name, _, _ in generator.record_fields(generator.RECORD.read_text())]
+    assert names == [field.name for field in msgspec.structs.fields(StepRecord)]
+
+
+def test_a_docstring_wins_and_a_field_without_a_meaning_is_refused(generator: ModuleType) -> None:
+    loss = 'METRIC_NAMES = ("loss",)'
+    page = generator.render('class StepRecord:\n    wait_s: float\n    """Said\n    here."""\n', loss)
+    assert "| `wait_s` | `float` | s | Said here. |" in page
+    with pytest.raises(SystemExit, match=r"StepRecord\.novelty has no docstring"):
+        generator.render("class StepRecord:\n    novelty: int\n", loss)
+
+
+def test_no_meaning_is_left_over_from_a_field_that_is_gone(generator: ModuleType) -> None:
+    names = {name for name, _, _ in generator.record_fields(generator.RECORD.read_text())}
+    assert generator.MEANINGS.keys() | generator.OTHER_UNITS.keys() <= names
+    metrics = [*generator.loss_metrics(generator.LOSS.read_text()), *generator.BESIDE_THE_LOSS]
+    assert sorted(generator.TRAIN_MEANINGS) == sorted(metrics)

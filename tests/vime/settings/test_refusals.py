@@ -1,0 +1,70 @@
+"""What isn't built is refused at a real start and warned about in a dry run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vime.errors import SettingsError
+from vime.settings.groups import all_flags
+from vime.settings.parse import parse_settings
+from vime.settings.refusals import REFUSALS, refused
+from vime.settings.validate import validate
+
+
+@pytest.fixture
+def argv(tmp_path: Path) -> list[str]:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    return [
+        "--hf-checkpoint", str(tmp_path), "--prompt-data", "p.jsonl", "--num-rollout", "3", "--rollout-batch-size", "4",
+        "--rollout-max-response-len", "8", "--rm-type", "random", "--save", "run", "--actor-num-gpus-per-node", "1",
+        "--rollout-data-transport", "straw",
+    ]  # fmt: skip
+
+
+def test_rows_name_flags_that_exist_and_none_twice() -> None:
+    names = [row.flag for row in REFUSALS]
+    known = {described.name for _, described in all_flags().values()} | {"--router-*"}
+    assert set(names) <= known
+    assert len(set(names)) == len(names)
+
+
+def test_each_row_says_what_works_why_and_what_is_needed() -> None:
+    for row in REFUSALS:
+        assert row.accepted
+        assert row.reason.endswith(".")
+        assert row.needs
+
+
+def test_defaults_are_refused_only_for_the_transport() -> None:
+    assert [words.split()[0] for words in refused(parse_settings([]))] == ["--rollout-data-transport"]
+
+
+def test_several_refusals_come_in_one_message(argv: list[str]) -> None:
+    with pytest.raises(
+        SettingsError, match=r"(?s)--use-tis is not built yet.*--eval-interval 5 is not built yet"
+    ) as caught:
+        validate(parse_settings([*argv, "--eval-interval", "5", "--use-tis"]))
+    assert caught.value.next_step
+
+
+def test_what_happens_anyway_is_accepted(argv: list[str]) -> None:
+    stream = "vime.rollout.fully_async_rollout.generate_rollout_fully_async"
+    accepted = ["--no-offload-train", "--pg-loss-type", "ppo", "--rollout-function-path", stream, "--eps-clip", "0.1"]
+    assert validate(parse_settings([*argv, *accepted])) == []
+
+
+def test_a_dry_run_warns_instead(argv: list[str]) -> None:
+    (warning,) = validate(parse_settings([*argv, "--kl-coef", "0.1"]), dry_run=True)
+    assert warning.startswith("--kl-coef 0.1 is not built yet, allowed: 0.0. There is no reference model.")
+
+
+def test_a_secret_is_not_shown() -> None:
+    shown = " ".join(refused(parse_settings(["--wandb-key", "hush"])))
+    assert "--wandb-key *** is not built yet" in shown
+    assert "hush" not in shown
+
+
+def test_a_dry_run_still_refuses_what_can_never_work(argv: list[str]) -> None:
+    with pytest.raises(SettingsError, match="--global-batch-size is 3"):
+        validate(parse_settings([*argv, "--global-batch-size", "3"]), dry_run=True)
