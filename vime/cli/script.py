@@ -1,4 +1,4 @@
-"""What a launch script calls: `train(parse_args(extra_args_provider))`, with Megatron's own extra flags if it has any."""
+"""What a launch script calls: `train(parse_args(extra_args_provider))`."""
 
 from __future__ import annotations
 

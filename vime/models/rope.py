@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from vime.errors import ModelError
-from vime.models.rows import Config, Row, Shape, Value, fixed
+from vime.models.rows import Config, Row, Shape, Value, fixed, number
 
 # What Megatron has no flag for; its own constants.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -45,7 +45,7 @@ def _reader(variant: Variant, read: Callable[[Config], Value]) -> Callable[[Conf
 
 
 def _base(config: Config) -> int:
-    base = float(_rope(config).get("rope_theta", config.get("rope_theta", 10_000.0)))
+    base = number({"rope_theta": config.get("rope_theta", 10_000.0), **_rope(config)}, "rope_theta")
     if base != int(base):
         raise ModelError(f"config.json: rope_theta is {base}, allowed: a whole number.")
     return int(base)
@@ -56,7 +56,9 @@ def _write_base(shape: Shape) -> dict[str, Any]:
 
 
 def _percent(config: Config) -> float:
-    return float(_rope(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
+    return number(
+        {"partial_rotary_factor": config.get("partial_rotary_factor", 1.0), **_rope(config)}, "partial_rotary_factor"
+    )
 
 
 def _write_percent(shape: Shape) -> dict[str, Any]:
@@ -83,9 +85,7 @@ def _yarn_type(config: Config) -> str:
 
 def _yarn_value(key: str) -> Callable[[Config], float | None]:
     defaults = {"mscale": 1.0, "mscale_all_dim": 0.0}
-    return lambda config: (
-        float({**defaults, **_scaled(config, _YARN)}[key]) if _kind(config) == "yarn" else None
-    )
+    return lambda config: float({**defaults, **_scaled(config, _YARN)}[key]) if _kind(config) == "yarn" else None
 
 
 def _write_yarn(shape: Shape) -> dict[str, Any]:

@@ -82,6 +82,8 @@ def from_text(row: Row, text: str) -> Value:
         return layer_pattern(expand_layers(text))
     if row.type is int:
         return int(text)
+    if row.type is bool:
+        raise ValueError(f"{row.flag} takes no value")
     return float(text) if row.type is float else text
 
 

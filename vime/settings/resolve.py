@@ -67,7 +67,7 @@ def resolve(argv: Sequence[str]) -> Resolved:
         SettingsError: an unknown flag or key, a wrong type, choice or range, a stray word, an unreadable file.
     """
     namespace, rest = build_parser().parse_known_args(list(argv))
-    given = _checked(vars(namespace))
+    given = checked_values(vars(namespace))
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     passed_on = PassedOn()
@@ -98,8 +98,8 @@ def _extra_flags(values: Mapping[str, Any]) -> frozenset[str]:
     return added
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Values from the command line, lists as tuples, each in its range."""
+def checked_values(given: dict[str, Any]) -> dict[str, Any]:
+    """Values from the command line, lists as tuples, each in its range. Raises `SettingsError` for one that is not."""
     result = {}
     for field, value in given.items():
         _, described = all_flags()[field]

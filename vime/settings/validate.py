@@ -9,6 +9,7 @@ from vime.errors import SettingsError
 from vime.models.shape import refuse_contradictions
 from vime.settings.groups import Settings
 from vime.settings.refusals import refused
+from vime.settings.schemas.named_files import check_named_files
 
 SUPPORTED_MODEL_TYPES = ("qwen3",)
 
@@ -16,8 +17,8 @@ SUPPORTED_MODEL_TYPES = ("qwen3",)
 def validate(settings: Settings, *, dry_run: bool = False) -> list[str]:
     """Check the settings against each other and against what is built. Reads small local files only.
 
-    Returns warnings: in a dry run what a real start would refuse because it isn't built yet (see
-    `vime.settings.refusals`), otherwise none.
+    Returns warnings: those about the files that settings name and, in a dry run, what a real start would refuse
+    because it isn't built yet (see `vime.settings.refusals`).
 
     Raises:
         SettingsError: a combination that can't work or, unless `dry_run`, a setting that isn't built yet.
@@ -26,11 +27,12 @@ def validate(settings: Settings, *, dry_run: bool = False) -> list[str]:
     _check_batches(settings)
     _check_cluster(settings)
     _check_model(settings)
+    warnings = check_named_files(settings)
     unfinished = refused(settings)
     if dry_run:
-        return unfinished
+        return [*unfinished, *warnings]
     _refuse(unfinished)
-    return []
+    return warnings
 
 
 def _require_flags(settings: Settings) -> None:

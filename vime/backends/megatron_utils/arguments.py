@@ -38,7 +38,7 @@ _PORTABLE = (
 
 
 @functools.cache
-def _megatron_parser() -> argparse.ArgumentParser:
+def megatron_parser() -> argparse.ArgumentParser:
     """Parser of the Megatron that is found first: the installed one, or a modified one on PYTHONPATH."""
     prepare_megatron()
     from megatron.training.arguments import add_megatron_arguments
@@ -51,17 +51,17 @@ def _megatron_parser() -> argparse.ArgumentParser:
 @functools.cache
 def known_megatron_flags() -> frozenset[str]:
     """Every flag of the installed Megatron, with its dashes. Imports Megatron, which takes seconds."""
-    return frozenset(flag for action in _megatron_parser()._actions for flag in action.option_strings)
+    return frozenset(flag for action in megatron_parser()._actions for flag in action.option_strings)
 
 
 def megatron_options() -> list[tuple[str, str]]:
     """Flag and help of every option of the installed Megatron, sorted."""
-    return sorted((flag, action.help or "") for action in _megatron_parser()._actions for flag in action.option_strings)
+    return sorted((flag, action.help or "") for action in megatron_parser()._actions for flag in action.option_strings)
 
 
 def megatron_destinations() -> frozenset[str]:
     """Attribute names of the installed Megatron's arguments."""
-    return frozenset(action.dest for action in _megatron_parser()._actions)
+    return frozenset(action.dest for action in megatron_parser()._actions)
 
 
 def parse_megatron_args(

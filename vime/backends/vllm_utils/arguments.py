@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import functools
+import importlib.resources
 import io
+import json
 from collections.abc import Sequence
 
-from vime.backends.vllm_utils.launch import OWNED_OPTIONS, user_options
+from vime.backends.vllm_utils.launch import user_options
 from vime.errors import SettingsError
+from vime.settings.owned_options import OWNED_VLLM_OPTIONS, option_name
 
 _PREFIX = "--vllm-"
+
+VLLM_FLAGS_FILE = "vllm_flags.json"
+"""Data file with vLLM's options, made by `scripts/list_vllm_flags.py`."""
 
 
 def split_vllm_flags(argv: Sequence[str], reserved: frozenset[str] = frozenset()) -> tuple[list[str], list[str]]:
@@ -41,7 +48,7 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
     """
     user_options(engine_args)
     parser = _vllm_parser()
-    known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    known = known_options()
     for word in engine_args:
         name = "--" + word[2:].partition("=")[0].partition(".")[0].replace("_", "-")
         if word.startswith("--") and name not in known:
@@ -59,17 +66,42 @@ def check_engine_args(engine_args: Sequence[str]) -> None:
         ) from error
 
 
+def known_options() -> frozenset[str]:
+    """Every long option of the installed vLLM's server, with its dashes. Imports vLLM, which takes seconds."""
+    return frozenset(
+        option for action in _vllm_parser()._actions for option in action.option_strings if option.startswith("--")
+    )
+
+
+def unlisted_options(engine_args: Sequence[str]) -> list[str]:
+    """Options that are not among those of the vLLM that the list was made with: misspelt, or of another version."""
+    listed = _listed_options()
+    names = [
+        "--" + word[2:].partition("=")[0].partition(".")[0].replace("_", "-")
+        for word in engine_args
+        if word.startswith("--")
+    ]
+    return [name for name in names if name not in listed]
+
+
+@functools.cache
+def _listed_options() -> frozenset[str]:
+    content = importlib.resources.files("vime.backends.vllm_utils").joinpath(VLLM_FLAGS_FILE).read_text()
+    return frozenset(json.loads(content)["options"])
+
+
 def engine_options() -> list[tuple[str, str]]:
     """Flag (with the prefix) and help of every option of the installed vLLM that a user may set, sorted."""
     options = [
         (option, action.help or "")
         for action in _vllm_parser()._actions
         for option in action.option_strings
-        if option.startswith("--") and option[2:].removeprefix("no-") not in OWNED_OPTIONS
+        if option.startswith("--") and option_name(option) not in OWNED_VLLM_OPTIONS
     ]
     return sorted((_PREFIX + option[2:], help) for option, help in options)
 
 
+@functools.cache
 def _vllm_parser() -> argparse.ArgumentParser:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
