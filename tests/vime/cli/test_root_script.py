@@ -90,6 +90,13 @@ def test_they_reach_megatrons_arguments_with_the_models_shape(
 
 
 @pytest.mark.slow
+def test_the_trainer_refuses_a_shape_that_the_config_contradicts(flags: list[str]) -> None:
+    args = parse_args(argv=[*flags, "--num-layers", "24"])
+    with pytest.raises(SettingsError, match=r"--num-layers is 24, but config\.json \(num_hidden_layers\) has 36"):
+        _ = args.padded_vocab_size
+
+
+@pytest.mark.slow
 def test_flags_of_a_modified_megatron_on_pythonpath_are_accepted(flags: list[str], tmp_path: Path) -> None:
     from importlib.util import find_spec
 

@@ -73,18 +73,26 @@ def role_overrides(path: str, role: Role, existing: Mapping[str, Any]) -> dict[s
     Raises:
         SettingsError: as `read_megatron_config`, or text that is no such number.
     """
-    config = read_megatron_config(path)
+    values, warnings = overrides_of(path, read_megatron_config(path), role, existing)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    return values
+
+
+def overrides_of(
+    path: str, config: MegatronConfig, role: Role, existing: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """As `role_overrides`, for a file that is read already, with the warnings."""
     values: dict[str, Any] = {}
+    warnings = []
     for index, entry in enumerate(config.megatron):
-        if entry.role != role:
-            continue
         table = "args" if entry.args is not None else "overrides"
-        for key, value in (entry.overrides or entry.args or {}).items():
+        for key, value in (entry.overrides or entry.args or {}).items() if entry.role == role else ():
             name, place = key.replace("-", "_"), f"megatron[{index}].{table}.{key}"
             if name not in existing:
-                logger.warning("%s: %s is no known argument; it is set for the %s all the same.", path, place, role)
+                warnings.append(f"{path}: {place} is no known argument; it is set for the {role} all the same.")
             values[name] = _as_existing(value, existing.get(name), path, place)
-    return values
+    return values, warnings
 
 
 def _as_existing(value: Any, existing: Any, path: str, place: str) -> Any:
@@ -97,9 +105,18 @@ def _as_existing(value: Any, existing: Any, path: str, place: str) -> Any:
         raise refuse(path, place, f"is {value!r}, allowed: {allowed}") from error
 
 
-def megatron_config_problems(path: str) -> list[str]:
-    """What is wrong with the file or ignored in it, a sentence each; for a dry run."""
+def check_megatron_config(path: str, existing: Mapping[str, Any]) -> list[str]:
+    """Read the file and try its overrides on `existing`; the warnings. Raises as `role_overrides`."""
+    config = read_megatron_config(path)
+    warnings = megatron_config_warnings(path, config)
+    for entry in config.megatron:
+        warnings += overrides_of(path, config, entry.role, existing)[1]
+    return warnings
+
+
+def megatron_config_problems(path: str, existing: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the file or may surprise, a sentence each; for a dry run."""
     try:
-        return megatron_config_warnings(path, read_megatron_config(path))
+        return check_megatron_config(path, existing)
     except SettingsError as error:
         return [error.message]

@@ -13,7 +13,8 @@ from vime.settings.groups import GROUPS, all_flags
 from vime.settings.parser import build_parser
 from vime.settings.passed_on import listed_megatron_flags, listed_megatron_version, nearest, own_flag_names, share_out
 from vime.settings.resolve import checked_values
-from vime.settings.script.reader import LaunchScript, Located
+from vime.settings.script.reader import LaunchScript
+from vime.settings.script.variables import Located
 
 Tables = dict[str, dict[str, Any]]
 """Table -> key -> value, as `--config` reads them."""

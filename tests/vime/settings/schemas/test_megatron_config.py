@@ -31,7 +31,7 @@ def test_each_role_gets_its_own_values_as_numbers(file: Path) -> None:
     file.write_text(DOCUMENTED)
     assert role_overrides(str(file), "actor", EXISTING) == {"lr": 1e-6}
     assert role_overrides(str(file), "critic", EXISTING) == {"lr": 1e-5}
-    assert megatron_config_problems(str(file)) == []
+    assert megatron_config_problems(str(file), EXISTING) == []
 
 
 def test_text_becomes_the_type_of_the_existing_number_and_only_of_a_number(file: Path) -> None:
@@ -50,7 +50,7 @@ def test_an_unknown_key_is_set_with_a_warning(file: Path, caplog: pytest.LogCapt
 
 def test_node_counts_are_ignored_with_a_warning(file: Path) -> None:
     file.write_text("megatron: [{role: critic, num_nodes: 2, num_gpus_per_node: 8}]")
-    assert [problem.partition(": ")[2] for problem in megatron_config_problems(str(file))] == [
+    assert [problem.partition(": ")[2] for problem in megatron_config_problems(str(file), EXISTING)] == [
         "megatron[0].num_nodes is ignored: actor and critic share the nodes of --actor-num-nodes.",
         "megatron[0].num_gpus_per_node is ignored: actor and critic share the nodes of --actor-num-nodes.",
     ]

@@ -129,3 +129,14 @@ def test_vime_train_is_a_training_command_too(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("cd /somewhere && CUDA_VISIBLE_DEVICES=0 vime train --lr 1e-6 && echo done\n")
     assert [word.text for word in read_launch_script(script).words] == ["--lr", "1e-6"]
+
+
+def test_copying_the_script_is_no_training_and_text_and_arrays_can_grow(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "cp train.py /tmp\nsource run.sh\nNAME=a\nNAME+=b\nARGS=(--save $NAME)\nARGS+=(--lr 1e-6)\n"
+        "${PYTHON:-python3} -u /opt/vime/train.py ${ARGS[*]}\n"
+    )
+    launch = read_launch_script(script)
+    assert [word.text for word in launch.words] == ["--save", "ab", "--lr", "1e-6"]
+    assert [note.partition("run.sh:")[2] for note in launch.notes] == ["2: run.sh sources itself; left out."]
