@@ -93,7 +93,7 @@ def test_they_reach_megatrons_arguments_with_the_models_shape(
 def test_the_trainer_refuses_a_shape_that_the_config_contradicts(flags: list[str]) -> None:
     args = parse_args(argv=[*flags, "--num-layers", "24"])
     with pytest.raises(SettingsError, match=r"--num-layers is 24, but config\.json \(num_hidden_layers\) has 36"):
-        _ = args.padded_vocab_size
+        _ = args.tensor_model_parallel_size
 
 
 @pytest.mark.slow
