@@ -61,8 +61,8 @@ class Workers:
                 phases = [await engine.progress.remote() for engine in self.engines]
                 report("; ".join(f"engine {number}: {phase}" for number, phase in enumerate(phases)))
         finally:
-            if not starting.done():
-                starting.cancel()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
         for number, engine in enumerate(self.engines):
             self._watch(f"engine_{number}", engine.watch.remote())
         return list(starting.result())
