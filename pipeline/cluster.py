@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Awaitable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipeline.devices import visible_gpus
+from pipeline.guard import guarded
 from vime.errors import RunFailedError, SettingsError
 from vime.settings.groups import ClusterSettings
 
@@ -46,9 +48,11 @@ class Cluster:
             )
         self._slots = have
         self.temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))
+        self._exits = ExitStack()
 
     def __enter__(self) -> Self:
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        self._exits.enter_context(guarded(self.temporary))
         ray.init(
             address="local",
             num_cpus=self._num_workers + self._num_producers + 2,
@@ -66,6 +70,7 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         ray.shutdown()
+        self._exits.close()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def spawn_worker(self, actor: type, bundle: int, *args: Any, env: dict[str, str] | None = None) -> Any:
