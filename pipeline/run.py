@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ from pipeline.wiring import NUM_PRODUCERS, build_prompt_source
 from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
+from recovery.claim import claim_queue
 from recovery.commit import (
     CommitParent,
     CommitRecord,
     QueueState,
     commit_path,
+    from_ranges,
     iteration_directory,
     read_commit,
     read_queue_state,
@@ -74,10 +77,21 @@ def run_training(resolved: Resolved, view: ProgressView) -> int:
             view.note(words)
         if start.plan.mode is RestoreMode.COMPLETE:
             return 0
+        claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
         _remove_leftovers(folder)
         write_atomically(folder.settings, settings_record(resolved))
         with Interrupts(view) as interrupts, Cluster(settings.cluster, NUM_PRODUCERS) as cluster:
             return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
+
+
+def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int], int]:
+    """Groups that this session has set aside, by reason, and all that it has worked on.
+
+    Those of earlier sessions don't count: their cause may be repaired, and the run must be able to go on.
+    """
+    dropped = Counter(counts.dropped)
+    dropped.subtract(at_start.dropped)
+    return dict(+dropped), counts.generated - at_start.generated + at_start.in_flight
 
 
 @contextmanager
@@ -100,6 +114,21 @@ def session_lock(folder: RunFolder) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
+    """What the coordinator of a session is told. Batches trained before may have had another size."""
+    data, queue = settings.data, settings.queue
+    batch = data.rollout_batch_size or 0
+    trained = [] if start.state is None else start.state.trained
+    left = (data.num_rollout or 0) - start.plan.start_rollout
+    return CoordinatorConfig(
+        branch=start.branch,
+        trained=trained,
+        groups_wanted=len(from_ranges(trained)) + left * batch,
+        max_groups=queue.rollout_queue_max_groups or 2 * batch,
+        lease_seconds=queue.rollout_queue_lease_seconds,
+    )
 
 
 def _fixed_settings(settings: Settings) -> FixedSettings:
@@ -166,9 +195,11 @@ class _Session:
             publisher = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
-            await self._workers.stop_producers()
-            if self._last_commit != self._done_rollouts - 1:
-                await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+                failed = await self._workers.stop_producers()
+                if self._last_commit != self._done_rollouts - 1:
+                    await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+            if failed is not None:
+                raise failed
             self._say_goodbye(await self._workers.identity())
             return 0
         finally:
@@ -177,18 +208,10 @@ class _Session:
             await self._workers.stop()
 
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
-        workers, data, queue = self._workers, self._settings.data, self._settings.queue
-        batch = data.rollout_batch_size or 0
-        await workers.start_coordinator(
-            CoordinatorConfig(
-                branch=self._start.branch,
-                trained=[] if self._start.state is None else self._start.state.trained,
-                groups_wanted=(data.num_rollout or 0) * batch,
-                max_groups=queue.rollout_queue_max_groups or 2 * batch,
-                lease_seconds=queue.rollout_queue_lease_seconds,
-            )
-        )
-        self._view.note(f"At start: {await workers.identity()}")
+        workers = self._workers
+        await workers.start_coordinator(coordinator_config(self._settings, self._start))
+        self._at_start = await workers.identity()
+        self._view.note(f"At start: {self._at_start}")
         addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
         await workers.start_producers(addresses)
         clients.extend(EngineClient(address) for address in addresses)
@@ -289,11 +312,12 @@ class _Session:
         self._stop_when_too_many_failed(counts)
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
-        total, allowed = sum(counts.dropped.values()), self._settings.rollout.rollout_max_failed_fraction
-        if counts.generated and total / counts.generated > allowed:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
+        allowed = self._settings.rollout.rollout_max_failed_fraction
+        dropped, generated = this_session(counts, self._at_start)
+        if sum(dropped.values()) > allowed * generated:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
             raise RunFailedError(
-                f"{total} of {counts.generated} groups were set aside ({reasons}), more than "
+                f"{sum(dropped.values())} of {generated} groups were set aside ({reasons}), more than "
                 f"--rollout-max-failed-fraction {allowed}.",
                 next_step=f"Look at {self._folder.log('producer_0')} for each reason.",
             )

@@ -183,14 +183,21 @@ class Workers:
         sent: list[int] = await self.on_trainers(lambda trainer: trainer.send_weights.remote())
         return sent[0]
 
-    async def stop_producers(self) -> None:
-        """Finished groups are published, unfinished ones go back; the queue is at rest when this returns."""
+    async def stop_producers(self) -> VimeError | None:
+        """Finished groups are published, unfinished ones go back; the queue is at rest when this returns.
+
+        Returns what a producer failed with: what was trained can be committed all the same.
+        """
         runs = [task for task, name in self._watchers.items() if name.startswith("producer")]
         await self._on_producers(lambda producer: producer.stop.remote())
         if runs:
             await asyncio.wait(runs, timeout=STOP_TIMEOUT_S)
+        failed = None
         for task in runs:
-            del self._watchers[task]
+            name = self._watchers.pop(task)
+            if task.done() and task.exception() is not None:
+                failed = self._ended(name, task)
+        return failed
 
     async def stop(self) -> None:
         """Stop what runs, in order; what fails to stop is ended with Ray."""
