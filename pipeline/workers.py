@@ -27,6 +27,9 @@ _Result = TypeVar("_Result")
 
 STOP_TIMEOUT_S = 30.0
 PROGRESS_S = 2.0
+DEATH_S = 2.0
+"""How long the end of a process may become known after the first error that it causes."""
+COORDINATOR_RESTARTS = 20
 
 
 class Workers:
@@ -48,7 +51,9 @@ class Workers:
 
     async def start_coordinator(self, config: CoordinatorConfig) -> None:
         """Open the queue. Ray restarts this actor when its process dies."""
-        self.coordinator = self._cluster.spawn(CoordinatorActor, self._encoded, encode(config), restarts=-1)
+        self.coordinator = self._cluster.spawn(
+            CoordinatorActor, self._encoded, encode(config), restarts=COORDINATOR_RESTARTS
+        )
         await answer(self.coordinator.pid.remote(), "the queue coordinator")
 
     async def start_engines(self, report: Callable[[str], None]) -> list[str]:
@@ -109,6 +114,9 @@ class Workers:
         task = asyncio.create_task(work)
         try:
             await asyncio.wait([task, *self._watchers], return_when=asyncio.FIRST_COMPLETED)
+            if self._watchers and task.done() and task.exception() is not None:
+                # The work may fail of a process that is just ending; its end then tells more.
+                await asyncio.wait(self._watchers, timeout=DEATH_S, return_when=asyncio.FIRST_COMPLETED)
             for watcher, name in self._watchers.items():
                 if watcher.done():
                     raise self._ended(name, watcher)
