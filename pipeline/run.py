@@ -43,7 +43,8 @@ from recovery.commit import (
 )
 from recovery.fixed import FixedSettings, hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
-from storage.files import append_durably, write_atomically
+from storage.files import append_durably, make_folder, write_atomically
+from storage.os_errors import os_error
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import RestoreError, RunFailedError
 from vime.settings.groups import Settings
@@ -100,20 +101,28 @@ def session_lock(folder: RunFolder) -> Iterator[None]:
 
     Raises:
         RestoreError: another one holds it.
+        StorageError: it can't be locked.
     """
-    with folder.session_lock.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise RestoreError(
-                f"{folder.root}: another session is running there (process {file.read().strip() or 'unknown'}).",
-                next_step="Wait for it, stop it, or use another --save.",
-            ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    path = folder.session_lock
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise os_error(error, path, 0) from error
+        raise RestoreError(
+            f"{folder.root}: another session is running there (process {path.read_text().strip() or 'unknown'}).",
+            next_step="Wait for it, stop it, or use another --save.",
+        ) from error
+    try:
         yield
+    finally:
+        os.close(descriptor)
 
 
 def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
@@ -328,7 +337,7 @@ class _Session:
             return
         started = time.monotonic()
         shutil.rmtree(iteration_directory(self._directory, rollout_id), ignore_errors=True)
-        (self._directory / "rollout").mkdir(parents=True, exist_ok=True)
+        make_folder(self._directory / "rollout")
         directory = str(self._directory)
         await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
         path = await asyncio.to_thread(

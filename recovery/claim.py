@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from storage.files import write_atomically
+from storage.files import make_folder, write_atomically
 from vime.errors import RestoreError
 
 
@@ -50,7 +50,7 @@ def claim_queue(run: Path, queue: Path, *, has_commits: bool) -> None:
         )
     claim = msgspec.json.encode(Claim(uuid.uuid4().hex, str(run), str(queue)))
     write_atomically(run_claim_path(run), claim)
-    queue_claim_path(queue).parent.mkdir(parents=True, exist_ok=True)
+    make_folder(queue_claim_path(queue).parent)
     write_atomically(queue_claim_path(queue), claim)
 
 
