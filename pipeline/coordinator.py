@@ -177,18 +177,17 @@ class Coordinator:
         return max([0, *accepted, *(record.version for record in self._queue.trained_log())])
 
     def queue_state(self) -> QueueState:
-        """The part of a commit that belongs to the queue."""
-        facts = self._queue.facts()
-        identity = count_identity(facts, self._trained)
+        """The part of a commit that belongs to the queue; from running books, as `counts`."""
+        counts = self.counts()
         return QueueState(
             trained=to_ranges(self._trained),
-            next_group_index=facts.cursor.next_group_index,
+            next_group_index=self._queue.cursor().next_group_index,
             identity={
-                "generated": identity.generated,
-                "trained": identity.trained,
-                "pending": identity.pending,
-                "in_flight": identity.in_flight,
-                "dropped": sum(identity.dropped.values()),
+                "generated": counts.generated,
+                "trained": counts.trained,
+                "pending": counts.pending,
+                "in_flight": counts.in_flight,
+                "dropped": sum(counts.dropped.values()),
             },
         )
 

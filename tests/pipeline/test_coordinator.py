@@ -11,6 +11,7 @@ from pipeline.messages import AcceptRequest, LeaseStatus, Work
 from storage.columns import encode_group
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
+from storage.queue import GroupQueue
 from storage.summary import summarize
 from tests.pipeline.mini_stream import synthetic_group, write_prompts
 from vime.data.prompts import PromptSource
@@ -152,3 +153,16 @@ async def test_a_stale_attempt_cannot_set_its_group_aside(tmp_path: Path) -> Non
     assert again.counts().dropped == {}
     assert [new.group_index for new in again.lease("w", 1).work] == [work.group_index]
     again.close()
+
+
+def test_a_commit_and_the_progress_view_never_read_the_whole_queue(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def whole_queue(_: GroupQueue) -> None:
+        raise AssertionError("its time grows with all groups of the run")
+
+    coordinator.lease("w", 2)
+    monkeypatch.setattr(GroupQueue, "facts", whole_queue)
+    monkeypatch.setattr(GroupQueue, "accepted", whole_queue)
+    assert coordinator.counts().in_flight == 2
+    assert coordinator.queue_state().next_group_index == 8
