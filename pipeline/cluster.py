@@ -46,11 +46,20 @@ class Cluster:
                 next_step="Lower --actor-num-gpus-per-node or --rollout-num-gpus.",
             )
         self._slots = have
-        self.temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _start(self) -> None:
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        self.temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))
+        self._exits.callback(shutil.rmtree, self.temporary, ignore_errors=True)
         self._exits.enter_context(guarded(self.temporary))
         ray.init(
             address="local",
@@ -65,12 +74,10 @@ class Cluster:
         bundle = {"GPU": 1} if self._has_cuda else {CPU_SLOT: 1}
         self._placement = ray.util.placement_group([bundle] * self._num_workers, strategy="PACK")
         ray.get(self._placement.ready(), timeout=60)
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         ray.shutdown()
         self._exits.close()
-        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def spawn_worker(self, actor: type, bundle: int, *args: Any, env: dict[str, str] | None = None) -> Any:
         """Start an actor on one bundle (one GPU, or one slot)."""
@@ -107,4 +114,7 @@ async def answer(reference: Awaitable[_Result], process: str) -> _Result:
     except RayTaskError as error:
         raise error.cause from error
     except RayActorError as error:
-        raise RunFailedError(f"{process} died.") from error
+        reason = str(error).strip().splitlines()[-1]
+        raise RunFailedError(
+            f"{process} died. {reason}", next_step="Run the same command again; it resumes from the newest commit."
+        ) from error

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ from pipeline.wiring import NUM_PRODUCERS
 from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
+from recovery.claim import claim_queue
 from recovery.commit import (
     CommitParent,
     CommitRecord,
     QueueState,
     commit_path,
+    from_ranges,
     iteration_directory,
     read_commit,
     read_queue_state,
@@ -42,7 +45,8 @@ from recovery.commit import (
 )
 from recovery.fixed import FixedSettings, hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
-from storage.files import append_durably, write_atomically
+from storage.files import append_durably, make_folder, write_atomically
+from storage.os_errors import os_error
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import RestoreError, TooManyFailuresError
 from vime.settings.groups import Settings
@@ -74,10 +78,21 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             view.note(words)
         if start.plan.mode is RestoreMode.COMPLETE:
             return Ending.DONE
+        claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
         _remove_leftovers(folder)
         write_atomically(folder.settings, settings_record(resolved))
         with Interrupts(view) as interrupts, Cluster(settings.cluster, NUM_PRODUCERS) as cluster:
             return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
+
+
+def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int], int]:
+    """Groups that this session has set aside, by reason, and all that it has worked on.
+
+    Those of earlier sessions don't count: their cause may be repaired, and the run must be able to go on.
+    """
+    dropped = Counter(counts.dropped)
+    dropped.subtract(at_start.dropped)
+    return dict(+dropped), counts.generated - at_start.generated + at_start.in_flight
 
 
 @contextmanager
@@ -86,20 +101,43 @@ def session_lock(folder: RunFolder) -> Iterator[None]:
 
     Raises:
         RestoreError: another one holds it.
+        StorageError: it can't be locked.
     """
-    with folder.session_lock.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise RestoreError(
-                f"{folder.root}: another session is running there (process {file.read().strip() or 'unknown'}).",
-                next_step="Wait for it, stop it, or use another --save.",
-            ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    path = folder.session_lock
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise os_error(error, path, 0) from error
+        raise RestoreError(
+            f"{folder.root}: another session is running there (process {path.read_text().strip() or 'unknown'}).",
+            next_step="Wait for it, stop it, or use another --save.",
+        ) from error
+    try:
         yield
+    finally:
+        os.close(descriptor)
+
+
+def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
+    """What the coordinator of a session is told. Batches trained before may have had another size."""
+    data, queue = settings.data, settings.queue
+    batch = data.rollout_batch_size or 0
+    trained = [] if start.state is None else start.state.trained
+    left = (data.num_rollout or 0) - start.plan.start_rollout
+    return CoordinatorConfig(
+        branch=start.branch,
+        trained=trained,
+        groups_wanted=len(from_ranges(trained)) + left * batch,
+        max_groups=queue.rollout_queue_max_groups or 2 * batch,
+        lease_seconds=queue.rollout_queue_lease_seconds,
+    )
 
 
 def _fixed_settings(settings: Settings) -> FixedSettings:
@@ -166,9 +204,11 @@ class _Session:
             publisher = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
-            await self._workers.stop_producers()
-            if self._last_commit != self._done_rollouts - 1:
-                await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+                failed = await self._workers.stop_producers()
+                if self._last_commit != self._done_rollouts - 1:
+                    await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+            if failed is not None:
+                raise failed
             self._say_goodbye(await self._workers.identity())
             done = self._done_rollouts >= (self._settings.data.num_rollout or 0)
             return Ending.DONE if done else Ending.INTERRUPTED
@@ -178,18 +218,10 @@ class _Session:
             await self._workers.stop()
 
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
-        workers, data, queue = self._workers, self._settings.data, self._settings.queue
-        batch = data.rollout_batch_size or 0
-        await workers.start_coordinator(
-            CoordinatorConfig(
-                branch=self._start.branch,
-                trained=[] if self._start.state is None else self._start.state.trained,
-                groups_wanted=(data.num_rollout or 0) * batch,
-                max_groups=queue.rollout_queue_max_groups or 2 * batch,
-                lease_seconds=queue.rollout_queue_lease_seconds,
-            )
-        )
-        self._view.note(f"At start: {await workers.identity()}")
+        workers = self._workers
+        await workers.start_coordinator(coordinator_config(self._settings, self._start))
+        self._at_start = await workers.identity()
+        self._view.note(f"At start: {self._at_start}")
         addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
         await workers.start_producers(addresses)
         clients.extend(EngineClient(address) for address in addresses)
@@ -284,11 +316,12 @@ class _Session:
         return plan
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
-        total, allowed = sum(counts.dropped.values()), self._settings.rollout.rollout_max_failed_fraction
-        if counts.generated and total / counts.generated > allowed:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
+        allowed = self._settings.rollout.rollout_max_failed_fraction
+        dropped, generated = this_session(counts, self._at_start)
+        if sum(dropped.values()) > allowed * generated:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
             raise TooManyFailuresError(
-                f"{total} of {counts.generated} groups were set aside ({reasons}), more than "
+                f"{sum(dropped.values())} of {generated} groups were set aside ({reasons}), more than "
                 f"--rollout-max-failed-fraction {allowed}.",
                 next_step=f"Look at {self._folder.log('producer_0')} for each reason.",
             )
@@ -299,7 +332,7 @@ class _Session:
             return
         started = time.monotonic()
         shutil.rmtree(iteration_directory(self._directory, rollout_id), ignore_errors=True)
-        (self._directory / "rollout").mkdir(parents=True, exist_ok=True)
+        make_folder(self._directory / "rollout")
         directory = str(self._directory)
         await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
         path = await asyncio.to_thread(

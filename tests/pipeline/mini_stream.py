@@ -138,7 +138,7 @@ class MiniStream:
         self._reach("save")
         directory = self._run / self.plan.directory
         checkpoint = iteration_directory(directory, rollout_id)
-        checkpoint.mkdir(exist_ok=True)
+        checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / "model").write_bytes(b"weights")
         self._reach("commit")
         write_commit(

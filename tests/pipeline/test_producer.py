@@ -3,17 +3,21 @@
 import asyncio
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from jinja2 import TemplateError
 
 from pipeline import producer as producer_module
 from storage.columns import decode_group
 from storage.pool import Pool
-from tests.pipeline.stream_parts import Parts, constant_reward, stream
+from tests.pipeline.stream_parts import CharTokenizer, Parts, constant_reward, stream
 from tests.support.standin_engine import StandinEngine
+from vime.errors import StorageError
 from vime.utils.types import Sample
 
 
@@ -161,6 +165,73 @@ async def test_bad_rewards_are_set_aside_with_their_reason(tmp_path: Path, engin
         assert groups is not None
         assert all(value is not None and math.isfinite(value) for group in groups for value in group.summary.rewards)
         assert parts.coordinator.identity().holds
+
+
+async def cancelled(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    raise asyncio.CancelledError
+
+
+async def test_a_reward_that_raises_cancellation_never_leaves_a_sample_without_reward(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async with stream(tmp_path, engine, reward=cancelled, groups_wanted=1, max_attempts=1) as parts:
+        while not parts.coordinator.counts().dropped:
+            await asyncio.sleep(0.01)
+            assert parts.coordinator.counts().pending == 0
+        assert set(parts.coordinator.counts().dropped) == {"reward"}
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), np.float32(0.5), np.int64(1), 1])
+async def test_rewards_may_be_numbers_of_other_libraries(tmp_path: Path, engine: StandinEngine, value: Any) -> None:
+    async with stream(tmp_path, engine, reward=returning(value), groups_wanted=1) as parts:
+        await parts.until_pending(1)
+        (group,) = await parts.coordinator.wait_for_groups(1, 1) or []
+        assert group.summary.rewards == [float(value)] * 2
+
+
+async def test_a_group_that_cannot_be_stored_is_set_aside_alone(tmp_path: Path, engine: StandinEngine) -> None:
+    async def annotating(args: Any, sample: Sample) -> float:  # noqa: ARG001
+        if sample.group_index == 0:
+            sample.metadata["judge"] = object()
+        return 1.0
+
+    async with stream(tmp_path, engine, reward=annotating, groups_wanted=3) as parts:
+        await parts.until_pending(3)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {"sample": 1}
+
+
+async def test_a_prompt_that_the_chat_template_refuses_is_set_aside_alone(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_the_first(_: CharTokenizer, conversation: list[dict[str, Any]], **__: Any) -> str:
+        if conversation[0]["content"] == "prompt 0":
+            raise TemplateError("roles must alternate")
+        return "text"
+
+    monkeypatch.setattr(CharTokenizer, "apply_chat_template", refuse_the_first)
+    async with stream(tmp_path, engine, groups_wanted=3, apply_chat_template=True) as parts:
+        await parts.until_pending(3)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {"sample": 1}
+
+
+async def test_a_disk_that_fills_while_stopping_ends_the_producer_with_its_error(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    def full(*_: Any, **__: Any) -> Any:
+        asked.set()
+        time.sleep(0.2)
+        raise StorageError("the file system is full")
+
+    monkeypatch.setattr(Pool, "publish_groups", full)
+    async with stream(tmp_path, engine, groups_wanted=1) as parts:
+        await asked.wait()
+        parts.producer.stop()
+        with pytest.raises(StorageError, match="full"):
+            await asyncio.wait_for(parts.running, 5)
 
 
 async def test_a_dropped_connection_is_retried_and_nothing_is_lost(tmp_path: Path, engine: StandinEngine) -> None:
