@@ -19,11 +19,11 @@ from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, en
 from pipeline.planner import BatchPlan
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
+from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.wiring import (
     build_engine_server,
     build_producer,
-    build_prompt_source,
     build_trainer_worker,
     create_or_open_pool,
 )

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline.devices import visible_gpus
+from pipeline.devices import CPU_SLOTS_PER_CORE, cpu_slots, visible_gpus
 from pipeline.guard import guarded
 from vime.errors import RunFailedError, SettingsError
 from vime.settings.groups import ClusterSettings
@@ -25,7 +25,6 @@ _Result = TypeVar("_Result")
 
 CPU_SLOT = "vime_slot"
 """Custom resource that stands for one GPU on a machine without CUDA."""
-CPU_SLOTS_PER_CORE = 4
 OBJECT_STORE_BYTES = 128 * 2**20
 """Only control messages travel through Ray."""
 
@@ -38,7 +37,7 @@ class Cluster:
         self._num_producers = num_producers
         gpus = visible_gpus()
         self._has_cuda = gpus > 0
-        have = gpus if self._has_cuda else CPU_SLOTS_PER_CORE * (os.cpu_count() or 1)
+        have = gpus if self._has_cuda else cpu_slots()
         if self._num_workers > have:
             kind = "GPUs" if self._has_cuda else f"worker processes ({CPU_SLOTS_PER_CORE} a core)"
             raise SettingsError(

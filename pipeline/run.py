@@ -16,16 +16,18 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.interrupt import Interrupts
+from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
+from pipeline.prompt_source import build_prompt_source
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.step_metrics import StepClock, step_record
-from pipeline.wiring import NUM_PRODUCERS, build_prompt_source
+from pipeline.wiring import NUM_PRODUCERS
 from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
@@ -46,12 +48,10 @@ from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, 
 from storage.files import append_durably, make_folder, write_atomically
 from storage.os_errors import os_error
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RestoreError, RunFailedError
+from vime.errors import RestoreError, TooManyFailuresError
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
-
-WAIT_REPORT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Start:
     state: QueueState | None
 
 
-def run_training(resolved: Resolved, view: ProgressView) -> int:
-    """Run `vime train`; the exit status. Errors come out as `VimeError`."""
+def run_training(resolved: Resolved, view: ProgressView) -> Ending:
+    """Run `vime train` to its end. Errors come out as `VimeError`."""
     settings = resolved.settings
     folder = RunFolder.of(settings)
     fixed = _fixed_settings(settings)
@@ -77,7 +77,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> int:
         for words in start.plan.words:
             view.note(words)
         if start.plan.mode is RestoreMode.COMPLETE:
-            return 0
+            return Ending.DONE
         claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
         _remove_leftovers(folder)
         write_atomically(folder.settings, settings_record(resolved))
@@ -198,7 +198,7 @@ class _Session:
         self._done_rollouts = start.plan.start_rollout
         self._data_parallel_size = 1
 
-    async def run(self) -> int:
+    async def run(self) -> Ending:
         clients: list[EngineClient] = []
         try:
             publisher = await self._start_all(clients)
@@ -210,7 +210,8 @@ class _Session:
             if failed is not None:
                 raise failed
             self._say_goodbye(await self._workers.identity())
-            return 0
+            done = self._done_rollouts >= (self._settings.data.num_rollout or 0)
+            return Ending.DONE if done else Ending.INTERRUPTED
         finally:
             for client in clients:
                 await client.close()
@@ -288,12 +289,16 @@ class _Session:
         data, trainer, objective = self._settings.data, self._settings.trainer, self._settings.objective
         batch = data.rollout_batch_size or 0
         self._clock.waits()
-        waited_s = 0.0
-        while (groups := await self._workers.wait_for_groups(batch, WAIT_REPORT_S)) is None:
-            if self._interrupts.stop_asked:
-                return None
-            waited_s += WAIT_REPORT_S
-            await self._report_wait(waited_s, batch)
+        groups = await wait_for_batch(
+            self._workers,
+            batch,
+            stall_timeout_s=self._settings.queue.stall_timeout,
+            report=self._view.waiting,
+            check=self._stop_when_too_many_failed,
+            stop_asked=lambda: self._interrupts.stop_asked,
+        )
+        if groups is None:
+            return None
         self._clock.waited()
         settings = PlanSettings(
             rollout_batch_size=batch,
@@ -310,22 +315,12 @@ class _Session:
         await self._workers.record_plan(plan, encode(plan))
         return plan
 
-    async def _report_wait(self, waited_s: float, batch: int) -> None:
-        counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
-        requests = sum(stat.in_flight_requests for stat in stats)
-        dropped = sum(counts.dropped.values())
-        self._view.waiting(
-            f"The trainer has waited {waited_s:.0f} s for {batch} groups ({counts.pending} are there); "
-            f"{counts.in_flight} groups with {requests} requests are in flight, {dropped} were set aside."
-        )
-        self._stop_when_too_many_failed(counts)
-
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
         allowed = self._settings.rollout.rollout_max_failed_fraction
         dropped, generated = this_session(counts, self._at_start)
         if sum(dropped.values()) > allowed * generated:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
-            raise RunFailedError(
+            raise TooManyFailuresError(
                 f"{sum(dropped.values())} of {generated} groups were set aside ({reasons}), more than "
                 f"--rollout-max-failed-fraction {allowed}.",
                 next_step=f"Look at {self._folder.log('producer_0')} for each reason.",

@@ -33,6 +33,13 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_module, "RETRY_S", 0.01)
 
 
+async def running_requests(parts: Parts, count: int) -> None:
+    """Until the engine works on so many requests, each with some tokens made."""
+    while (await parts.client.metrics()).num_running < count:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+
+
 async def settled(parts: Parts) -> None:
     """Until the queue hands out nothing more and nothing is in flight."""
     for _ in range(400):
@@ -41,13 +48,6 @@ async def settled(parts: Parts) -> None:
         if counts.in_flight == 0 and (counts.backpressured or counts.pending > 0):
             return
     raise AssertionError(parts.coordinator.counts())
-
-
-async def generating(parts: Parts, step_s: float) -> None:
-    """Until requests are in flight and have some tokens."""
-    while parts.producer.stats().in_flight_requests == 0:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(2.5 * step_s)
 
 
 async def test_backpressure_holds_the_limit_and_drops_nothing(tmp_path: Path, engine: StandinEngine) -> None:
@@ -84,9 +84,9 @@ async def test_stored_groups_are_what_the_engine_said(tmp_path: Path, engine: St
 
 
 async def test_aborted_groups_come_back_and_are_generated_again(tmp_path: Path, engine: StandinEngine) -> None:
-    engine.faults.step_s = 0.1
-    async with stream(tmp_path, engine, groups_wanted=4) as parts:
-        await generating(parts, engine.faults.step_s)
+    engine.faults.step_s = 0.02
+    async with stream(tmp_path, engine, groups_wanted=4, response_tokens=60) as parts:
+        await running_requests(parts, 8)
         await parts.client.pause("abort")
         await asyncio.sleep(0.05)
         await parts.client.resume()
@@ -99,9 +99,9 @@ async def test_aborted_groups_come_back_and_are_generated_again(tmp_path: Path, 
 async def test_requests_in_flight_at_a_version_change_have_tokens_of_both(
     tmp_path: Path, engine: StandinEngine
 ) -> None:
-    engine.faults.step_s = 0.1
-    async with stream(tmp_path, engine, groups_wanted=4) as parts:
-        await generating(parts, engine.faults.step_s)
+    engine.faults.step_s = 0.02
+    async with stream(tmp_path, engine, groups_wanted=4, response_tokens=60) as parts:
+        await running_requests(parts, 8)
         parts.producer.pause_admission()
         await parts.client.pause("keep")
         engine.version = "2"
@@ -252,8 +252,8 @@ async def test_null_log_probabilities_never_reach_a_batch(tmp_path: Path, engine
 
 async def test_stop_gives_unfinished_groups_back(tmp_path: Path, engine: StandinEngine) -> None:
     engine.faults.step_s = 0.2
-    async with stream(tmp_path, engine) as parts:
-        await asyncio.sleep(0.15)
+    async with stream(tmp_path, engine, response_tokens=60) as parts:
+        await running_requests(parts, 8)
         parts.producer.stop()
         await asyncio.wait_for(parts.running, 20)
         identity = parts.coordinator.identity()
@@ -264,8 +264,8 @@ async def test_stop_gives_unfinished_groups_back(tmp_path: Path, engine: Standin
 
 async def test_a_lost_lease_stops_the_work_and_its_result_is_refused(tmp_path: Path, engine: StandinEngine) -> None:
     engine.faults.step_s = 0.1
-    async with stream(tmp_path, engine, groups_wanted=2, lease_seconds=0.3) as parts:
-        await asyncio.sleep(0.05)
+    async with stream(tmp_path, engine, groups_wanted=2, response_tokens=20, lease_seconds=0.3) as parts:
+        await running_requests(parts, 4)
         for group_index, lease in list(parts.coordinator._leased.items()):
             parts.coordinator.release(group_index, lease, "taken away")
         await parts.until_pending(2)
