@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.files import sync_directory, write_atomically
+from vime.errors import StorageError
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ def _tried(name: str, attempt: Callable[[Path], str | None], place: Path) -> Pro
         fault = attempt(place)
     except OSError as error:
         fault = error.strerror or str(error)
+    except StorageError as error:
+        cause = error.__cause__
+        fault = cause.strerror if isinstance(cause, OSError) and cause.strerror else error.message
     return Probe(name, fault is None, fault or "works")
 
 
