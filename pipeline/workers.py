@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ from storage.files import write_atomically
 from storage.queue_types import AcceptedGroup
 from vime.errors import RunFailedError, VimeError
 from vime.settings.groups import Settings
+
+logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -208,16 +211,16 @@ class Workers:
         return failed
 
     async def stop(self) -> None:
-        """Stop what runs, in order; what fails to stop is ended with Ray."""
+        """Stop what runs; what fails to stop is named in a warning and ended with Ray."""
         for watcher in self._watchers:
             watcher.cancel()
-        stopping = [engine.stop.remote() for engine in self.engines]
-        stopping += [trainer.close.remote() for trainer in self.trainers]
+        stopping = {f"engine {number}": engine.stop.remote() for number, engine in enumerate(self.engines)}
+        stopping |= {f"trainer rank {rank}": trainer.close.remote() for rank, trainer in enumerate(self.trainers)}
         if self.coordinator is not None:
-            stopping.append(self.coordinator.close.remote())
-        await asyncio.wait(
-            [asyncio.ensure_future(_quietly(reference)) for reference in stopping], timeout=STOP_TIMEOUT_S
-        )
+            stopping["the queue coordinator"] = self.coordinator.close.remote()
+        tasks = [asyncio.create_task(_stopped(reference, name)) for name, reference in stopping.items()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
 
     async def _coordinator_call(self, reference: Awaitable[_Result]) -> _Result:
         return await answer(reference, "the queue coordinator")
@@ -248,9 +251,11 @@ class Workers:
         )
 
 
-async def _quietly(reference: Awaitable[Any]) -> None:
+async def _stopped(reference: Awaitable[Any], name: str) -> None:
     """Wait for a stop call; a process that is gone already has stopped."""
     try:
-        await answer(reference, "a stopping process")
+        await answer(reference, name)
     except RunFailedError:
         return
+    except VimeError as error:
+        logger.warning("%s did not close in order: %s", name, error)

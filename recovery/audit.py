@@ -18,7 +18,7 @@ from straw.backend import FilesystemBackend
 from straw.errors import QueueError
 from straw.journal import Journal
 
-from vime.errors import CorruptDataError
+from vime.errors import CorruptDataError, StorageError
 
 
 @dataclass
@@ -58,6 +58,7 @@ def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
 
     Raises:
         CorruptDataError: the journal can't be read.
+        StorageError: the pool can't be opened.
     """
     pool = pool or run / "rollout_data" / "pool"
     state = replay_journal(pool)
@@ -196,13 +197,18 @@ def _unreadable(pool: Path, state: JournalState) -> list[str]:
     """Accepted groups whose payload does not match its digests."""
     identity = json.loads((_queue_root(pool) / "run.json").read_bytes())
     bad = []
-    with SharedFilesystemStore(pool, identity["run_id"], codecs=identity["codecs"]) as store:
-        for task, reference in state.results.items():
-            try:
-                for _ in store.read(RecordSetRef.from_dict(reference)):
-                    pass
-            except QueueError as error:
-                bad.append(f"{task}: payload unreadable ({error})")
+    try:
+        with SharedFilesystemStore(pool, identity["run_id"], codecs=identity["codecs"]) as store:
+            for task, reference in state.results.items():
+                try:
+                    for _ in store.read(RecordSetRef.from_dict(reference)):
+                        pass
+                except QueueError as error:
+                    bad.append(f"{task}: payload unreadable ({error})")
+    except QueueError as error:
+        raise StorageError(
+            f"{pool}: the payloads can't be opened ({error}).", next_step="Free some space or correct the rights."
+        ) from error
     return bad
 
 

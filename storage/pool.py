@@ -182,7 +182,7 @@ class Pool:
     def close(self) -> None:
         """Close the reader and the writer; what was published stays."""
         self._closed = True
-        with self._write_lock:
+        with self._write_lock, translated("close the pool", self.root):
             self._exit.close()
 
     def __enter__(self) -> Pool:

@@ -18,7 +18,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers
 from storage.pool import Pool
 from storage.queue import GroupQueue
-from vime.errors import CoordinatorBusyError, EngineError, RunFailedError
+from vime.errors import CoordinatorBusyError, EngineError, RunFailedError, StorageError
 from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
 
@@ -105,3 +105,20 @@ def test_a_cluster_that_does_not_start_leaves_nothing(
     with pytest.raises(type(error)):
         cluster.__enter__()
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+async def test_what_does_not_close_in_order_is_named_and_hides_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise StorageError("close the pool: the disk is full")
+
+    class Coordinator:
+        class close:
+            remote = fail
+
+    given = settings(tmp_path)
+    workers = Workers(given, RunFolder.of(given), NoCluster())  # type: ignore[arg-type]
+    workers.engines, workers.trainers, workers.coordinator = [], [], Coordinator
+    await workers.stop()
+    assert "the queue coordinator did not close in order: close the pool: the disk is full" in caplog.text
