@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.seed_model import QWEN3_4B
-from vime.cli.script import parse_args, train
-from vime.errors import SettingsError
+from vime.cli.script import errors_as_exit_status, parse_args, train
+from vime.errors import SettingsError, VersionMismatchError
 
 ROOT = Path(__file__).resolve().parents[3]
 PRETRAIN_GPT = """
@@ -61,9 +61,18 @@ def test_help_ends_the_script_with_status_0(capsys: pytest.CaptureFixture[str]) 
 
 def test_errors_of_the_script_have_a_next_step_and_no_traceback(flags: list[str], tmp_path: Path) -> None:
     done = run_script(tmp_path, *flags, "--num-layers", "24")
-    assert done.returncode != 0
+    assert done.returncode == 1
     assert "--num-layers is 24, but config.json (num_hidden_layers) has 36" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(SettingsError("x"), 1), (VersionMismatchError("x"), 2), (KeyboardInterrupt(), 130)]
+)
+def test_a_script_ends_with_the_statuses_of_the_command(error: BaseException, status: int) -> None:
+    with pytest.raises(SystemExit) as caught, errors_as_exit_status():
+        raise error
+    assert caught.value.code == status
 
 
 @pytest.mark.slow
