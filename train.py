@@ -1,8 +1,15 @@
-"""Root entry point for launch scripts: `python train.py ...` is `vime train ...`."""
+"""Root entry point of launch scripts: `python train.py FLAG ...` is `vime train FLAG ...`."""
 
-import sys
+from vime.cli.script import errors_as_exit_status, parse_args, prepare_pretrain_gpt, train
 
-from vime.cli.main import main
+__all__ = ["parse_args", "train"]
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    prepare_pretrain_gpt()
+    try:
+        from pretrain_gpt import extra_args_provider
+    except ImportError:
+        extra_args_provider = None
+    with errors_as_exit_status():
+        args = parse_args(extra_args_provider)
+        train(args)

@@ -12,6 +12,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
 from storage.pool import Pool
+from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
@@ -109,17 +110,14 @@ async def build_producer(
     return producer, [*(engine.close for engine in engines), close_pool]
 
 
-def build_trainer_worker(
-    settings: Settings, folder: RunFolder, rank: int, world_size: int, init_method: str
-) -> TrainerWorker:
-    from vime.backends.megatron_utils.config import TrainerConfig
-    from vime.backends.megatron_utils.trainer import MegatronTrainer
-
+def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
+    """Settings of one trainer rank."""
     trainer, objective = settings.trainer, settings.objective
     processes = world_size + settings.cluster.num_engines
-    config = TrainerConfig(
+    return TrainerConfig(
         hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
         megatron_argv=settings.megatron_args,
+        extra_args_provider_path=trainer.extra_args_provider_path,
         global_batch_size=settings.data.samples_per_step,
         train_iters=_planned_steps(settings),
         lr=trainer.lr,
@@ -138,6 +136,12 @@ def build_trainer_worker(
         num_threads=trainer.trainer_num_threads or max(1, (os.cpu_count() or 1) // processes),
         timeout_s=60.0 * trainer.distributed_timeout_minutes,
     )
-    return TrainerWorker(
-        MegatronTrainer(config, rank, world_size, init_method), open_pool(settings), rank, folder.training_log(rank)
-    )
+
+
+def build_trainer_worker(
+    settings: Settings, folder: RunFolder, rank: int, world_size: int, init_method: str
+) -> TrainerWorker:
+    from vime.backends.megatron_utils.trainer import MegatronTrainer
+
+    model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
+    return TrainerWorker(model, open_pool(settings), rank, folder.training_log(rank))

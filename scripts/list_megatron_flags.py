@@ -10,7 +10,7 @@ import json
 from importlib import metadata
 from pathlib import Path
 
-from vime.backends.megatron_utils.arguments import known_megatron_flags
+from vime.backends.megatron_utils.arguments import known_megatron_flags, megatron_destinations
 from vime.settings.passed_on import MEGATRON_FLAGS_FILE
 
 TARGET = Path(__file__).resolve().parents[1] / "vime" / "settings" / MEGATRON_FLAGS_FILE
@@ -18,7 +18,11 @@ TARGET = Path(__file__).resolve().parents[1] / "vime" / "settings" / MEGATRON_FL
 
 def content() -> str:
     """The file's text for the installed Megatron."""
-    listed = {"version": metadata.version("megatron-core"), "flags": sorted(known_megatron_flags())}
+    listed = {
+        "version": metadata.version("megatron-core"),
+        "flags": sorted(known_megatron_flags()),
+        "destinations": sorted(megatron_destinations()),
+    }
     return json.dumps(listed, indent=0) + "\n"
 
 

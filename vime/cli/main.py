@@ -17,17 +17,24 @@ USAGE = """usage: vime COMMAND ...
 Reinforcement learning for language models as one fully asynchronous stream.
 
 commands:
-  train   run a job; `vime train --help` lists its flags
-  demo    learn to reverse strings on this machine, be killed twice, and go on without losing a sample
-  doctor  check this machine, and whether the flags of a job fit it
-  audit   count a stopped run's groups from its raw journal and training logs
+  train           run a job; `vime train --help` lists its flags
+  import-script   turn a bash launch script into a file for `vime train --config`
+  demo            learn to reverse strings on this machine, be killed twice, and go on without losing a sample
+  doctor          check this machine, and whether the flags of a job fit it
+  audit           count a stopped run's groups from its raw journal and training logs
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status, see `vime.cli.exit_codes`."""
     words = list(sys.argv[1:] if argv is None else argv)
-    commands = {"train": _train, "demo": _demo, "doctor": _doctor, "audit": _audit}
+    commands = {
+        "train": _train,
+        "import-script": _import_script,
+        "demo": _demo,
+        "doctor": _doctor,
+        "audit": _audit,
+    }
     if not words or words[0] in ("-h", "--help"):
         print(f"{USAGE}\n{exit_codes_help()}")
         return ExitCode.DONE if words else ExitCode.USER
@@ -49,6 +56,12 @@ def _train(words: list[str]) -> int:
     from vime.cli.train import train
 
     return train(words)
+
+
+def _import_script(words: list[str]) -> int:
+    from vime.cli.import_script import import_script
+
+    return import_script(words)
 
 
 def _demo(words: list[str]) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.passed_on import passed_on_problems
 from vime.cli.this_machine import this_machine
 from vime.errors import SettingsError
 from vime.settings.parser import build_parser
-from vime.settings.passed_on import listed_megatron_flags, own_flag_names, unknown_flags
+from vime.settings.passed_on import own_flag_names
 from vime.settings.resolve import Resolved, resolve
 from vime.settings.rules.problem import Problem
 from vime.settings.validate import validate
@@ -19,15 +20,24 @@ from vime.versions import check_versions
 
 def train(words: list[str]) -> int:
     """Run `vime train`; the exit status."""
+    return ExitCode.DONE if print_help(words) else start(resolve(words))
+
+
+def print_help(words: Sequence[str]) -> bool:
+    """Print the help that `words` ask for; whether they ask for one."""
     if "-h" in words or "--help" in words:
         parser = build_parser(common_first=True)
         parser.epilog = f"{parser.epilog}\n{exit_codes_help()}"
         parser.print_help()
-        return 0
-    if "--help-megatron" in words or "--help-vllm" in words:
-        _print_options(_megatron_options() if "--help-megatron" in words else _vllm_options())
-        return 0
-    resolved = resolve(words)
+    elif "--help-megatron" in words or "--help-vllm" in words or "--help-router" in words:
+        _print_options(_options(words))
+    else:
+        return False
+    return True
+
+
+def start(resolved: Resolved) -> int:
+    """Check the settings and run, or with --dry-run say what a run would do; the exit status."""
     if resolved.settings.command.dry_run:
         return _dry_run(resolved)
     _refuse_alone(resolved)
@@ -64,38 +74,21 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 def _other_problems(resolved: Resolved) -> list[Problem]:
-    """What only code outside of the settings can tell: flags of Megatron, and the user's hooks."""
+    """What only code outside of the settings can tell: flags that are passed on, and the user's hooks."""
     from vime.rollout.hooks import hook_problems
 
-    return [*_unknown_flags(resolved), *hook_problems(resolved.settings)]
+    return [*passed_on_problems(resolved.settings), *hook_problems(resolved.settings)]
 
 
-def _unknown_flags(resolved: Resolved) -> Iterator[Problem]:
-    """Flags that neither the listed nor the installed Megatron knows. The latter is imported only when in doubt."""
-    if not unknown_flags(resolved.settings, listed_megatron_flags()):
-        return
-    from vime.backends.megatron_utils.arguments import known_megatron_flags
-
-    for flag, nearest in unknown_flags(resolved.settings, known_megatron_flags()).items():
-        yield Problem(
-            (flag,),
-            f"{flag} is a flag neither of vime nor of the installed Megatron",
-            "a known flag",
-            f"The nearest one is {nearest}.",
-            "Correct or remove the flag.",
-        )
-
-
-def _megatron_options() -> list[tuple[str, str]]:
-    from vime.backends.megatron_utils.arguments import megatron_options
-
-    return [(name, help) for name, help in megatron_options() if name not in own_flag_names()]
-
-
-def _vllm_options() -> list[tuple[str, str]]:
-    from vime.backends.vllm_utils.arguments import engine_options
-
-    return [(name, help) for name, help in engine_options() if name not in own_flag_names()]
+def _options(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Flag and help of what is passed on to Megatron, vLLM or the router."""
+    if "--help-megatron" in words:
+        from vime.backends.megatron_utils.arguments import megatron_options as options
+    elif "--help-vllm" in words:
+        from vime.backends.vllm_utils.arguments import engine_options as options
+    else:
+        from vime.backends.vllm_utils.router_arguments import router_options as options
+    return [(name, help) for name, help in options() if name not in own_flag_names()]
 
 
 def _print_options(options: Sequence[tuple[str, str]]) -> None:

@@ -111,7 +111,11 @@ def _unknown(where: str, key: str, known: Iterable[str], more: str = "") -> Sett
 
 
 def read_mapping(flag: str, path: str) -> dict[str, Any]:
-    """Top level of a TOML or YAML file, chosen by its name's ending."""
+    """Top level of a TOML or YAML file, chosen by its name's ending; `flag` named the file.
+
+    Raises:
+        SettingsError: it can't be read or parsed, or its top level is no mapping with text as keys.
+    """
     try:
         text = Path(path).read_text()
         parsed = tomllib.loads(text) if path.endswith(".toml") else _parse_yaml(text)

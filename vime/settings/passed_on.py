@@ -6,7 +6,7 @@ import difflib
 import functools
 import importlib.resources
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vime.errors import SettingsError
@@ -51,8 +51,10 @@ def _without(words: Sequence[str], newer: Sequence[str]) -> list[str]:
     return kept
 
 
-def share_out(words: Sequence[str]) -> PassedOn:
+def share_out(words: Sequence[str], extra_flags: Collection[str] = ()) -> PassedOn:
     """Share out the words that vime's parser left over: each flag goes with the values that follow it.
+
+    `extra_flags` are known besides Megatron's listed ones; see `vime.settings.extra_args`.
 
     Raises:
         SettingsError: a word that belongs to no flag, or what looks like a misspelt flag of vime.
@@ -61,7 +63,8 @@ def share_out(words: Sequence[str]) -> PassedOn:
     target: list[str] | None = None
     for word in words:
         if word.startswith("--"):
-            _refuse_misspelt(word.partition("=")[0])
+            if word.partition("=")[0] not in extra_flags:
+                _refuse_misspelt(word.partition("=")[0])
             target = result.owner_of(word)
         if target is None:
             raise SettingsError(f"Stray word {word!r} on the command line.", next_step="Flags start with two dashes.")
@@ -91,6 +94,12 @@ def own_flag_names() -> frozenset[str]:
 def listed_megatron_flags() -> frozenset[str]:
     """Flags of the Megatron that `listed_megatron_version` names, without importing it."""
     return frozenset(_listed()["flags"])
+
+
+@functools.cache
+def listed_megatron_names() -> frozenset[str]:
+    """Attribute names of Megatron's arguments: `layernorm_epsilon` for --norm-epsilon."""
+    return frozenset(_listed()["destinations"])
 
 
 @functools.cache

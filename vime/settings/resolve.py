@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vime.errors import SettingsError
+from vime.settings.extra_args import flags_added_by
 from vime.settings.files import read_config, read_custom_config
 from vime.settings.flag import Kind, flags_of
 from vime.settings.groups import GROUPS, Settings, all_flags
 from vime.settings.parser import build_parser
-from vime.settings.passed_on import PassedOn, share_out
+from vime.settings.passed_on import PassedOn, own_flag_names, share_out
 from vime.settings.values import check_value
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def resolve(argv: Sequence[str]) -> Resolved:
         SettingsError: an unknown flag or key, a wrong type, choice or range, a stray word, an unreadable file.
     """
     namespace, rest = build_parser().parse_known_args(list(argv))
-    given = _checked(vars(namespace))
+    given = checked_values(vars(namespace))
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     passed_on = PassedOn()
@@ -74,7 +75,7 @@ def resolve(argv: Sequence[str]) -> Resolved:
         in_file, passed_on = read_config(given["config"])
         _overlay(values, sources, in_file, Source("file", given["config"]))
     _overlay(values, sources, given, GIVEN)
-    passed_on.extend(share_out(rest))
+    passed_on.extend(share_out(rest, _extra_flags(values)))
     custom_path = values.get("custom_config_path")
     if custom_path is not None:
         in_file, for_others = read_custom_config(custom_path)
@@ -84,8 +85,21 @@ def resolve(argv: Sequence[str]) -> Resolved:
     return Resolved(_settings(values, passed_on), _all_sources(sources))
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """Values from the command line, lists as tuples, each in its range."""
+def _extra_flags(values: Mapping[str, Any]) -> frozenset[str]:
+    """Flags of the user's own Megatron. Raises `SettingsError` when one of them is vime's already."""
+    path = values.get("extra_args_provider_path")
+    added = frozenset() if path is None else frozenset(flags_added_by(path))
+    taken = sorted(added & own_flag_names())
+    if taken:
+        raise SettingsError(
+            f"--extra-args-provider-path {path} adds {taken[0]}, which is a flag of vime.",
+            next_step="Rename it in the function.",
+        )
+    return added
+
+
+def checked_values(given: dict[str, Any]) -> dict[str, Any]:
+    """Values from the command line, lists as tuples, each in its range. Raises `SettingsError` for one that is not."""
     result = {}
     for field, value in given.items():
         _, described = all_flags()[field]

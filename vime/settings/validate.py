@@ -10,6 +10,7 @@ from vime.settings.machine import Machine
 from vime.settings.refusals import refused
 from vime.settings.rules import FILE_RULES, MACHINE_RULES, RULES
 from vime.settings.rules.advice import advice
+from vime.settings.rules.named_files import named_file_warnings
 from vime.settings.rules.problem import Problem
 
 _UNKNOWN_MACHINE = Machine()
@@ -24,10 +25,11 @@ def validate(
 ) -> list[str]:
     """Check the settings against each other, the machine, and what is built. Reads small local files only.
 
-    `more` are problems that others found and that belong into the same list (hooks, unknown flags of Megatron).
+    `more` are problems that others found and that belong into the same list (hooks, flags that are passed on).
 
-    Returns warnings: what works, but hardly as meant (`vime.settings.rules.advice`), and in a dry run what a real
-    start would refuse because it isn't built yet (`vime.settings.refusals`).
+    Returns warnings: what works, but hardly as meant (`vime.settings.rules.advice`), what may surprise in the files
+    that settings name and, in a dry run, what a real start would refuse because it isn't built yet
+    (`vime.settings.refusals`).
 
     Raises:
         SettingsError: one or more things that can't work, each with flags, value, what is allowed and a next step;
@@ -38,7 +40,7 @@ def validate(
     refusals = [] if dry_run else unbuilt
     if problems or refusals:
         raise _refusal(problems, refusals)
-    return [*advice(settings), *(unbuilt if dry_run else [])]
+    return [*advice(settings), *named_file_warnings(settings), *(unbuilt if dry_run else [])]
 
 
 def find_problems(settings: Settings, machine: Machine = _UNKNOWN_MACHINE) -> list[Problem]:

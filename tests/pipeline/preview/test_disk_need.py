@@ -25,6 +25,22 @@ def test_parameters_are_those_of_the_checkpoint(tmp_path: Path, tied: bool, num_
     assert count_parameters(json.loads((tmp_path / "config.json").read_text())) == stored
 
 
+@pytest.mark.parametrize("model_type", ["qwen2", "llama", "glm", "deepseek_v3"])
+def test_other_families_have_the_parameters_that_transformers_builds(model_type: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        model_type, hidden_size=32, num_hidden_layers=3, vocab_size=64, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, intermediate_size=48, tie_word_embeddings=False, n_routed_experts=8, n_shared_experts=1,
+        num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=1, q_lora_rank=12, kv_lora_rank=8,
+        qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, n_group=2, topk_group=1, pad_token_id=None,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert count_parameters(config.to_dict()) == sum(value.numel() for value in model.state_dict().values())
+
+
 def test_qwen3_4b_has_four_billion_parameters_and_their_float32_states(tmp_path: Path) -> None:
     need = disk_need(settings_of(tmp_path), QWEN3_4B)
     assert need.parameters == 4_022_468_096

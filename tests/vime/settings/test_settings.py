@@ -98,7 +98,13 @@ def test_missing_flags_are_named_together() -> None:
 
 def test_unknown_model_type_names_found_and_allowed(model: Path) -> None:
     (model / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(SettingsError, match="model_type is 'gpt2', allowed: qwen3"):
+    with pytest.raises(SettingsError, match="model_type is 'gpt2', allowed: qwen2, qwen3, "):
+        checked(model)
+
+
+def test_a_model_type_of_another_kind_is_named(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({"model_type": ["qwen3"]}))
+    with pytest.raises(SettingsError, match=r"model_type is \['qwen3'\], allowed: qwen2, qwen3, "):
         checked(model)
 
 

@@ -122,6 +122,40 @@ def test_a_flag_that_megatron_does_not_know_comes_in_the_same_list(
     assert "The nearest one is --recompute-granularity. Next: Correct or remove the flag." in said
 
 
+def test_flags_that_nobody_knows_come_in_the_same_list_with_contradictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vime.backends.megatron_utils.arguments.known_megatron_flags", lambda: pytest.fail("loaded"))
+    monkeypatch.setattr("vime.backends.vllm_utils.arguments.known_options", lambda: frozenset({"--max-model-len"}))
+    words = "--no-vllm-enable-prefix-caching --vllm-max-model-lem 9 --router-polizy x --num-layers 3"
+    assert main(["train", "--dry-run", *Case(words, "", "", "").command(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "4 settings can't work:" in said
+    assert "1. --num-layers is 3, but config.json (num_hidden_layers) has 28, allowed: 28, or left out." in said
+    assert "The nearest one is --vllm-no-enable-prefix-caching." in said
+    assert "3. --vllm-max-model-lem is not an option of the installed vLLM" in said
+    assert "the nearest one is --router-policy" in said
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3_moe"])
+def test_models_that_are_not_trained_yet_are_refused_and_a_dry_run_warns(tmp_path: Path, model_type: str) -> None:
+    settings = parse_settings(Case("", "", "", "", config={"model_type": model_type}).command(tmp_path))
+    said = f"(model_type {model_type}) is not built yet, allowed: a model of type qwen3."
+    (warning,) = validate(settings, dry_run=True)
+    assert said in warning
+    with pytest.raises(SettingsError) as caught:
+        validate(settings)
+    assert said in caught.value.message
+
+
+def test_files_are_warned_about_in_a_dry_run(tmp_path: Path) -> None:
+    files = {"m.yaml": "megatron: [{role: actor, overrides: {my_knob: 1}}]"}
+    words = "--megatron-config-path $DIR/m.yaml"
+    settings = parse_settings(Case(words, "", "", "", files=files).command(tmp_path))
+    first, *_ = validate(settings, dry_run=True)
+    assert "megatron[0].overrides.my_knob is no known argument" in first
+
+
 def test_help_and_validation_load_no_framework() -> None:
     heavy = ("numpy", "torch", "ray", "vllm", "megatron", "transformers", "yaml")
     program = (

@@ -17,6 +17,8 @@ from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import model_argv
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.errors import SettingsError
+from vime.models.shape import refuse_contradictions
+from vime.settings.extra_args import flags_added_by, load
 
 _ENDLESS_STEPS = 1_000_000_000
 """Length of a schedule that never decays; fixed, so that a resumed run may be longer than it was planned."""
@@ -36,7 +38,8 @@ _PORTABLE = (
 
 
 @functools.cache
-def _megatron_parser() -> argparse.ArgumentParser:
+def megatron_parser() -> argparse.ArgumentParser:
+    """Parser of the Megatron that is found first: the installed one, or a modified one on PYTHONPATH."""
     prepare_megatron()
     from megatron.training.arguments import add_megatron_arguments
 
@@ -48,12 +51,17 @@ def _megatron_parser() -> argparse.ArgumentParser:
 @functools.cache
 def known_megatron_flags() -> frozenset[str]:
     """Every flag of the installed Megatron, with its dashes. Imports Megatron, which takes seconds."""
-    return frozenset(flag for action in _megatron_parser()._actions for flag in action.option_strings)
+    return frozenset(flag for action in megatron_parser()._actions for flag in action.option_strings)
 
 
 def megatron_options() -> list[tuple[str, str]]:
     """Flag and help of every option of the installed Megatron, sorted."""
-    return sorted((flag, action.help or "") for action in _megatron_parser()._actions for flag in action.option_strings)
+    return sorted((flag, action.help or "") for action in megatron_parser()._actions for flag in action.option_strings)
+
+
+def megatron_destinations() -> frozenset[str]:
+    """Attribute names of the installed Megatron's arguments."""
+    return frozenset(action.dest for action in megatron_parser()._actions)
 
 
 def parse_megatron_args(
@@ -62,16 +70,20 @@ def parse_megatron_args(
     """Parse and validate Megatron's arguments.
 
     Shape flags come from `hf_config`, training flags from `config`, and `extra_argv` (flags of the user) wins over
-    both. The result is Megatron's own validated namespace. Raises `SettingsError` for an unknown flag, naming the
-    nearest one, or with Megatron's words when it refuses a value; `ModelError` for a model it can't build.
+    both, but may not contradict the model's shape. `config.extra_args_provider_path` adds flags to the parser. The
+    result is Megatron's own validated namespace. Raises `SettingsError` for an unknown flag, naming the nearest one,
+    for a shape flag that `hf_config` contradicts, or with Megatron's words when it refuses a value; `ModelError` for a
+    model it can't build.
     """
-    _refuse_unknown_flags(extra_argv)
+    path = config.extra_args_provider_path
+    _refuse_unknown_flags(extra_argv, {} if path is None else flags_added_by(path))
     from megatron.training.arguments import parse_args, validate_args
     from megatron.training.vocab_utils import calculate_padded_vocab_size
 
     argv = [*_PORTABLE, *model_argv(hf_config), *_training_argv(config), *extra_argv]
+    refuse_contradictions(hf_config, extra_argv)
     with _quiet_exit(argv):
-        args: argparse.Namespace = parse_args()
+        args: argparse.Namespace = parse_args(extra_args_provider=None if path is None else load(path))
         args.rank, args.world_size = rank, world_size
         parallel = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
         args.eval_global_batch_size = max(world_size // parallel, 1)
@@ -112,8 +124,8 @@ def _training_argv(config: TrainerConfig) -> list[str]:
     return argv
 
 
-def _refuse_unknown_flags(extra_argv: Sequence[str]) -> None:
-    known = known_megatron_flags()
+def _refuse_unknown_flags(extra_argv: Sequence[str], added: Mapping[str, str]) -> None:
+    known = known_megatron_flags() | added.keys()
     for text in extra_argv:
         flag = text.split("=", 1)[0]
         if flag.startswith("--") and flag not in known:

@@ -19,6 +19,8 @@ class TrainerConfig:
     """Folder with `config.json` and safetensors files."""
     megatron_argv: Sequence[str] = ()
     """Megatron flags of the user, such as `("--tensor-model-parallel-size", "2")`; they win over derived ones."""
+    extra_args_provider_path: str | None = None
+    """Import path of a function that adds flags to Megatron's parser; they go through `megatron_argv` too."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Dtype of parameters and activations; the optimizer always keeps float32."""
     global_batch_size: int = 1

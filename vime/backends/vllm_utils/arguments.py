@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import difflib
-import io
+import functools
+import importlib.resources
+import json
 from collections.abc import Sequence
 
-from vime.backends.vllm_utils.launch import OWNED_OPTIONS, user_options
-from vime.errors import SettingsError
+from vime.settings.owned_options import OWNED_VLLM_OPTIONS, option_name
+from vime.settings.passed_on import nearest
 
 _PREFIX = "--vllm-"
+
+VLLM_FLAGS_FILE = "vllm_flags.json"
+"""Data file with vLLM's options, made by `scripts/list_vllm_flags.py`."""
 
 
 def split_vllm_flags(argv: Sequence[str], reserved: frozenset[str] = frozenset()) -> tuple[list[str], list[str]]:
@@ -33,30 +36,41 @@ def split_vllm_flags(argv: Sequence[str], reserved: frozenset[str] = frozenset()
     return engine, rest
 
 
-def check_engine_args(engine_args: Sequence[str]) -> None:
-    """Check names and values with vLLM's own parser, which is imported here (some seconds).
+def unknown_options(engine_args: Sequence[str]) -> dict[str, str]:
+    """Options, prefix restored, that the installed vLLM doesn't know -> its nearest one.
 
-    Raises `SettingsError` for an option that vime sets itself, an unknown name (with the nearest known one) or a value
-    that vLLM refuses.
+    vLLM is imported (some seconds) only for a name that is not among those of the vLLM that the list was made with: a
+    misspelt one, or one of another version.
     """
-    user_options(engine_args)
-    parser = _vllm_parser()
-    known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    for word in engine_args:
-        name = "--" + word[2:].partition("=")[0].partition(".")[0].replace("_", "-")
-        if word.startswith("--") and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {_PREFIX}{near[0][2:]}?" if near else "See `vllm serve --help` for the names."
-            raise SettingsError(f"{_PREFIX}{name[2:]} is not an option of this vLLM.", next_step=hint)
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            parser.parse_args(list(engine_args))
-    except (SystemExit, ValueError, TypeError) as error:
-        lines = complaint.getvalue().strip().splitlines() or [str(error)]
-        raise SettingsError(
-            f"vLLM refuses {' '.join(engine_args)}: {lines[-1]}", next_step=f"Correct the {_PREFIX}* flag."
-        ) from error
+    unlisted = [
+        name for word in engine_args if word.startswith("--") and (name := _name(word)) not in _listed_options()
+    ]
+    if not unlisted:
+        return {}
+    known = known_options()
+    return {_prefixed(name): _prefixed(nearest(name, known)) for name in unlisted if name not in known}
+
+
+def known_options() -> frozenset[str]:
+    """Every long option of the installed vLLM's server, with its dashes. Imports vLLM, which takes seconds."""
+    return frozenset(
+        option for action in _vllm_parser()._actions for option in action.option_strings if option.startswith("--")
+    )
+
+
+def _name(word: str) -> str:
+    """`--speculative_config.method=x` -> `--speculative-config`."""
+    return "--" + word[2:].partition("=")[0].partition(".")[0].replace("_", "-")
+
+
+def _prefixed(option: str) -> str:
+    return _PREFIX + option[2:]
+
+
+@functools.cache
+def _listed_options() -> frozenset[str]:
+    content = importlib.resources.files("vime.backends.vllm_utils").joinpath(VLLM_FLAGS_FILE).read_text()
+    return frozenset(json.loads(content)["options"])
 
 
 def engine_options() -> list[tuple[str, str]]:
@@ -65,11 +79,12 @@ def engine_options() -> list[tuple[str, str]]:
         (option, action.help or "")
         for action in _vllm_parser()._actions
         for option in action.option_strings
-        if option.startswith("--") and option[2:].removeprefix("no-") not in OWNED_OPTIONS
+        if option.startswith("--") and option_name(option) not in OWNED_VLLM_OPTIONS
     ]
-    return sorted((_PREFIX + option[2:], help) for option, help in options)
+    return sorted((_prefixed(option), help) for option, help in options)
 
 
+@functools.cache
 def _vllm_parser() -> argparse.ArgumentParser:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

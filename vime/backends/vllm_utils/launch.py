@@ -11,22 +11,9 @@ from typing import Literal
 from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV
 from vime.backends.vllm_utils.plugin import WEIGHT_BACKEND
 from vime.errors import SettingsError
+from vime.settings.owned_options import OWNED_VLLM_OPTIONS, option_name
 
 _MODULE = "vllm.entrypoints.openai.api_server"
-
-OWNED_OPTIONS: Mapping[str, str] = {
-    "model": "It follows --hf-checkpoint.",
-    "host": "It follows the engine's placement.",
-    "port": "It follows the engine's placement.",
-    "served-model-name": "It follows --hf-checkpoint.",
-    "seed": "It follows --seed.",
-    "tensor-parallel-size": "It follows --rollout-num-gpus-per-engine.",
-    "logprobs-mode": "Training needs the log-probabilities that tokens were sampled with.",
-    "weight-transfer-config": "Weights arrive through vime's own plug-in.",
-    "enable-scale-out": "Generation from token ids needs it.",
-    "enable-prompt-tokens-details": "Cache reuse is measured with it.",
-}
-"""vLLM options that vime sets itself, and why or from what."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +80,11 @@ def user_options(extra_args: Sequence[str]) -> frozenset[str]:
     for argument in extra_args:
         if not argument.startswith("--"):
             continue
-        name = argument[2:].partition("=")[0].partition(".")[0].replace("_", "-").removeprefix("no-")
-        if name in OWNED_OPTIONS:
+        name = option_name(argument)
+        if name in OWNED_VLLM_OPTIONS:
             raise SettingsError(
                 f"--vllm-{name} can't be set: vime sets vLLM's --{name} itself.",
-                next_step=f"Remove the flag. {OWNED_OPTIONS[name]}",
+                next_step=f"Remove the flag. {OWNED_VLLM_OPTIONS[name]}",
             )
         names.add(name)
     return frozenset(names)

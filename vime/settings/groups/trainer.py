@@ -53,6 +53,11 @@ class TrainerSettings:
     )
     mtp_num_layers: int | None = flag(None, "Layers of multi-token prediction.", check=at_least(1))
     mtp_loss_scaling_factor: float = flag(0.2, "Weight of the multi-token prediction loss.", check=at_least(0))
+    extra_args_provider_path: str | None = flag(
+        None,
+        "Import path of `f(parser)` that adds flags of your own to Megatron's; `train.py` sets it from pretrain_gpt.",
+        check=dotted_path,
+    )
     custom_model_provider_path: str | None = flag(
         None, "Import path of `f(pre_process, post_process, vp_stage=None)` that builds the model.", check=dotted_path
     )

@@ -6,22 +6,9 @@ import math
 from collections.abc import Iterator
 
 from vime.settings.groups import Settings
+from vime.settings.owned_options import OWNED_VLLM_OPTIONS
 from vime.settings.rules.problem import Problem, problem
 from vime.settings.rules.quantities import longest_sequence, num_rollout_gpus, option, size
-
-SET_BY_VIME = {
-    "model": "It follows --hf-checkpoint.",
-    "host": "It follows the engine's placement.",
-    "port": "It follows the engine's placement.",
-    "served-model-name": "It follows --hf-checkpoint.",
-    "seed": "It follows --seed.",
-    "tensor-parallel-size": "It follows --rollout-num-gpus-per-engine.",
-    "logprobs-mode": "Training needs processed_logprobs: those of the distribution that was sampled.",
-    "weight-transfer-config": "Weights arrive through vime's own plug-in.",
-    "enable-scale-out": "Generation from token ids needs it.",
-    "enable-prompt-tokens-details": "Cache reuse is measured with it.",
-}
-"""Options of vLLM that the user can't set, without their prefix, and why or from what they follow."""
 
 _SIZES = ("--vllm-pipeline-parallel-size", "--vllm-prefill-context-parallel-size", "--vllm-data-parallel-size")
 
@@ -84,7 +71,7 @@ def engine_sizes_divide_its_gpus(settings: Settings) -> Iterator[Problem]:
 
 def engine_flags_are_not_vimes(settings: Settings) -> Iterator[Problem]:
     """A second value for what vime sets itself would win or lose silently."""
-    for name, owner in SET_BY_VIME.items():
+    for name, owner in OWNED_VLLM_OPTIONS.items():
         value = option(settings.vllm_args, f"--vllm-{name}")
         if value is not None:
             yield Problem(

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from vime.errors import VimeError
+from vime.models.families import FAMILIES, family_of
+from vime.models.shape import contradictions
 from vime.settings.groups import Settings
-from vime.settings.rules.config_files import read_json
-from vime.settings.rules.problem import Problem, problem
+from vime.settings.rules.json_files import model_config, read_json
+from vime.settings.rules.problem import Problem, problem, problem_of
 from vime.settings.rules.quantities import longest_sequence, option, size
 
-SUPPORTED_MODEL_TYPES = ("qwen3",)
 
-_SHAPE_FLAGS = {
-    "--num-layers": "num_hidden_layers",
-    "--hidden-size": "hidden_size",
-    "--ffn-hidden-size": "intermediate_size",
-    "--num-attention-heads": "num_attention_heads",
-    "--num-query-groups": "num_key_value_heads",
-    "--kv-channels": "head_dim",
-    "--vocab-size": "vocab_size",
-    "--norm-epsilon": "rms_norm_eps",
-    "--rotary-base": "rope_theta",
-}
-"""Megatron's flags for what config.json says already."""
-
-
-def checkpoint_is_a_supported_model(settings: Settings) -> Iterator[Problem]:
+def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
     """Tokenizer, config and first weights come from one local folder; models are not downloaded."""
     folder = settings.checkpoint.hf_checkpoint
     if folder is None:
@@ -46,20 +33,20 @@ def checkpoint_is_a_supported_model(settings: Settings) -> Iterator[Problem]:
     config = read_json("--hf-checkpoint", str(config_path))
     if isinstance(config, Problem):
         yield config
-    elif config.get("model_type") not in SUPPORTED_MODEL_TYPES:
+    elif family_of(config) is None:
         yield problem(
             settings,
             "--hf-checkpoint",
             found=f"{config_path}: model_type is {config.get('model_type')!r}",
-            allowed=", ".join(SUPPORTED_MODEL_TYPES),
-            reason="The trainer builds no other model.",
+            allowed=", ".join(FAMILIES),
+            reason="vime knows no other model's shape.",
             next_step="Choose a model of an allowed type.",
         )
 
 
 def tensor_size_divides_the_heads(settings: Settings) -> Iterator[Problem]:
     """Attention heads are dealt to tensor-parallel ranks."""
-    config, tensor = _config(settings), size(settings.megatron_args, "--tensor-model-parallel-size")
+    config, tensor = model_config(settings), size(settings.megatron_args, "--tensor-model-parallel-size")
     for key in ("num_attention_heads", "num_key_value_heads"):
         heads = config.get(key)
         if isinstance(heads, int) and heads % tensor and (key == "num_attention_heads" or tensor % heads):
@@ -68,7 +55,7 @@ def tensor_size_divides_the_heads(settings: Settings) -> Iterator[Problem]:
 
 def pipeline_size_divides_the_layers(settings: Settings) -> Iterator[Problem]:
     """Stages are equal unless a layout says otherwise."""
-    words, layers = settings.megatron_args, _config(settings).get("num_hidden_layers")
+    words, layers = settings.megatron_args, model_config(settings).get("num_hidden_layers")
     pipeline = size(words, "--pipeline-model-parallel-size")
     uneven = (
         "--pipeline-model-parallel-layout",
@@ -85,22 +72,27 @@ def pipeline_size_divides_the_layers(settings: Settings) -> Iterator[Problem]:
 
 def shape_flags_agree_with_the_config(settings: Settings) -> Iterator[Problem]:
     """Trainer and engine must build the same model; the flags would change the trainer's alone."""
-    config = _config(settings)
-    for flag, key in _SHAPE_FLAGS.items():
-        given, wanted = option(settings.megatron_args, flag), config.get(key)
-        if given is not None and isinstance(wanted, int | float) and not _equals(given, wanted):
-            yield Problem(
-                (flag, "--hf-checkpoint"),
-                f"{flag} is {given}, the model's config.json has {key} {wanted}",
-                f"{wanted}, or left out",
-                "Trainer and engine must build the same model.",
-                f"Leave out {flag}; vime reads the model's shape from config.json.",
-            )
+    config = model_config(settings)
+    if family_of(config) is None:
+        return
+    try:
+        found = contradictions(config, settings.megatron_args)
+    except VimeError as error:
+        yield problem_of("--hf-checkpoint", error)
+        return
+    for contradiction in found:
+        yield Problem(
+            (contradiction.flag, "--hf-checkpoint"),
+            str(contradiction),
+            contradiction.allowed,
+            "Trainer and engine must build the same model.",
+            f"Leave out {contradiction.flag}; vime reads the model's shape from config.json.",
+        )
 
 
 def routes_come_from_experts(settings: Settings) -> Iterator[Problem]:
     """A dense model has no routes to replay."""
-    objective, config = settings.objective, _config(settings)
+    objective, config = settings.objective, model_config(settings)
     replays = objective.use_routing_replay or objective.use_rollout_routing_replay
     if replays and config and not any("expert" in key for key in config):
         flag = "--use-rollout-routing-replay" if objective.use_rollout_routing_replay else "--use-routing-replay"
@@ -115,7 +107,7 @@ def routes_come_from_experts(settings: Settings) -> Iterator[Problem]:
 
 def candidates_fit_the_vocabulary(settings: Settings) -> Iterator[Problem]:
     """The engine can't return more candidates than there are tokens."""
-    objective, vocabulary = settings.objective, _config(settings).get("vocab_size")
+    objective, vocabulary = settings.objective, model_config(settings).get("vocab_size")
     used = objective.use_score_centering and settings.rollout.rollout_top_p == 1
     if used and isinstance(vocabulary, int) and objective.score_centering_top_k > vocabulary:
         yield problem(
@@ -129,7 +121,7 @@ def candidates_fit_the_vocabulary(settings: Settings) -> Iterator[Problem]:
 
 def padding_holds_the_vocabulary(settings: Settings) -> Iterator[Problem]:
     """Rows are added to the embedding, never cut off."""
-    padded, vocabulary = settings.trainer.padded_vocab_size, _config(settings).get("vocab_size")
+    padded, vocabulary = settings.trainer.padded_vocab_size, model_config(settings).get("vocab_size")
     if padded is not None and isinstance(vocabulary, int) and padded < vocabulary:
         yield problem(
             settings,
@@ -142,7 +134,7 @@ def padding_holds_the_vocabulary(settings: Settings) -> Iterator[Problem]:
 
 def model_context_holds_a_sequence(settings: Settings) -> Iterator[Problem]:
     """Without --vllm-max-model-len the engine takes its context from config.json and refuses longer requests."""
-    context, longest = _config(settings).get("max_position_embeddings"), longest_sequence(settings)
+    context, longest = model_config(settings).get("max_position_embeddings"), longest_sequence(settings)
     given = option(settings.vllm_args, "--vllm-max-model-len")
     if given is None and isinstance(context, int) and longest > context:
         yield problem(
@@ -156,20 +148,6 @@ def model_context_holds_a_sequence(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _config(settings: Settings) -> Mapping[str, Any]:
-    """The model's config.json; empty when it can't be read (another rule says so)."""
-    folder = settings.checkpoint.hf_checkpoint
-    config = {} if folder is None else read_json("--hf-checkpoint", str(Path(folder) / "config.json"))
-    return {} if isinstance(config, Problem) else config
-
-
-def _equals(given: str, wanted: float) -> bool:
-    try:
-        return float(given) == float(wanted)
-    except ValueError:
-        return False
-
-
 def _megatron_problem(flag: str, value: int, key: str, wanted: int, reason: str) -> Problem:
     return Problem(
         (flag, "--hf-checkpoint"),
@@ -181,7 +159,7 @@ def _megatron_problem(flag: str, value: int, key: str, wanted: int, reason: str)
 
 
 RULES = (
-    checkpoint_is_a_supported_model,
+    checkpoint_is_a_known_model,
     tensor_size_divides_the_heads,
     pipeline_size_divides_the_layers,
     shape_flags_agree_with_the_config,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vime.settings.groups import Settings
-from vime.settings.rules.config_files import read_json, unknown_keys
+from vime.settings.rules.json_files import read_json, unknown_keys
 from vime.settings.rules.problem import Problem
 
 _Check = Callable[[Any], bool]

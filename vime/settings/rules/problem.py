@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from vime.errors import VimeError
 from vime.settings.flag import Flag, Kind
 from vime.settings.groups import Settings, all_flags
 
@@ -15,7 +16,7 @@ class Problem:
     """Why settings can't work.
 
     `flags` are the flags involved; `found` shows them with their values; `allowed` says what would do, `reason` why,
-    and `next_step` is one sentence that tells the user what to change.
+    and `next_step` is one sentence that tells the user what to change. `allowed` is empty when `found` says it.
     """
 
     flags: tuple[str, ...]
@@ -25,7 +26,13 @@ class Problem:
     next_step: str
 
     def __str__(self) -> str:
-        return f"{self.found}, allowed: {self.allowed}. {self.reason}".strip()
+        allowed = self.allowed and f", allowed: {self.allowed}"
+        return f"{self.found}{allowed}. {self.reason}".strip()
+
+
+def problem_of(flag: str, error: VimeError) -> Problem:
+    """What a reader of a flag's value refused, as a problem."""
+    return Problem((flag,), error.message.removesuffix("."), "", "", error.next_step or "Correct the value.")
 
 
 def problem(

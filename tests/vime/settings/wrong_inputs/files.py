@@ -13,7 +13,7 @@ _DECLARED = {
     "durability_description": "Redis with AOF, S3",
 }
 _MOUNT = "--rollout-storage-profile juicefs --rollout-storage-declaration $DIR/mount.json"
-_SUPPORTED = "checkpoint_is_a_supported_model"
+_KNOWN = "checkpoint_is_a_known_model"
 _EVAL = "--eval-interval 1 --eval-config $DIR/eval.yaml"
 _ROLES = "--megatron-config-path $DIR/roles.yaml"
 _GROUPS = "--vllm-config $DIR/groups.yaml"
@@ -29,8 +29,8 @@ def _evaluation(content: str, found: str, allowed: str, next_step: str) -> Case:
     return Case(_EVAL, found, allowed, next_step, "evaluation_file_names_data_sets", {"eval.yaml": content})
 
 
-def _roles(content: str, found: str, allowed: str, next_step: str) -> Case:
-    return Case(_ROLES, found, allowed, next_step, "roles_are_overridden_once", {"roles.yaml": content})
+def _roles(content: str, found: str, allowed: str, next_step: str, rule: str = "roles_can_be_overridden") -> Case:
+    return Case(_ROLES, found, allowed, next_step, rule, {"roles.yaml": content})
 
 
 def _groups(content: str, found: str, allowed: str, next_step: str) -> Case:
@@ -39,10 +39,11 @@ def _groups(content: str, found: str, allowed: str, next_step: str) -> Case:
 
 CASES = (
     Case("--hf-checkpoint $DIR/nowhere", "--hf-checkpoint $DIR/nowhere: no config.json there",
-         "a Hugging Face folder on this machine", "Name such a folder.", _SUPPORTED),
+         "a Hugging Face folder on this machine", "Name such a folder.", _KNOWN),
     Case("--hf-checkpoint $DIR", "--hf-checkpoint $DIR/config.json: not JSON", "a JSON object", "Correct the file.",
-         _SUPPORTED, files={"config.json": "{"}),
-    Case("", "config.json: model_type is 'gpt2'", "qwen3", "Choose a model of an allowed type.", _SUPPORTED,
+         _KNOWN, files={"config.json": "{"}),
+    Case("", "config.json: model_type is 'gpt2'", "qwen2, qwen3, qwen3_moe, llama, glm, deepseek_v3",
+         "Choose a model of an allowed type.", _KNOWN,
          config={"model_type": "gpt2"}),
     Case("--tensor-model-parallel-size 3 --actor-num-gpus-per-node 3 --rollout-batch-size 6",
          "--tensor-model-parallel-size is 3, the model's config.json has num_attention_heads 16", "a divisor of 16",
@@ -50,7 +51,7 @@ CASES = (
     Case("--pipeline-model-parallel-size 3 --actor-num-gpus-per-node 3 --rollout-batch-size 6",
          "--pipeline-model-parallel-size is 3, the model's config.json has num_hidden_layers 28", "a divisor of 28",
          "Change --pipeline-model-parallel-size.", "pipeline_size_divides_the_layers"),
-    Case("--num-layers 36", "--num-layers is 36, the model's config.json has num_hidden_layers 28", "28, or left out",
+    Case("--num-layers 36", "--num-layers is 36, but config.json (num_hidden_layers) has 28", "28, or left out",
          "Leave out --num-layers", "shape_flags_agree_with_the_config"),
     Case("--use-rollout-routing-replay", "--use-rollout-routing-replay with --hf-checkpoint",
          "a mixture-of-experts model", "Leave out --use-rollout-routing-replay.", "routes_come_from_experts"),
@@ -81,25 +82,29 @@ CASES = (
          {"mount.json": json.dumps({**_DECLARED, "write_back": False})}),
     Case(_MOUNT, "--rollout-storage-declaration $DIR/mount.json: No such file", "a readable file", "Correct the path.",
          "declared_mount_is_safe"),
-    _evaluation("eval: {datasets: []}", "eval.yaml: datasets is []", "a list of tables", "Correct the file."),
+    _evaluation("eval: {datasets: []}", "eval.yaml: eval.datasets is empty", "one data set or more",
+                "Correct the file."),
     _evaluation("eval: {defaults: {temprature: 1}, datasets: [{name: a, path: b}]}",
-                "eval.yaml: eval.defaults has the key 'temprature'", "temperature", "Correct the key."),
-    _evaluation("eval: {datasets: [{name: a}]}", "eval.yaml: data set 1: path is None", "text", "Give it a path."),
-    _evaluation("[1]", "--eval-config $DIR/eval.yaml", "a readable TOML or YAML file", "Correct the file."),
-    _roles("megatron: [{role: judge}]", "entry 1: role is 'judge'", "actor, critic", "Correct the role."),
-    _roles("megatron: [{role: actor}, {role: actor}]", "entry 2: role actor is there twice", "one entry a role",
-           "Merge the entries."),
-    _roles("megatron: [{role: critic}]", "role critic with --advantage-estimator grpo", "ppo", "Remove the entry."),
-    _roles("megatron: [{role: actor, overrides: {learning_rat: 1}}]", "entry 1: learning_rat in overrides",
-           "flags of vime and Megatron", "Correct the key."),
+                "eval.yaml: eval.defaults has the unknown key temprature", "temperature", "Correct the file."),
+    _evaluation("eval: {datasets: [{name: a}]}", "eval.yaml: eval.datasets[0] has no path", "", "Add the key path."),
+    _evaluation("eval: {datasets: [{name: a, path: b, top_p: 2}]}", "eval.datasets[0].top_p is 2.0", "1 or less",
+                "Correct the file."),
+    _evaluation("[1]", "--eval-config $DIR/eval.yaml", "keys with values", "Correct the file."),
+    _roles("megatron: [{role: judge}]", "megatron[0].role is 'judge'", "actor, critic", "Correct the file."),
+    _roles("megatron: [{role: actor}, {role: actor}]", "megatron[1] is a second actor", "", "Correct the file."),
+    _roles("megatron: [{role: critic}]", "megatron[0].role is critic with --advantage-estimator grpo", "ppo",
+           "Remove the entry.", "a_critics_entry_has_a_critic"),
+    _roles("megatron: [{role: actor, overrides: {lr: fast}}]", "megatron[0].overrides.lr is 'fast'", "a number",
+           "Correct the file."),
     _roles("megatron: [{role: actor, overrides: {tensor_model_parallel_size: 2}}]",
-           "entry 1: tensor_model_parallel_size in overrides", "left out", "Give it on the command line"),
-    _groups(f"vllm: [{{name: a, {_ONE_GROUP}}}, {{name: b, {_ONE_GROUP}}}]",
-            "2 models get new weights (a, b)", "one", "Give update_weights: false to the others."),
+           "megatron[0] overrides tensor_model_parallel_size", "left out", "Give it on the command line",
+           "roles_have_the_same_layout"),
+    _groups(f"vllm: [{{name: a, {_ONE_GROUP}}}, {{name: a, {_ONE_GROUP}}}]",
+            "vllm[1].name is 'a' again", "a name of its own", "Correct the file."),
     _groups("vllm: [{name: a, server_groups: [{worker_type: fast, num_gpus: 1}]}]",
-            "model 'a': worker_type is 'fast'", "regular, prefill, decode, placeholder", "Correct the file."),
+            "server_groups[0].worker_type is 'fast'", "regular, prefill, decode, placeholder", "Correct the file."),
     _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 3, num_gpus_per_engine: 2}]}]",
-            "num_gpus is 3, num_gpus_per_engine is 2", "the first a multiple of the second", "Correct the file."),
+            "server_groups[0].num_gpus is 3", "a multiple of 2", "Correct the file."),
     Case("--use-routing-replay", "--use-routing-replay with --hf-checkpoint", "a mixture-of-experts model",
          "Leave out --use-routing-replay.", "routes_come_from_experts"),
     Case("--tensor-model-parallel-size 8 --actor-num-gpus-per-node 8",
@@ -110,21 +115,21 @@ CASES = (
     _mount("mount.json: client_version is 1.3", "text", client_version=1.3),
     _mount("mount.json: durability_description is ' '", "text", durability_description=" "),
     _mount("mount.json: durability_description is 1", "text", durability_description=1),
-    _evaluation("eval: [1]", "eval.yaml: eval is [1]", "a table", "Put defaults and datasets under eval."),
-    _roles("[1]", "--megatron-config-path $DIR/roles.yaml", "a readable TOML or YAML file", "Correct the file."),
-    _roles("megatron: [{role: actor, overrides: 3}]", "entry 1: overrides is 3", "a table", "Correct the file."),
-    _roles("megatron: [{role: actor, overrides: {num_nodes: 2}}]", "entry 1: num_nodes in overrides", "left out",
-           "Give it on the command line"),
-    _groups("vllm: 3", "groups.yaml: vllm is 3", "a list of tables", "Correct the file."),
-    _groups("vllm: [{name: a}]", "model 'a': server_groups is left out", "a list of tables", "Correct the file."),
-    _groups(f"vllm: [{{name: a, update_weights: false, {_ONE_GROUP}}}]", "0 models get new weights (none)", "one",
-            "Give update_weights: false to the others."),
+    _evaluation("eval: [1]", "eval.yaml: eval is [1]", "a table", "Correct the file."),
+    _roles("[1]", "--megatron-config-path $DIR/roles.yaml", "keys with values", "Correct the file."),
+    _roles("megatron: [{role: actor, overrides: 3}]", "megatron[0].overrides is 3", "a table", "Correct the file."),
+    _roles("megatron: [{role: actor, overrides: {num_nodes: 2}}]", "megatron[0] overrides num_nodes", "left out",
+           "Give it on the command line", "roles_have_the_same_layout"),
+    _groups("vllm: 3", "groups.yaml: vllm is 3", "a list", "Correct the file."),
+    _groups("vllm: [{name: a}]", "vllm[0] has no server_groups", "", "Add the key server_groups."),
+    _groups("vllm: [{name: a, server_groups: [{worker_type: decode, num_gpus: 2}]}]",
+            "vllm[0].server_groups has decode engines and no prefill engines", "both", "Correct the file."),
     _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: two}]}]", "num_gpus is 'two'",
-            "whole numbers", "Correct the file."),
+            "a whole number", "Correct the file."),
     _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 0}]}]", "num_gpus is 0",
-            "whole numbers", "Correct the file."),
+            "1 or more", "Correct the file."),
     _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 2, num_gpus_per_engine: x}]}]",
-            "num_gpus_per_engine is 'x'", "whole numbers", "Correct the file."),
+            "num_gpus_per_engine is 'x'", "a whole number", "Correct the file."),
     _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 2, num_gpus_per_engine: 0}]}]",
-            "num_gpus_per_engine is 0", "whole numbers", "Correct the file."),
+            "num_gpus_per_engine is 0", "1 or more", "Correct the file."),
 )  # fmt: skip

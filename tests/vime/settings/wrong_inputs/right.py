@@ -47,7 +47,8 @@ CASES = (
     _right("--rollout-num-gpus 12 --rollout-num-gpus-per-engine 4"),
     _right("--rollout-num-gpus 6 --rollout-num-gpus-per-engine 6"),
     _right("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2 --vllm-config $DIR/g.yaml",
-           {"g.yaml": "vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 3}]}]"}),
+           {"g.yaml": "vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 3, num_gpus_per_engine: 1}]}]"
+            }),
     _right("--colocate --offload --actor-num-gpus-per-node 2 --rollout-num-gpus-per-engine 2"),
     _right("--colocate --rollout-num-gpus 4 --actor-num-gpus-per-node 2"),
     _right("--offload-train --no-offload-rollout"),
@@ -141,7 +142,7 @@ CASES = (
     _right("--use-opd --opd-type vllm --rm-url http://teacher:1"),
     _right("--use-opd --opd-type vllm --opd-teacher-model b --vllm-config $DIR/g.yaml",
            {"g.yaml": "vllm:\n- name: a\n  server_groups: [{worker_type: regular, num_gpus: 1}]\n- name: b\n  "
-                      "model_path: /b\n  update_weights: false\n  server_groups: [{worker_type: decode, num_gpus: 4, "
+                      "model_path: /b\n  update_weights: false\n  server_groups: [{worker_type: regular, num_gpus: 4, "
                       "num_gpus_per_engine: 2, overrides: {dtype: float32}}]\n"}),
     # Weights and storage
     _right("--flush-cache-interval 0"),
@@ -185,7 +186,8 @@ CASES = (
     _right("--pipeline-model-parallel-size 3 --decoder-first-pipeline-num-layers 10 --actor-num-gpus-per-node 3 "
            "--rollout-batch-size 6"),
     _right("--tensor-model-parallel-size 16 --actor-num-gpus-per-node 16", config={"num_key_value_heads": 8}),
-    _right("--num-layers 28 --norm-epsilon 1e-6 --rotary-base 1000000", config={"rms_norm_eps": 1e-06}),
+    _right("--num-layers 28 --norm-epsilon 1e-6 --rotary-base 1000000",
+           config={"rms_norm_eps": 1e-06, "rope_theta": 1000000}),
     _right("--padded-vocab-size 512"),
     # Hooks
     _right("--custom-rm-path right_hooks.by_object --custom-generate-function-path right_hooks.generate "

@@ -1,4 +1,4 @@
-"""Reading the small files that flags name, for rules: what is wrong comes back as a problem."""
+"""Reading the JSON files that flags name, for rules: what is wrong comes back as a problem."""
 
 from __future__ import annotations
 
@@ -8,17 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vime.errors import SettingsError
-from vime.settings.files import read_mapping
+from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem
-
-
-def read_table(flag: str, path: str) -> dict[str, Any] | Problem:
-    """Top level of a TOML or YAML file, or why it can't be read."""
-    try:
-        return read_mapping(flag, path)
-    except SettingsError as error:
-        return Problem((flag,), error.message.rstrip("."), "a readable TOML or YAML file", "", error.next_step)
 
 
 def read_json(flag: str, path: str) -> dict[str, Any] | Problem:
@@ -35,6 +26,13 @@ def read_json(flag: str, path: str) -> dict[str, Any] | Problem:
     return content
 
 
+def model_config(settings: Settings) -> Mapping[str, Any]:
+    """The model's config.json; empty when it can't be read (a rule of `vime.settings.rules.model` says so)."""
+    folder = settings.checkpoint.hf_checkpoint
+    config = {} if folder is None else read_json("--hf-checkpoint", str(Path(folder) / "config.json"))
+    return {} if isinstance(config, Problem) else config
+
+
 def unknown_keys(flag: str, where: str, given: Iterable[str], known: Iterable[str]) -> Iterator[Problem]:
     """Keys that nothing reads, each with the nearest known one."""
     names = sorted(known)
@@ -48,12 +46,3 @@ def unknown_keys(flag: str, where: str, given: Iterable[str], known: Iterable[st
                 f"The nearest one is {near}.",
                 "Correct the key.",
             )
-
-
-def tables(flag: str, where: str, content: Mapping[str, Any], key: str) -> list[dict[str, Any]] | Problem:
-    """The list of tables under a key, or that it isn't one."""
-    found = content.get(key)
-    if isinstance(found, list) and found and all(isinstance(entry, dict) for entry in found):
-        return found
-    shown = "left out" if key not in content else repr(found)
-    return Problem((flag,), f"{where}: {key} is {shown}", "a list of tables, one or more", "", "Correct the file.")

@@ -1,0 +1,23 @@
+# meta-llama/Llama-3.1-70B (llama)
+MODEL_ARGS=(
+   --num-layers 80
+   --hidden-size 8192
+   --ffn-hidden-size 28672
+   --swiglu
+   --vocab-size 128256
+   --disable-bias-linear
+   --untie-embeddings-and-output-weights
+   # attention heads
+   --num-attention-heads 64
+   --group-query-attention
+   --num-query-groups 8
+   --kv-channels 128
+   # norm
+   --normalization "RMSNorm"
+   --norm-epsilon 1e-5
+   # rotary embedding
+   --use-rotary-position-embeddings
+   --rotary-base 500000
+   --use-rope-scaling
+   --rope-scaling-factor 8.0
+)

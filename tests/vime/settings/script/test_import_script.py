@@ -1,0 +1,142 @@
+"""Bash launch scripts become settings files that say the same."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.support.seed_model import MODEL_ARGS, MODEL_WORDS
+from vime.cli.main import main
+from vime.errors import SettingsError
+from vime.settings.resolve import resolve
+from vime.settings.script.reader import read_launch_script
+from vime.settings.script.to_file import settings_tables
+
+SCRIPT = r"""#!/bin/bash
+pkill -9 vllm
+set -ex
+export PYTHONBUFFERED=16
+NVLINKS=$(nvidia-smi topo -m 2>/dev/null | grep -o 'NV[0-9]' | wc -l)
+if [ "$NVLINKS" -gt 0 ]; then HAS_NVLINK=1; else HAS_NVLINK=0; fi
+SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+source "${SCRIPT_DIR}/model.sh"
+MODEL=/models/Qwen3-4B
+CKPT_ARGS=(
+   --hf-checkpoint ${MODEL}
+   #--hf-checkpoint /models/Qwen3-4B-FP8
+   --save $MODEL/run#1   # the run's folder
+)
+ROLLOUT_ARGS=(
+   --prompt-data '/data/$d.jsonl' --input-key prompt --rollout-stop "a b" 'c' --apply-chat-template
+   --num-rollout ${STEPS:-3000} --rollout-sample-hook-path a.b --rollout-sample-hook-path c.d
+)
+PERF_ARGS=(--tensor-model-parallel-size 2 --sequence-parallel)
+PERF_ARGS+=(--disable-grpo-std-normalization --no-offload-train --lr=1e-5)
+VLLM="--vllm-gpu-memory-utilization 0.7 --vllm-no-enable-prefix-caching"
+RUNTIME_ENV_JSON="{ \"env_vars\": { \"PYTHONPATH\": \"/root/Megatron-LM/\" } }"
+ray job submit --address="http://127.0.0.1:8265" \
+   --runtime-env-json="${RUNTIME_ENV_JSON}" \
+   -- python3 train.py --actor-num-nodes 1 \
+   --apply-chat-template-kwargs '{"enable_thinking": false}' \
+   ${MODEL_ARGS[@]} "${CKPT_ARGS[@]}" ${ROLLOUT_ARGS[@]} ${PERF_ARGS[@]} $VLLM \
+   --router-balance-abs-threshold 0 "$@" > log.txt 2>&1
+"""
+FLAGS = [
+    "--actor-num-nodes", "1", "--apply-chat-template-kwargs", '{"enable_thinking": false}', *MODEL_WORDS,
+    "--hf-checkpoint", "/models/Qwen3-4B", "--save", "/models/Qwen3-4B/run#1", "--prompt-data", "/data/$d.jsonl",
+    "--input-key", "prompt", "--rollout-stop", "a b", "c", "--apply-chat-template", "--num-rollout", "3000",
+    "--rollout-sample-hook-path", "a.b", "--rollout-sample-hook-path", "c.d", "--tensor-model-parallel-size", "2",
+    "--sequence-parallel", "--disable-grpo-std-normalization", "--no-offload-train", "--lr=1e-5",
+    "--vllm-gpu-memory-utilization", "0.7", "--vllm-no-enable-prefix-caching", "--router-balance-abs-threshold", "0",
+]  # fmt: skip
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "model.sh").write_text(MODEL_ARGS)
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    return tmp_path / "run.sh"
+
+
+def test_the_file_gives_the_same_settings_as_the_scripts_flags(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = script.with_name("run.toml")
+    assert main(["import-script", str(script), "--output", str(output)]) == 0
+    in_file = resolve(["--config", str(output)]).settings
+    from_flags = resolve(FLAGS).settings
+    assert dataclasses.replace(in_file, command=from_flags.command) == from_flags
+    warnings = capsys.readouterr().err
+    assert f"{script}:5: $(nvidia-smi topo" in warnings
+    assert f"{script}:23: the runtime environment is not taken over" in warnings
+
+
+def test_words_after_two_dashes_stand_for_the_scripts_own(script: Path) -> None:
+    launch = read_launch_script(script, ["--rm-type", "math"])
+    assert [word.text for word in launch.words][-2:] == ["--rm-type", "math"]
+    assert not any("own words" in note for note in launch.notes)
+    without = read_launch_script(script)
+    assert any(note.endswith("there are none. Give them after --.") for note in without.notes)
+
+
+def test_what_cannot_be_mapped_is_listed_with_its_line(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("""ARGS=(
+  --rolout-batch-size 4
+  --lr fast
+  --their-flag 1
+  --config other.toml
+)
+source missing.sh
+for i in 1 2; do
+  X=$i
+done
+python train.py stray ${ARGS[@]} --save "$X" --seed $HOME/x
+""")
+    tables, notes = settings_tables(read_launch_script(script))
+    text = "\n".join(notes).replace(str(script), "run.sh")
+    assert "run.sh:2: --rolout-batch-size is not a flag; the nearest one is --rollout-batch-size." in text
+    assert "run.sh:3: Argument --lr: invalid float value: 'fast'." in text
+    assert "run.sh:4: --their-flag is a flag neither of vime nor of Megatron" in text
+    assert "run.sh:5: --config can't be set in a file" in text
+    assert "run.sh:7: missing.sh can't be read" in text
+    assert (
+        "run.sh:11: $X has no value in the script; it is left empty. It is set inside a condition or loop at run.sh:9"
+        in text
+    )
+    assert "run.sh:11: $HOME has no value in the script" in text
+    assert "run.sh:11: the word 'stray' belongs to no flag." in text
+    assert tables["megatron_args"] == {"their-flag": 1}
+
+
+def test_a_script_is_never_run(tmp_path: Path) -> None:
+    script, trace = tmp_path / "run.sh", tmp_path / "trace"
+    script.write_text(f"touch {trace}\nX=$(touch {trace})\npython3 train.py --save `touch {trace}` --lr 1e-6\n")
+    read_launch_script(script)
+    assert not trace.exists()
+
+
+def test_a_script_without_a_training_command_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("echo hello\n")
+    with pytest.raises(SettingsError, match=r"no command runs train\.py"):
+        read_launch_script(script)
+    with pytest.raises(SettingsError, match=r"nowhere\.sh"):
+        read_launch_script(tmp_path / "nowhere.sh")
+
+
+def test_vime_train_is_a_training_command_too(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("cd /somewhere && CUDA_VISIBLE_DEVICES=0 vime train --lr 1e-6 && echo done\n")
+    assert [word.text for word in read_launch_script(script).words] == ["--lr", "1e-6"]
+
+
+def test_copying_the_script_is_no_training_and_text_and_arrays_can_grow(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "cp train.py /tmp\nsource run.sh\nNAME=a\nNAME+=b\nARGS=(--save $NAME)\nARGS+=(--lr 1e-6)\n"
+        "${PYTHON:-python3} -u /opt/vime/train.py ${ARGS[*]}\n"
+    )
+    launch = read_launch_script(script)
+    assert [word.text for word in launch.words] == ["--save", "ab", "--lr", "1e-6"]
+    assert [note.partition("run.sh:")[2] for note in launch.notes] == ["2: run.sh sources itself; left out."]

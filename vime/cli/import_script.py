@@ -1,0 +1,40 @@
+"""`vime import-script run.sh`: a bash launch script as a file for `vime train --config`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from vime.errors import SettingsError
+from vime.settings.script.reader import read_launch_script
+from vime.settings.script.to_file import settings_tables, toml_text
+
+
+def import_script(words: list[str]) -> int:
+    """Run the command; the exit status. What could not be mapped goes to stderr and into the file's first lines."""
+    parser = argparse.ArgumentParser(
+        prog="vime import-script",
+        description="Turn a bash launch script into a file for `vime train --config`. The script is read, never run.",
+    )
+    parser.add_argument("script", type=Path, help="bash script that runs `python train.py FLAG ...`")
+    parser.add_argument("arguments", nargs="*", help='words for the script\'s "$@", after --')
+    parser.add_argument("--output", type=Path, default=None, help="file to write; standard output when left out")
+    options = parser.parse_args(words)
+    tables, notes = settings_tables(read_launch_script(options.script, options.arguments))
+    comments = [f"From {options.script.name}, by `vime import-script`."]
+    comments += ["Not taken over as written:", *notes] if notes else []
+    text = toml_text(tables, comments)
+    for note in notes:
+        print(f"warning: {note}", file=sys.stderr)
+    if options.output is None:
+        print(text, end="")
+        return 0
+    try:
+        options.output.write_text(text)
+    except OSError as error:
+        raise SettingsError(f"--output: {error}.", next_step="Name a file that can be written.") from error
+    settings = sum(len(entries) for entries in tables.values())
+    print(f"{options.output}: {settings} settings, {len(notes)} notes.")
+    print(f"Check it: vime train --config {options.output} --dry-run")
+    return 0

@@ -1,0 +1,182 @@
+"""The table of each family of models, by the `model_type` of its `config.json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vime.errors import ModelError
+from vime.models.rope import rope_rows
+from vime.models.rows import (
+    Config,
+    Row,
+    Shape,
+    Value,
+    expand_layers,
+    fixed,
+    layer_pattern,
+    number,
+    positive,
+    real,
+    switch,
+    whole,
+)
+
+
+def _swiglu(config: Config) -> bool:
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"config.json: hidden_act is {config['hidden_act']!r}, allowed: silu.")
+    return True
+
+
+def _no_linear_bias(config: Config) -> bool:
+    if config.get("mlp_bias", False):
+        raise ModelError("config.json: mlp_bias is true, allowed: false.")
+    return True
+
+
+def _head_size(config: Config) -> int:
+    heads = positive(config, "num_attention_heads")
+    return positive(config, "head_dim") if config.get("head_dim") else positive(config, "hidden_size") // heads
+
+
+def _query_groups(config: Config) -> int:
+    key = "num_key_value_heads" if config.get("num_key_value_heads") else "num_attention_heads"
+    return positive(config, key)
+
+
+_COMMON = (
+    whole("--num-layers", "num_hidden_layers"),
+    whole("--hidden-size", "hidden_size"),
+    whole("--ffn-hidden-size", "intermediate_size"),
+    whole("--num-attention-heads", "num_attention_heads"),
+    whole("--vocab-size", "vocab_size"),
+    whole("--max-position-embeddings", "max_position_embeddings", compared=False),
+    fixed("--normalization", "RMSNorm"),
+    real("--norm-epsilon", "rms_norm_eps", default=1e-6),
+    Row("--swiglu", bool, "hidden_act", _swiglu, lambda _: {"hidden_act": "silu"}),
+    Row("--disable-bias-linear", bool, "mlp_bias", _no_linear_bias, lambda _: {}),
+    switch("--untie-embeddings-and-output-weights", "tie_word_embeddings", on=False),
+    fixed("--position-embedding-type", "rope", aliases=("--use-rotary-position-embeddings",)),
+)
+
+_GROUPED_ATTENTION = (
+    fixed("--group-query-attention", True),
+    Row(
+        "--num-query-groups",
+        int,
+        "num_key_value_heads",
+        _query_groups,
+        lambda shape: {"num_key_value_heads": shape["--num-query-groups"]},
+    ),
+    Row("--kv-channels", int, "head_dim", _head_size, lambda shape: {"head_dim": shape["--kv-channels"]}),
+)
+
+
+def num_experts(config: Config) -> int:
+    """Experts of a layer; transformers writes the number under either of two names."""
+    return positive(config, "num_local_experts" if "num_local_experts" in config else "num_experts")
+
+
+def _experts_everywhere(config: Config) -> int:
+    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+        raise ModelError("config.json: dense layers between expert layers, allowed: experts in every layer.")
+    _normalised(config)
+    return num_experts(config)
+
+
+def _normalised(config: Config) -> None:
+    if not config.get("norm_topk_prob", True):
+        raise ModelError("config.json: norm_topk_prob is false, allowed: true.")
+
+
+_EXPERTS = (
+    Row(
+        "--num-experts",
+        int,
+        "num_experts",
+        _experts_everywhere,
+        lambda shape: {"num_experts": shape["--num-experts"], "norm_topk_prob": True},
+    ),
+    whole("--moe-router-topk", "num_experts_per_tok"),
+    whole("--moe-ffn-hidden-size", "moe_intermediate_size"),
+)
+
+
+def _shared_size(config: Config) -> int:
+    return positive(config, "n_shared_experts") * positive(config, "moe_intermediate_size")
+
+
+def _shared_count(shape: Shape) -> dict[str, Any]:
+    sizes = int(shape["--moe-shared-expert-intermediate-size"]), int(shape["--moe-ffn-hidden-size"])
+    return {"n_shared_experts": sizes[0] // sizes[1]}
+
+
+def _layer_freq(config: Config) -> str:
+    layers, dense = positive(config, "num_hidden_layers"), int(number(config, "first_k_dense_replace", 0))
+    return layer_pattern([0] * dense + [1] * (layers - dense))
+
+
+def _num_dense(shape: Shape) -> dict[str, Any]:
+    return {"first_k_dense_replace": expand_layers(str(shape["--moe-layer-freq"])).count(0)}
+
+
+def _latent_experts(config: Config) -> Value:
+    _normalised(config)
+    return positive(config, "n_routed_experts")
+
+
+_LATENT_ATTENTION = (
+    fixed("--multi-latent-attention", True),
+    whole("--q-lora-rank", "q_lora_rank"),
+    whole("--kv-lora-rank", "kv_lora_rank"),
+    whole("--qk-head-dim", "qk_nope_head_dim"),
+    whole("--qk-pos-emb-head-dim", "qk_rope_head_dim"),
+    whole("--v-head-dim", "v_head_dim"),
+    fixed("--qk-layernorm", True),
+)
+
+_DEEPSEEK_EXPERTS = (
+    Row(
+        "--num-experts",
+        int,
+        "n_routed_experts",
+        _latent_experts,
+        lambda shape: {"n_routed_experts": shape["--num-experts"], "norm_topk_prob": True},
+    ),
+    *_EXPERTS[1:],
+    Row(
+        "--moe-shared-expert-intermediate-size",
+        int,
+        "n_shared_experts x moe_intermediate_size",
+        _shared_size,
+        _shared_count,
+    ),
+    Row("--moe-layer-freq", str, "first_k_dense_replace", _layer_freq, _num_dense),
+    fixed("--moe-router-score-function", "sigmoid"),
+    fixed("--moe-router-enable-expert-bias", True),
+    whole("--moe-router-num-groups", "n_group"),
+    whole("--moe-router-group-topk", "topk_group"),
+    real("--moe-router-topk-scaling-factor", "routed_scaling_factor"),
+)
+
+_NO_QK_NORM = fixed("--qk-layernorm", False)
+_QK_NORM = fixed("--qk-layernorm", True)
+_QKV_BIAS = switch("--add-qkv-bias", "attention_bias")
+
+FAMILIES: dict[str, tuple[Row, ...]] = {
+    "qwen2": (*_COMMON, *_GROUPED_ATTENTION, fixed("--add-qkv-bias", True), _NO_QK_NORM, *rope_rows()),
+    "qwen3": (*_COMMON, *_GROUPED_ATTENTION, _QKV_BIAS, _QK_NORM, *rope_rows()),
+    "qwen3_moe": (*_COMMON, *_GROUPED_ATTENTION, _QKV_BIAS, _QK_NORM, *rope_rows(), *_EXPERTS),
+    "llama": (*_COMMON, *_GROUPED_ATTENTION, _QKV_BIAS, _NO_QK_NORM, *rope_rows("llama3")),
+    "glm": (*_COMMON, *_GROUPED_ATTENTION, _QKV_BIAS, _NO_QK_NORM, *rope_rows("partial")),
+    "deepseek_v3": (*_COMMON, *_LATENT_ATTENTION, *rope_rows("yarn"), *_DEEPSEEK_EXPERTS),
+}
+
+SUPPORTED_MODEL_TYPES = ("qwen3",)
+"""The families that `vime train` runs; the others have a shape here, and a dry run."""
+
+
+def family_of(config: Config) -> str | None:
+    """The `model_type` of a `config.json`; None for one that isn't in `FAMILIES`."""
+    found = config.get("model_type")
+    return found if isinstance(found, str) and found in FAMILIES else None

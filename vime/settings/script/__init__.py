@@ -1,0 +1,1 @@
+"""From a bash launch script to a settings file."""

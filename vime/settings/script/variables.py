@@ -1,0 +1,105 @@
+"""Values of variables in a script, and what the words that use them become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vime.settings.script.lexer import SCRIPT_FOLDER, Word
+
+_VARIABLE = re.compile(r"\\(.)|\$\{([^}]*)\}|\$(\w+|[@*#?!$-])", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Located:
+    """A word with its quotes removed and variables filled in, and where it is written."""
+
+    text: str
+    where: str
+
+
+class Variables:
+    """Name -> value, one word for a variable and several for an array.
+
+    `in_block` has the place of assignments inside conditions and loops, which are not followed; `file` is the script
+    being read; `notes` say what could not be filled in.
+    """
+
+    def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
+        self.notes: list[str] = []
+        self.in_block: dict[str, str] = {}
+        self.file = ""
+        words = [Located(text, f"argument {i}") for i, text in enumerate(arguments, start=1)]
+        self.values: dict[str, list[Located]] = {SCRIPT_FOLDER: [Located(str(folder), "")], "@": words, "*": words}
+        self.values |= {str(i): [word] for i, word in enumerate(words, start=1)}
+
+    def where(self, line: int) -> str:
+        return f"{self.file}:{line}"
+
+    def note(self, line: int, words: str) -> None:
+        self.notes.append(f"{self.where(line)}: {words}")
+
+    def expand(self, word: Word, *, split: bool = True) -> list[Located]:
+        """The word's value: several words for an array or an unquoted variable with blanks, none for an empty one."""
+        where = self.where(word.line)
+        done: list[Located] = []
+        text: str | None = None
+        for part in word.parts:
+            if part.kind == "variable":
+                found = self._value(part.text[1:].strip("{}"), word)
+                if split and not part.text.endswith("[@]}"):
+                    found = [Located(piece, item.where) for item in found for piece in item.text.split()]
+            elif part.kind == "double" and (name := re.fullmatch(r'"\$(?:\{(\w+\[[@*]\]|@|\*)\}|([@*]))"', part.text)):
+                found = self._value(name[1] or name[2], word)
+            else:
+                text = (text or "") + self._literal(part.kind, part.text, word)
+                continue
+            if len(found) == 1:
+                text = (text or "") + found[0].text
+                where = found[0].where if len(word.parts) == 1 else where
+            elif found:
+                done += [Located((text or "") + found[0].text, found[0].where), *found[1:-1]]
+                text, where = found[-1].text, found[-1].where
+        return done if text is None else [*done, Located(text, where)]
+
+    def _literal(self, kind: str, text: str, word: Word) -> str:
+        if kind == "single":
+            return text[1:-1]
+        if kind == "escaped":
+            return text[1:]
+        if kind == "substitution":
+            self.note(word.line, f"{text} would have to be run; it is left empty.")
+            return ""
+        return self._fill(text[1:-1], word) if kind == "double" else text
+
+    def _fill(self, text: str, word: Word) -> str:
+        """Text between double quotes."""
+
+        def replace(match: re.Match[str]) -> str:
+            if match[1] is not None:
+                return match[1] if match[1] in '$`"\\' else "" if match[1] == "\n" else match[0]
+            return " ".join(item.text for item in self._value(match[2] or match[3], word))
+
+        if "$(" in text or "`" in text.replace("\\`", ""):
+            self.note(word.line, f'"{text}" would have to be run; it is kept as written.')
+            return text
+        return _VARIABLE.sub(replace, text)
+
+    def _value(self, expression: str, word: Word) -> list[Located]:
+        """Value of `NAME`, `NAME[@]`, `NAME:-default` or `NAME-default`."""
+        match = re.fullmatch(r"(\w+|[@*])(?:\[[@*]\])?(?::?-(.*))?", expression, re.DOTALL)
+        if match is None:
+            self.note(word.line, f"${{{expression}}} is more than this command can fill in; it is left empty.")
+            return []
+        name, default = match[1], match[2]
+        if name in ("@", "*") and not self.values[name]:
+            self.note(word.line, f"${name} stands for the script's own words; there are none. Give them after --.")
+        if name in self.values and (default is None or any(item.text for item in self.values[name])):
+            return self.values[name]
+        if default is not None:
+            return [Located(self._fill(default.strip("\"'"), word), self.where(word.line))]
+        set_in = f" It is set inside a condition or loop at {self.in_block[name]}." if name in self.in_block else ""
+        self.note(word.line, f"${name} has no value in the script; it is left empty.{set_in}")
+        return []
