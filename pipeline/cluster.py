@@ -114,7 +114,7 @@ async def answer(reference: Awaitable[_Result], process: str) -> _Result:
     except RayTaskError as error:
         raise error.cause from error
     except RayActorError as error:
-        reason = str(error).strip().splitlines()[-1]
+        reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0]
         raise RunFailedError(
             f"{process} died. {reason}", next_step="Run the same command again; it resumes from the newest commit."
         ) from error

@@ -242,13 +242,17 @@ class Workers:
         error = watcher.exception() if not watcher.cancelled() else None
         if isinstance(error, VimeError) and not isinstance(error, RunFailedError):
             return error
-        how = f"exit status {watcher.result()}" if error is None else str(error)
+        how = f"exit status {watcher.result()}" if error is None else _without_next_step(error)
         lines = last_lines(self._folder.log(name))
         shown = "".join(f"\n  | {line}" for line in lines)
         return RunFailedError(
             f"{name} ended unexpectedly ({how}).\nLast lines of {self._folder.log(name)}:{shown}\n",
             next_step="Run the same command again; it resumes from the newest commit.",
         )
+
+
+def _without_next_step(error: BaseException) -> str:
+    return error.message if isinstance(error, VimeError) else str(error)
 
 
 async def _stopped(reference: Awaitable[Any], name: str) -> None:

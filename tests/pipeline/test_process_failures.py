@@ -46,9 +46,11 @@ async def test_a_queue_that_cannot_be_opened_is_told_by_its_own_error(
 
 async def test_a_dead_process_is_named_with_the_reason() -> None:
     async def dead() -> None:
-        raise RayActorError(error_msg="The actor died.\nTraceback ...\nNameError: no such thing")
+        raise RayActorError(
+            error_msg="The actor died.\nTraceback ...\nNameError: no thing. Some common causes are: ..."
+        )
 
-    with pytest.raises(RunFailedError, match=r"trainer rank 1 died\. NameError: no such thing") as caught:
+    with pytest.raises(RunFailedError, match=r"trainer rank 1 died\. NameError: no thing\. Run") as caught:
         await answer(dead(), "trainer rank 1")
     assert "Run the same command again" in caught.value.next_step
 
