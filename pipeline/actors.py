@@ -26,6 +26,7 @@ from pipeline.wiring import (
     build_trainer_worker,
     create_or_open_pool,
 )
+from recovery.commit import QueueState
 from vime.settings.groups import Settings
 
 _Result = TypeVar("_Result")
@@ -96,6 +97,9 @@ class CoordinatorActor:
 
     async def queue_state(self) -> bytes:
         return encode(self._coordinator.queue_state())
+
+    async def rotate(self, committed: bytes) -> None:
+        self._coordinator.rotate(decode(committed, QueueState))
 
     async def close(self) -> None:
         self._coordinator.close()

@@ -307,6 +307,7 @@ class _Session:
         (self._directory / "rollout").mkdir(parents=True, exist_ok=True)
         directory = str(self._directory)
         await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
+        state = await self._workers.queue_state()
         path = await asyncio.to_thread(
             write_commit,
             self._directory,
@@ -316,8 +317,9 @@ class _Session:
             weight_version=weight_version,
             run_id=self._settings.queue.rollout_queue_run_id,
             rollout_data_dir=str(self._folder.queue.parent),
-            queue_state=await self._workers.queue_state(),
+            queue_state=state,
         )
+        await self._workers.rotate_queue(state)
         self._last_commit = rollout_id
         self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
 
