@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -18,16 +19,19 @@ from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, en
 from pipeline.planner import BatchPlan
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
+from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.wiring import (
     build_engine_server,
     build_producer,
-    build_prompt_source,
     build_trainer_worker,
     create_or_open_pool,
 )
 from recovery.commit import QueueState
+from vime.errors import VimeError
 from vime.settings.groups import Settings
+
+logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -47,14 +51,22 @@ class CoordinatorActor:
         decoded = _decode_settings(settings)
         folder = RunFolder.of(decoded)
         log_to_file(folder.log("coordinator"))
-        self._coordinator: Coordinator = open_coordinator(
-            open_pool=lambda: create_or_open_pool(decoded),
-            source=build_prompt_source(decoded),
-            owner=f"coordinator of {folder.root}",
-            config=decode(config, CoordinatorConfig),
-        )
+        self._coordinator: Coordinator | VimeError
+        try:
+            self._coordinator = open_coordinator(
+                open_pool=lambda: create_or_open_pool(decoded),
+                source=build_prompt_source(decoded),
+                owner=f"coordinator of {folder.root}",
+                config=decode(config, CoordinatorConfig),
+            )
+        except VimeError as error:
+            # Of an error in here Ray would tell that the actor died; so each call tells what it was.
+            logger.exception("the queue can't be opened")
+            self._coordinator = error
 
     async def pid(self) -> int:
+        """Its process id; raises what went wrong when the queue was opened, as all calls do."""
+        self._opened()
         return os.getpid()
 
     async def watch(self) -> None:
@@ -62,47 +74,52 @@ class CoordinatorActor:
         await asyncio.Event().wait()
 
     async def lease(self, worker_id: str, max_groups: int) -> bytes:
-        return encode(self._coordinator.lease(worker_id, max_groups))
+        return encode(self._opened().lease(worker_id, max_groups))
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
-        return self._coordinator.heartbeat(leases)
+        return self._opened().heartbeat(leases)
 
     async def accept(self, requests: bytes) -> bytes:
-        return encode(await self._coordinator.accept(decode(requests, list[AcceptRequest])))
+        return encode(await self._opened().accept(decode(requests, list[AcceptRequest])))
 
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
-        self._coordinator.release(group_index, lease, reason)
+        self._opened().release(group_index, lease, reason)
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
-        self._coordinator.drop(group_index, lease, reason)
+        self._opened().drop(group_index, lease, reason)
 
     async def wait_for_groups(self, count: int, timeout_s: float) -> bytes | None:
-        groups = await self._coordinator.wait_for_groups(count, timeout_s)
+        groups = await self._opened().wait_for_groups(count, timeout_s)
         return None if groups is None else encode(groups)
 
     async def record_plan(self, batch_id: str, positions: list[int], plan: bytes) -> None:
-        self._coordinator.record_plan(batch_id, positions, plan)
+        self._opened().record_plan(batch_id, positions, plan)
 
     async def training_completed(self, rollout_id: int, policy_version: int, positions: list[int]) -> None:
-        self._coordinator.training_completed(rollout_id, policy_version, positions)
+        self._opened().training_completed(rollout_id, policy_version, positions)
 
     async def identity(self) -> bytes:
-        return encode(self._coordinator.identity())
+        return encode(self._opened().identity())
 
     async def counts(self) -> bytes:
-        return encode(self._coordinator.counts())
+        return encode(self._opened().counts())
 
     async def highest_version(self) -> int:
-        return self._coordinator.highest_version()
+        return self._opened().highest_version()
 
     async def queue_state(self) -> bytes:
-        return encode(self._coordinator.queue_state())
+        return encode(self._opened().queue_state())
 
     async def rotate(self, committed: bytes) -> None:
-        self._coordinator.rotate(decode(committed, QueueState))
+        self._opened().rotate(decode(committed, QueueState))
 
     async def close(self) -> None:
-        self._coordinator.close()
+        self._opened().close()
+
+    def _opened(self) -> Coordinator:
+        if isinstance(self._coordinator, VimeError):
+            raise self._coordinator
+        return self._coordinator
 
 
 class EngineActor:

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Awaitable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -15,7 +16,8 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline.devices import visible_gpus
+from pipeline.devices import CPU_SLOTS_PER_CORE, cpu_slots, visible_gpus
+from pipeline.guard import guarded
 from vime.errors import RunFailedError, SettingsError
 from vime.settings.groups import ClusterSettings
 
@@ -23,7 +25,6 @@ _Result = TypeVar("_Result")
 
 CPU_SLOT = "vime_slot"
 """Custom resource that stands for one GPU on a machine without CUDA."""
-CPU_SLOTS_PER_CORE = 4
 OBJECT_STORE_BYTES = 128 * 2**20
 """Only control messages travel through Ray."""
 
@@ -36,7 +37,7 @@ class Cluster:
         self._num_producers = num_producers
         gpus = visible_gpus()
         self._has_cuda = gpus > 0
-        have = gpus if self._has_cuda else CPU_SLOTS_PER_CORE * (os.cpu_count() or 1)
+        have = gpus if self._has_cuda else cpu_slots()
         if self._num_workers > have:
             kind = "GPUs" if self._has_cuda else f"worker processes ({CPU_SLOTS_PER_CORE} a core)"
             raise SettingsError(
@@ -45,10 +46,21 @@ class Cluster:
                 next_step="Lower --actor-num-gpus-per-node or --rollout-num-gpus.",
             )
         self._slots = have
-        self.temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))
+        self._exits = ExitStack()
 
     def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _start(self) -> None:
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        self.temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))
+        self._exits.callback(shutil.rmtree, self.temporary, ignore_errors=True)
+        self._exits.enter_context(guarded(self.temporary))
         ray.init(
             address="local",
             num_cpus=self._num_workers + self._num_producers + 2,
@@ -62,11 +74,10 @@ class Cluster:
         bundle = {"GPU": 1} if self._has_cuda else {CPU_SLOT: 1}
         self._placement = ray.util.placement_group([bundle] * self._num_workers, strategy="PACK")
         ray.get(self._placement.ready(), timeout=60)
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         ray.shutdown()
-        shutil.rmtree(self.temporary, ignore_errors=True)
+        self._exits.close()
 
     def spawn_worker(self, actor: type, bundle: int, *args: Any, env: dict[str, str] | None = None) -> Any:
         """Start an actor on one bundle (one GPU, or one slot)."""
@@ -103,4 +114,7 @@ async def answer(reference: Awaitable[_Result], process: str) -> _Result:
     except RayTaskError as error:
         raise error.cause from error
     except RayActorError as error:
-        raise RunFailedError(f"{process} died.") from error
+        reason = str(error).strip().splitlines()[-1]
+        raise RunFailedError(
+            f"{process} died. {reason}", next_step="Run the same command again; it resumes from the newest commit."
+        ) from error

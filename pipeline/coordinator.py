@@ -82,8 +82,11 @@ class Coordinator:
         )
 
     def heartbeat(self, leases: list[bytes]) -> list[bool]:
-        """For each lease, whether it still holds."""
-        return [state is LeaseState.EXTENDED for state in self._queue.heartbeat(leases)]
+        """For each lease, whether it still holds; those that don't no longer count as work in progress."""
+        alive = [state is LeaseState.EXTENDED for state in self._queue.heartbeat(leases)]
+        ended = {lease for lease, holds in zip(leases, alive, strict=True) if not holds}
+        self._leased = {group: lease for group, lease in self._leased.items() if lease not in ended}
+        return alive
 
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
         """Accept published groups; a stale attempt is refused without harm."""
@@ -96,7 +99,8 @@ class Coordinator:
                 logger.warning("group %d: %s", group_index, error)
                 replies.append(AcceptReply(group_index, None))
                 continue
-            self._forget_lease(group_index, request.lease)
+            finally:
+                self._forget_lease(group_index, request.lease)
             if group_index in self._in_flight:
                 self._in_flight.remove(group_index)
                 self._num_accepted += 1
@@ -115,11 +119,17 @@ class Coordinator:
         self._forget_lease(group_index, lease)
 
     def drop(self, group_index: int, lease: bytes, reason: str) -> None:
-        """Set a group aside for good, with its reason."""
-        self._queue.drop(lease, reason)
-        self._forget_lease(group_index, lease)
-        self._in_flight.discard(group_index)
-        self._dropped[reason] += 1
+        """Set a group aside for good, with its reason; a stale attempt may not, and changes nothing."""
+        try:
+            self._queue.drop(lease, reason)
+        except StaleLeaseError as error:
+            logger.warning("group %d: %s", group_index, error)
+            return
+        finally:
+            self._forget_lease(group_index, lease)
+        if group_index in self._in_flight:  # otherwise the answer to an earlier call was lost
+            self._in_flight.remove(group_index)
+            self._dropped[reason] += 1
 
     async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None:
         """All waiting groups once there are `count`; None when that takes longer than `timeout_s`."""
@@ -168,18 +178,17 @@ class Coordinator:
         return max([self._queue.highest_trained_version(), *waiting])
 
     def queue_state(self) -> QueueState:
-        """The part of a commit that belongs to the queue."""
-        facts = self._queue.facts()
-        identity = count_identity(facts, self._trained)
+        """The part of a commit that belongs to the queue; from running books, as `counts`."""
+        counts = self.counts()
         return QueueState(
             trained=self._trained.ranges(),
-            next_group_index=facts.cursor.next_group_index,
+            next_group_index=self._queue.cursor().next_group_index,
             identity={
-                "generated": identity.generated,
-                "trained": identity.trained,
-                "pending": identity.pending,
-                "in_flight": identity.in_flight,
-                "dropped": sum(identity.dropped.values()),
+                "generated": counts.generated,
+                "trained": counts.trained,
+                "pending": counts.pending,
+                "in_flight": counts.in_flight,
+                "dropped": sum(counts.dropped.values()),
             },
         )
 

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 DEVICE_FOLDER = Path("/dev")
+CPU_SLOTS_PER_CORE = 4
+"""Worker processes that may stand for GPUs on one core, without CUDA."""
 
 
 def visible_gpus() -> int:
@@ -15,3 +17,8 @@ def visible_gpus() -> int:
     if chosen is None:
         return devices
     return min(devices, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
+
+
+def cpu_slots() -> int:
+    """Worker processes that stand for GPUs on this machine when it has no CUDA."""
+    return CPU_SLOTS_PER_CORE * (os.cpu_count() or 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,14 @@ from typing import Any, Self
 
 from pipeline.progress import ProgressView
 
-EXIT_INTERRUPTED = 130
+
+class Ending(enum.Enum):
+    """How a session ends when no error ends it."""
+
+    DONE = "done"
+    """Every rollout is trained and committed."""
+    INTERRUPTED = "interrupted"
+    """The user stopped it; the same command resumes."""
 
 
 class Interrupts:
@@ -30,8 +38,8 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._runner.close()
 
-    def run(self, session: Coroutine[Any, Any, int]) -> int:
-        """Run to the end; 130 when it was interrupted before it could finish."""
+    def run(self, session: Coroutine[Any, Any, Ending]) -> Ending:
+        """Run to the end, or until it is stopped at once."""
         loop = self._runner.get_loop()
         task = loop.create_task(session)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -40,7 +48,7 @@ class Interrupts:
             return loop.run_until_complete(task)
         except asyncio.CancelledError:
             self._view.note("Stopped at once; nothing was committed. Resume from the newest commit.")
-            return EXIT_INTERRUPTED
+            return Ending.INTERRUPTED
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -54,7 +62,7 @@ class Interrupts:
         finally:
             self._may_finish = self.stop_asked
 
-    def _on_signal(self, task: asyncio.Task[int]) -> None:
+    def _on_signal(self, task: asyncio.Task[Ending]) -> None:
         if self._may_finish and not self.stop_asked:
             self.stop_asked = True
             self._view.note("Finishing the step, then committing. Ctrl-C again stops at once.")

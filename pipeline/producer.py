@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
-from storage.columns import encode_group
+from storage.columns import EncodedGroup, encode_group
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
-from storage.summary import summarize
+from storage.summary import GroupSummary, summarize
 from vime.backends.vllm_utils.client import EngineClient
 from vime.data.cursor import PromptTask
 from vime.errors import EngineError, GenerationAborted, RewardError, SampleError
 from vime.rollout.generate import SampleGenerator
-from vime.rollout.rewards import RewardFunction, score
+from vime.rollout.rewards import RewardFunction, reward_value, score
 from vime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,16 @@ class ProducerSettings:
     salt_by_version: bool
 
 
+@dataclass(frozen=True)
+class _Finished:
+    """A group in its stored form, on its way to the pool."""
+
+    work: Work
+    samples: list[Sample]
+    group: EncodedGroup
+    summary: GroupSummary
+
+
 class Producer:
     """Runs until the queue wants no more groups or `stop` is called."""
 
@@ -74,7 +84,7 @@ class Producer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[bytes, tuple[Work, asyncio.Task[None]]] = {}
         self._failures: dict[int, int] = {}
-        self._outbox: asyncio.Queue[tuple[Work, list[Sample]]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[_Finished] = asyncio.Queue()
         self._published = 0
         self._samples = 0
         self._tokens = 0
@@ -125,7 +135,10 @@ class Producer:
             for loop in done:
                 loop.result()
             await self._give_back_unfinished()
-            await self._outbox.join()
+            loops.append(asyncio.create_task(self._outbox.join()))
+            done, _ = await asyncio.wait(loops[1:], return_when=asyncio.FIRST_COMPLETED)
+            for loop in done:
+                loop.result()
         finally:
             for task in [*loops, *self._tasks]:
                 task.cancel()
@@ -157,7 +170,7 @@ class Producer:
     async def _produce(self, work: Work) -> None:
         """One group, from lease to outbox. A failed group goes back to the queue, or is set aside at last."""
         try:
-            samples = await self._generate_group(work)
+            finished = await self._generate_group(work)
         except GenerationAborted as error:
             self._aborted += 1
             await self._release(work, f"aborted: {error.message}")
@@ -166,7 +179,7 @@ class Producer:
             await self._group_failed(work, error)
             return
         self._failures.pop(work.group_index, None)
-        self._outbox.put_nowait((work, samples))
+        self._outbox.put_nowait(finished)
 
     async def _group_failed(self, work: Work, error: EngineError | RewardError | SampleError) -> None:
         group_index = work.group_index
@@ -185,8 +198,11 @@ class Producer:
         await self._queue.release(work.group_index, work.lease, reason)
         self._held.pop(work.lease, None)
 
-    async def _generate_group(self, work: Work) -> list[Sample]:
-        """Generate and score the members together; the first failure cancels the rest."""
+    async def _generate_group(self, work: Work) -> _Finished:
+        """Generate and score the members together; the first failure cancels the rest.
+
+        What can't be trained or stored fails here, where it costs no other group.
+        """
         prompt = decode_prompt(await asyncio.to_thread(self._pool.read_blob, work.prompt_ref))
         samples = [_fresh_sample(prompt, member) for member in range(self._settings.n_samples_per_prompt)]
         try:
@@ -195,7 +211,11 @@ class Producer:
                     group.create_task(self._generate_sample(sample))
         except* (EngineError, RewardError, SampleError) as errors:
             raise _first(errors) from errors
-        return samples
+        key = self._settings.reward_key
+        for sample in samples:
+            sample.check_trainable()
+            reward_value(sample, key)
+        return _Finished(work, samples, encode_group(samples, reward_key=key), summarize(samples, reward_key=key))
 
     async def _generate_sample(self, sample: Sample) -> None:
         await self._admitting.wait()
@@ -215,7 +235,6 @@ class Producer:
             key=self._settings.reward_key,
         )
         sample.non_generation_time += time.monotonic() - started
-        sample.check_trainable()
 
     def _count_requests(self, change: int) -> None:
         self._requests += change
@@ -227,20 +246,19 @@ class Producer:
             batch = [await self._outbox.get()]
             while not self._outbox.empty():
                 batch.append(self._outbox.get_nowait())
-            key = self._settings.reward_key
-            items = [(encode_group(samples, reward_key=key), work.lease) for work, samples in batch]
+            items = [(finished.group, finished.work.lease) for finished in batch]
             submission_id = f"{self._settings.worker_id}:{uuid.uuid4().hex}"
             refs = await asyncio.to_thread(self._pool.publish_groups, items, submission_id=submission_id)
             replies = await self._queue.accept(
                 [
-                    AcceptRequest(work.lease, ref, summarize(samples, reward_key=key))
-                    for (work, samples), ref in zip(batch, refs, strict=True)
+                    AcceptRequest(finished.work.lease, ref, finished.summary)
+                    for finished, ref in zip(batch, refs, strict=True)
                 ]
             )
-            for (work, samples), reply in zip(batch, replies, strict=True):
+            for finished, reply in zip(batch, replies, strict=True):
                 self._outbox.task_done()
-                self._held.pop(work.lease, None)
-                self._count_accepted(samples, accepted=reply.position is not None)
+                self._held.pop(finished.work.lease, None)
+                self._count_accepted(finished.samples, accepted=reply.position is not None)
 
     def _count_accepted(self, samples: list[Sample], *, accepted: bool) -> None:
         if not accepted:

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,19 +16,22 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.interrupt import Interrupts
+from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
+from pipeline.prompt_source import build_prompt_source
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.step_metrics import StepClock, step_record
-from pipeline.wiring import NUM_PRODUCERS, build_prompt_source
+from pipeline.wiring import NUM_PRODUCERS
 from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
+from recovery.claim import claim_queue
 from recovery.commit import (
     CommitParent,
     CommitRecord,
@@ -40,14 +44,14 @@ from recovery.commit import (
 )
 from recovery.fixed import FixedSettings, hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
-from storage.files import append_durably, write_atomically
+from storage.files import append_durably, make_folder, write_atomically
+from storage.os_errors import os_error
+from storage.positions import PositionRanges
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RestoreError, RunFailedError
+from vime.errors import RestoreError, TooManyFailuresError
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
-
-WAIT_REPORT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,8 @@ class Start:
     state: QueueState | None
 
 
-def run_training(resolved: Resolved, view: ProgressView) -> int:
-    """Run `vime train`; the exit status. Errors come out as `VimeError`."""
+def run_training(resolved: Resolved, view: ProgressView) -> Ending:
+    """Run `vime train` to its end. Errors come out as `VimeError`."""
     settings = resolved.settings
     folder = RunFolder.of(settings)
     fixed = _fixed_settings(settings)
@@ -73,11 +77,22 @@ def run_training(resolved: Resolved, view: ProgressView) -> int:
         for words in start.plan.words:
             view.note(words)
         if start.plan.mode is RestoreMode.COMPLETE:
-            return 0
+            return Ending.DONE
+        claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
         _remove_leftovers(folder)
         write_atomically(folder.settings, settings_record(resolved))
         with Interrupts(view) as interrupts, Cluster(settings.cluster, NUM_PRODUCERS) as cluster:
             return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
+
+
+def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int], int]:
+    """Groups that this session has set aside, by reason, and all that it has worked on.
+
+    Those of earlier sessions don't count: their cause may be repaired, and the run must be able to go on.
+    """
+    dropped = Counter(counts.dropped)
+    dropped.subtract(at_start.dropped)
+    return dict(+dropped), counts.generated - at_start.generated + at_start.in_flight
 
 
 @contextmanager
@@ -86,20 +101,43 @@ def session_lock(folder: RunFolder) -> Iterator[None]:
 
     Raises:
         RestoreError: another one holds it.
+        StorageError: it can't be locked.
     """
-    with folder.session_lock.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise RestoreError(
-                f"{folder.root}: another session is running there (process {file.read().strip() or 'unknown'}).",
-                next_step="Wait for it, stop it, or use another --save.",
-            ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    path = folder.session_lock
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise os_error(error, path, 0) from error
+        raise RestoreError(
+            f"{folder.root}: another session is running there (process {path.read_text().strip() or 'unknown'}).",
+            next_step="Wait for it, stop it, or use another --save.",
+        ) from error
+    try:
         yield
+    finally:
+        os.close(descriptor)
+
+
+def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
+    """What the coordinator of a session is told. Batches trained before may have had another size."""
+    data, queue = settings.data, settings.queue
+    batch = data.rollout_batch_size or 0
+    trained = [] if start.state is None else start.state.trained
+    left = (data.num_rollout or 0) - start.plan.start_rollout
+    return CoordinatorConfig(
+        branch=start.branch,
+        trained=trained,
+        groups_wanted=len(PositionRanges(trained)) + left * batch,
+        max_groups=queue.rollout_queue_max_groups or 2 * batch,
+        lease_seconds=queue.rollout_queue_lease_seconds,
+    )
 
 
 def _fixed_settings(settings: Settings) -> FixedSettings:
@@ -160,35 +198,30 @@ class _Session:
         self._done_rollouts = start.plan.start_rollout
         self._data_parallel_size = 1
 
-    async def run(self) -> int:
+    async def run(self) -> Ending:
         clients: list[EngineClient] = []
         try:
             publisher = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
-            await self._workers.stop_producers()
-            if self._last_commit != self._done_rollouts - 1:
-                await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+                failed = await self._workers.stop_producers()
+                if self._last_commit != self._done_rollouts - 1:
+                    await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+            if failed is not None:
+                raise failed
             self._say_goodbye(await self._workers.identity())
-            return 0
+            done = self._done_rollouts >= (self._settings.data.num_rollout or 0)
+            return Ending.DONE if done else Ending.INTERRUPTED
         finally:
             for client in clients:
                 await client.close()
             await self._workers.stop()
 
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
-        workers, data, queue = self._workers, self._settings.data, self._settings.queue
-        batch = data.rollout_batch_size or 0
-        await workers.start_coordinator(
-            CoordinatorConfig(
-                branch=self._start.branch,
-                trained=[] if self._start.state is None else self._start.state.trained,
-                groups_wanted=(data.num_rollout or 0) * batch,
-                max_groups=queue.rollout_queue_max_groups or 2 * batch,
-                lease_seconds=queue.rollout_queue_lease_seconds,
-            )
-        )
-        self._view.note(f"At start: {await workers.identity()}")
+        workers = self._workers
+        await workers.start_coordinator(coordinator_config(self._settings, self._start))
+        self._at_start = await workers.identity()
+        self._view.note(f"At start: {self._at_start}")
         addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
         await workers.start_producers(addresses)
         clients.extend(EngineClient(address) for address in addresses)
@@ -256,12 +289,16 @@ class _Session:
         data, trainer, objective = self._settings.data, self._settings.trainer, self._settings.objective
         batch = data.rollout_batch_size or 0
         self._clock.waits()
-        waited_s = 0.0
-        while (groups := await self._workers.wait_for_groups(batch, WAIT_REPORT_S)) is None:
-            if self._interrupts.stop_asked:
-                return None
-            waited_s += WAIT_REPORT_S
-            await self._report_wait(waited_s, batch)
+        groups = await wait_for_batch(
+            self._workers,
+            batch,
+            stall_timeout_s=self._settings.queue.stall_timeout,
+            report=self._view.waiting,
+            check=self._stop_when_too_many_failed,
+            stop_asked=lambda: self._interrupts.stop_asked,
+        )
+        if groups is None:
+            return None
         self._clock.waited()
         settings = PlanSettings(
             rollout_batch_size=batch,
@@ -278,22 +315,13 @@ class _Session:
         await self._workers.record_plan(plan, encode(plan))
         return plan
 
-    async def _report_wait(self, waited_s: float, batch: int) -> None:
-        counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
-        requests = sum(stat.in_flight_requests for stat in stats)
-        dropped = sum(counts.dropped.values())
-        self._view.waiting(
-            f"The trainer has waited {waited_s:.0f} s for {batch} groups ({counts.pending} are there); "
-            f"{counts.in_flight} groups with {requests} requests are in flight, {dropped} were set aside."
-        )
-        self._stop_when_too_many_failed(counts)
-
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
-        total, allowed = sum(counts.dropped.values()), self._settings.rollout.rollout_max_failed_fraction
-        if counts.generated and total / counts.generated > allowed:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
-            raise RunFailedError(
-                f"{total} of {counts.generated} groups were set aside ({reasons}), more than "
+        allowed = self._settings.rollout.rollout_max_failed_fraction
+        dropped, generated = this_session(counts, self._at_start)
+        if sum(dropped.values()) > allowed * generated:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+            raise TooManyFailuresError(
+                f"{sum(dropped.values())} of {generated} groups were set aside ({reasons}), more than "
                 f"--rollout-max-failed-fraction {allowed}.",
                 next_step=f"Look at {self._folder.log('producer_0')} for each reason.",
             )
@@ -304,7 +332,7 @@ class _Session:
             return
         started = time.monotonic()
         shutil.rmtree(iteration_directory(self._directory, rollout_id), ignore_errors=True)
-        (self._directory / "rollout").mkdir(parents=True, exist_ok=True)
+        make_folder(self._directory / "rollout")
         directory = str(self._directory)
         await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
         state = await self._workers.queue_state()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.files import make_folder
 from vime.settings.groups import Settings
 
 
@@ -56,4 +57,4 @@ class RunFolder:
     def make(self) -> None:
         """Create the folders."""
         for folder in (self.root / "rollout", self.root / "training_log", self.logs, self.queue.parent):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -10,14 +9,13 @@ from pathlib import Path
 from pipeline.devices import visible_gpus
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.run_folder import RunFolder
+from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
 from storage.pool import Pool
 from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
-from vime.data.prompts import PromptSource
-from vime.errors import SettingsError
 from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.rewards import load_reward
 from vime.settings.groups import Settings
@@ -46,32 +44,6 @@ def create_or_open_pool(settings: Settings) -> Pool:
 def open_pool(settings: Settings) -> Pool:
     """The run's pool."""
     return Pool.open(RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id)
-
-
-def read_declaration(path: str | None) -> dict[str, object] | None:
-    """The JuiceFS declaration, when one is named."""
-    if path is None:
-        return None
-    try:
-        declaration: dict[str, object] = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise SettingsError(
-            f"--rollout-storage-declaration {path}: {error}.", next_step="Name a readable JSON file."
-        ) from error
-    return declaration
-
-
-def build_prompt_source(settings: Settings) -> PromptSource:
-    data = settings.data
-    return PromptSource(
-        data.prompt_data or "",
-        input_key=data.input_key,
-        label_key=data.label_key,
-        metadata_key=data.metadata_key,
-        shuffle=data.rollout_shuffle,
-        seed=data.rollout_seed,
-        n_samples_per_prompt=data.n_samples_per_prompt,
-    )
 
 
 def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:

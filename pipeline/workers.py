@@ -27,6 +27,9 @@ _Result = TypeVar("_Result")
 
 STOP_TIMEOUT_S = 30.0
 PROGRESS_S = 2.0
+DEATH_S = 2.0
+"""How long the end of a process may become known after the first error that it causes."""
+COORDINATOR_RESTARTS = 20
 
 
 class Workers:
@@ -48,7 +51,9 @@ class Workers:
 
     async def start_coordinator(self, config: CoordinatorConfig) -> None:
         """Open the queue. Ray restarts this actor when its process dies."""
-        self.coordinator = self._cluster.spawn(CoordinatorActor, self._encoded, encode(config), restarts=-1)
+        self.coordinator = self._cluster.spawn(
+            CoordinatorActor, self._encoded, encode(config), restarts=COORDINATOR_RESTARTS
+        )
         await answer(self.coordinator.pid.remote(), "the queue coordinator")
 
     async def start_engines(self, report: Callable[[str], None]) -> list[str]:
@@ -61,8 +66,8 @@ class Workers:
                 phases = [await engine.progress.remote() for engine in self.engines]
                 report("; ".join(f"engine {number}: {phase}" for number, phase in enumerate(phases)))
         finally:
-            if not starting.done():
-                starting.cancel()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
         for number, engine in enumerate(self.engines):
             self._watch(f"engine_{number}", engine.watch.remote())
         return list(starting.result())
@@ -109,6 +114,9 @@ class Workers:
         task = asyncio.create_task(work)
         try:
             await asyncio.wait([task, *self._watchers], return_when=asyncio.FIRST_COMPLETED)
+            if self._watchers and task.done() and task.exception() is not None:
+                # The work may fail of a process that is just ending; its end then tells more.
+                await asyncio.wait(self._watchers, timeout=DEATH_S, return_when=asyncio.FIRST_COMPLETED)
             for watcher, name in self._watchers.items():
                 if watcher.done():
                     raise self._ended(name, watcher)
@@ -187,14 +195,21 @@ class Workers:
         sent: list[int] = await self.on_trainers(lambda trainer: trainer.send_weights.remote())
         return sent[0]
 
-    async def stop_producers(self) -> None:
-        """Finished groups are published, unfinished ones go back; the queue is at rest when this returns."""
+    async def stop_producers(self) -> VimeError | None:
+        """Finished groups are published, unfinished ones go back; the queue is at rest when this returns.
+
+        Returns what a producer failed with: what was trained can be committed all the same.
+        """
         runs = [task for task, name in self._watchers.items() if name.startswith("producer")]
         await self._on_producers(lambda producer: producer.stop.remote())
         if runs:
             await asyncio.wait(runs, timeout=STOP_TIMEOUT_S)
+        failed = None
         for task in runs:
-            del self._watchers[task]
+            name = self._watchers.pop(task)
+            if task.done() and task.exception() is not None:
+                failed = self._ended(name, task)
+        return failed
 
     async def stop(self) -> None:
         """Stop what runs, in order; what fails to stop is ended with Ray."""

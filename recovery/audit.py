@@ -123,7 +123,7 @@ def _segments(pool: Path) -> list[dict[str, Any]]:
     path = pool / "vime" / "queue.json"
     try:
         listed = json.loads(path.read_bytes())
-        segments: list[dict[str, Any]] = listed["segments"] if "segments" in listed else [listed]
+        segments: list[dict[str, Any]] = listed.get("segments", [listed])
     except (OSError, ValueError) as error:
         raise CorruptDataError(f"{pool}: the journal can't be read ({error}).", next_step="Check the path.") from error
     return segments

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from recovery.commit import CommitParent
-from storage.files import append_durably
+from storage.files import append_durably, make_folder
 from vime.errors import RestoreError
 
 
@@ -29,7 +29,7 @@ def branches_path(run: Path) -> Path:
 
 def append_branch(run: Path, branch: Branch) -> None:
     """Record that a session has begun, durably."""
-    branches_path(run).parent.mkdir(parents=True, exist_ok=True)
+    make_folder(branches_path(run).parent)
     append_durably(branches_path(run), msgspec.json.encode(branch))
 
 

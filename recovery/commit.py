@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from storage.files import sha256_of, sync_tree, write_atomically, write_once
+from storage.files import make_folder, sha256_of, sync_tree, write_atomically, write_once
 from vime.errors import CommitError
 
 COMMIT_VERSION = 1
@@ -93,7 +93,7 @@ def write_commit(
     payload = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     if not payload:
         raise CommitError(f"{checkpoint}: the checkpoint has no file, so it can't be committed.")
-    (directory / "rollout").mkdir(exist_ok=True)
+    make_folder(directory / "rollout")
     state_path = queue_state_path(directory, rollout_id)
     write_atomically(state_path, msgspec.json.format(msgspec.json.encode(queue_state), indent=1))
     sync_tree(checkpoint)

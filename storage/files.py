@@ -1,13 +1,19 @@
-"""Small files that must survive a crash: written whole, synced, and never half-read."""
+"""Small files that must survive a crash: written whole, synced, and never half-read.
+
+Errors of the operating system come out as `StorageError` (see `storage.os_errors`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from storage.os_errors import os_error
 from vime.errors import StorageError
 
 
@@ -22,9 +28,10 @@ def sync_directory(directory: Path) -> None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`; after a crash it holds the old content or the new, whole."""
-    temporary = _write_temporary(path, content)
-    temporary.replace(path)
-    sync_directory(path.parent)
+    with _told_as_storage_error(path, len(content)):
+        temporary = _write_temporary(path, content)
+        temporary.replace(path)
+        sync_directory(path.parent)
 
 
 def write_once(path: Path, content: bytes) -> None:
@@ -33,12 +40,13 @@ def write_once(path: Path, content: bytes) -> None:
     Raises:
         FileExistsError: it exists.
     """
-    temporary = _write_temporary(path, content)
-    try:
-        os.link(temporary, path)
-    finally:
-        temporary.unlink()
-    sync_directory(path.parent)
+    with _told_as_storage_error(path, len(content)):
+        temporary = _write_temporary(path, content)
+        try:
+            os.link(temporary, path)
+        finally:
+            temporary.unlink()
+        sync_directory(path.parent)
 
 
 def append_durably(path: Path, line: bytes) -> None:
@@ -46,16 +54,23 @@ def append_durably(path: Path, line: bytes) -> None:
 
     A torn last line, left by a crash, was never acknowledged and is cut off first.
     """
-    existed = path.exists()
-    with path.open("ab+") as file:
-        if not _ends_whole(file):
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(line + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    if not existed:
-        sync_directory(path.parent)
+    with _told_as_storage_error(path, len(line)):
+        existed = path.exists()
+        with path.open("ab+") as file:
+            if not _ends_whole(file):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if not existed:
+            sync_directory(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and those above it, where they don't exist."""
+    with _told_as_storage_error(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def _ends_whole(file: BinaryIO) -> bool:
@@ -92,8 +107,22 @@ def sha256_of(path: Path) -> str:
 
 def _write_temporary(path: Path, content: bytes) -> Path:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return temporary
+
+
+@contextmanager
+def _told_as_storage_error(path: Path, num_bytes: int = 0) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise os_error(error, path, num_bytes) from error

@@ -39,6 +39,10 @@ class DataError(VimeError):
     """A prompt file or one of its records can't be used."""
 
 
+class BadRecordError(DataError):
+    """A record of the prompt file can't be used, and the run may not go on without it."""
+
+
 class SampleError(VimeError):
     """A sample breaks the contract of `vime.utils.types.Sample`."""
 
@@ -101,3 +105,11 @@ class TrainerError(VimeError):
 
 class RunFailedError(VimeError):
     """The run stopped because one of its processes failed; the cause is in the message."""
+
+
+class TooManyFailuresError(RunFailedError):
+    """More groups or records were set aside than the settings allow."""
+
+
+class StalledError(RunFailedError):
+    """Nothing arrived for longer than --stall-timeout; the message says what each side waits for."""

@@ -113,8 +113,9 @@ def survivors(processes: list[psutil.Process], timeout_s: float = 15.0) -> list[
 
 
 def shared_memory() -> set[str]:
-    """Names of the shared-memory segments of this machine."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Names of the segments and semaphores that Python and torch made on this machine."""
+    made = ("psm_", "sem.", "torch_")
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(made)}
 
 
 def kill(pid: int) -> None:

@@ -28,7 +28,7 @@ def test_ctrl_c_finishes_the_step_commits_and_a_resume_goes_on(tmp_path: Path) -
     processes = tree(running.pid)
     os.killpg(running.pid, signal.SIGINT)
     output, _ = running.communicate(timeout=120)
-    assert running.returncode == 0, output
+    assert running.returncode == 130, output
     assert "Finishing the step, then committing" in output
     assert f"--load {job.run}" in output
     assert survivors(processes) == []
@@ -67,7 +67,7 @@ def test_kill_of_any_process_ends_the_job_and_a_resume_loses_nothing(tmp_path: P
         ids = ids[-1]  # of an engine: the server, not the actor that watches it
     kill(ids)
     output, _ = running.communicate(timeout=120)
-    assert running.returncode != 0
+    assert running.returncode == (-signal.SIGKILL if victim == "driver" else 4)
     if victim != "driver":
         assert "ended unexpectedly" in output or "died" in output, output
         assert "Next: " in output
@@ -84,7 +84,7 @@ def test_engine_that_will_not_start_shows_its_last_lines_and_leaves_nothing(tmp_
     before = shared_memory()
     running = job.start()
     output, _ = running.communicate(timeout=200)
-    assert running.returncode == 1
+    assert running.returncode == 2
     assert "Last log lines" in output
     assert "nonsense" in output
     assert "Next: " in output

@@ -101,6 +101,7 @@ async def stream(
     groups_wanted: int = 100,
     max_groups: int = 8,
     response_tokens: int = 6,
+    apply_chat_template: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
     """A running producer, admitted at policy version 1."""
@@ -113,7 +114,7 @@ async def stream(
         config=CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0),
     )
     queue = LocalQueue(coordinator)
-    generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template=False))
+    generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template))
     with Pool.open(folder / "pool") as pool:
         async with EngineClient(engine.address) as client:
             producer = Producer(replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None)

@@ -1,28 +1,30 @@
 """The coordinator's rules beyond those that producers and crashes exercise."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
-from pipeline.messages import AcceptRequest, LeaseStatus
+from pipeline.messages import AcceptRequest, LeaseStatus, Work
 from storage.columns import encode_group
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
+from storage.queue import GroupQueue
 from storage.summary import summarize
 from tests.pipeline.mini_stream import synthetic_group, write_prompts
 from vime.data.prompts import PromptSource
 from vime.errors import StorageError
 
 
-def opened(folder: Path, branch: str = "a") -> Coordinator:
+def opened(folder: Path, branch: str = "a", lease_seconds: float = 60) -> Coordinator:
     root = folder / "pool"
     return open_coordinator(
         open_pool=lambda: Pool.open(root) if (root / "vime" / "pool.json").exists() else Pool.create(root, "rollout"),
         source=PromptSource(write_prompts(folder), n_samples_per_prompt=2),
         owner="test",
-        config=CoordinatorConfig(branch, [], groups_wanted=6, max_groups=4, lease_seconds=60),
+        config=CoordinatorConfig(branch, [], groups_wanted=6, max_groups=4, lease_seconds=lease_seconds),
     )
 
 
@@ -33,12 +35,17 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     coordinator.close()
 
 
-async def accept_one(coordinator: Coordinator, folder: Path, version: int) -> int:
-    (work,) = coordinator.lease("w", 1).work
+def published(folder: Path, work: Work, version: int) -> AcceptRequest:
+    """A finished result of leased work."""
     with Pool.open(folder / "pool") as pool:
         group = synthetic_group(decode_prompt(pool.read_blob(work.prompt_ref)), version)
         (ref,) = pool.publish_groups([(encode_group(group), work.lease)], submission_id=f"s{work.group_index}")
-    (reply,) = await coordinator.accept([AcceptRequest(work.lease, ref, summarize(group))])
+    return AcceptRequest(work.lease, ref, summarize(group))
+
+
+async def accept_one(coordinator: Coordinator, folder: Path, version: int) -> int:
+    (work,) = coordinator.lease("w", 1).work
+    (reply,) = await coordinator.accept([published(folder, work, version)])
     assert reply.position is not None
     return reply.position
 
@@ -95,3 +102,67 @@ async def test_waiting_ends_when_the_groups_are_there_or_the_time_is_up(
     groups = await coordinator.wait_for_groups(1, 0.05)
     assert groups is not None
     assert len(groups) == 1
+
+
+async def test_groups_whose_lease_expired_are_handed_out_again(tmp_path: Path) -> None:
+    coordinator = opened(tmp_path, lease_seconds=0.1)
+    held = coordinator.lease("w", 4).work
+    assert coordinator.lease("w", 4).status is LeaseStatus.BACKPRESSURE
+    await asyncio.sleep(0.15)
+    assert coordinator.heartbeat([work.lease for work in held]) == [False] * 4
+    again = coordinator.lease("w", 4).work
+    assert [work.group_index for work in again] == [work.group_index for work in held]
+    coordinator.close()
+
+
+async def test_a_refused_result_makes_room_for_its_group(tmp_path: Path) -> None:
+    coordinator = opened(tmp_path, lease_seconds=0.1)
+    held = coordinator.lease("w", 4).work
+    request = published(tmp_path, held[0], 1)
+    await asyncio.sleep(0.15)
+    (reply,) = await coordinator.accept([request])
+    assert reply.position is None
+    assert [work.group_index for work in coordinator.lease("w", 4).work] == [held[0].group_index]
+    coordinator.close()
+
+
+async def test_calls_repeated_after_a_restart_change_nothing(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    accepted, dropped, released = first.lease("w", 3).work
+    request = published(tmp_path, accepted, 1)
+    before = await first.accept([request])
+    first.drop(dropped.group_index, dropped.lease, "reward")
+    first.release(released.group_index, released.lease, "aborted")
+    first.close()
+    again = opened(tmp_path)
+    assert await again.accept([request]) == before
+    again.drop(dropped.group_index, dropped.lease, "reward")
+    again.release(released.group_index, released.lease, "aborted")
+    counts, identity = again.counts(), again.identity()
+    assert (counts.generated, counts.pending, counts.in_flight, counts.dropped) == (3, 1, 1, {"reward": 1})
+    assert (identity.generated, identity.pending, identity.in_flight, identity.dropped) == (3, 1, 1, {"reward": 1})
+    again.close()
+
+
+async def test_a_stale_attempt_cannot_set_its_group_aside(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    (work,) = first.lease("w", 1).work
+    first.close()
+    again = opened(tmp_path)
+    again.drop(work.group_index, work.lease, "reward")
+    assert again.counts().dropped == {}
+    assert [new.group_index for new in again.lease("w", 1).work] == [work.group_index]
+    again.close()
+
+
+def test_a_commit_and_the_progress_view_never_read_the_whole_queue(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def whole_queue(_: GroupQueue) -> None:
+        raise AssertionError("its time grows with all groups of the run")
+
+    coordinator.lease("w", 2)
+    monkeypatch.setattr(GroupQueue, "facts", whole_queue)
+    monkeypatch.setattr(GroupQueue, "accepted", whole_queue)
+    assert coordinator.counts().in_flight == 2
+    assert coordinator.queue_state().next_group_index == 8

@@ -3,17 +3,21 @@
 import asyncio
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from jinja2 import TemplateError
 
 from pipeline import producer as producer_module
 from storage.columns import decode_group
 from storage.pool import Pool
-from tests.pipeline.stream_parts import Parts, constant_reward, stream
+from tests.pipeline.stream_parts import CharTokenizer, Parts, constant_reward, stream
 from tests.support.standin_engine import StandinEngine
+from vime.errors import StorageError
 from vime.utils.types import Sample
 
 
@@ -27,6 +31,13 @@ def engine() -> Iterator[StandinEngine]:
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_module, "RETRY_S", 0.01)
+
+
+async def running_requests(parts: Parts, count: int) -> None:
+    """Until the engine works on so many requests, each with some tokens made."""
+    while (await parts.client.metrics()).num_running < count:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
 
 
 async def settled(parts: Parts) -> None:
@@ -73,9 +84,9 @@ async def test_stored_groups_are_what_the_engine_said(tmp_path: Path, engine: St
 
 
 async def test_aborted_groups_come_back_and_are_generated_again(tmp_path: Path, engine: StandinEngine) -> None:
-    engine.faults.step_s = 0.05
-    async with stream(tmp_path, engine, groups_wanted=4) as parts:
-        await asyncio.sleep(0.1)
+    engine.faults.step_s = 0.02
+    async with stream(tmp_path, engine, groups_wanted=4, response_tokens=60) as parts:
+        await running_requests(parts, 8)
         await parts.client.pause("abort")
         await asyncio.sleep(0.05)
         await parts.client.resume()
@@ -88,9 +99,9 @@ async def test_aborted_groups_come_back_and_are_generated_again(tmp_path: Path, 
 async def test_requests_in_flight_at_a_version_change_have_tokens_of_both(
     tmp_path: Path, engine: StandinEngine
 ) -> None:
-    engine.faults.step_s = 0.05
-    async with stream(tmp_path, engine, groups_wanted=4) as parts:
-        await asyncio.sleep(0.12)
+    engine.faults.step_s = 0.02
+    async with stream(tmp_path, engine, groups_wanted=4, response_tokens=60) as parts:
+        await running_requests(parts, 8)
         parts.producer.pause_admission()
         await parts.client.pause("keep")
         engine.version = "2"
@@ -156,6 +167,73 @@ async def test_bad_rewards_are_set_aside_with_their_reason(tmp_path: Path, engin
         assert parts.coordinator.identity().holds
 
 
+async def cancelled(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    raise asyncio.CancelledError
+
+
+async def test_a_reward_that_raises_cancellation_never_leaves_a_sample_without_reward(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async with stream(tmp_path, engine, reward=cancelled, groups_wanted=1, max_attempts=1) as parts:
+        while not parts.coordinator.counts().dropped:
+            await asyncio.sleep(0.01)
+            assert parts.coordinator.counts().pending == 0
+        assert set(parts.coordinator.counts().dropped) == {"reward"}
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), np.float32(0.5), np.int64(1), 1])
+async def test_rewards_may_be_numbers_of_other_libraries(tmp_path: Path, engine: StandinEngine, value: Any) -> None:
+    async with stream(tmp_path, engine, reward=returning(value), groups_wanted=1) as parts:
+        await parts.until_pending(1)
+        (group,) = await parts.coordinator.wait_for_groups(1, 1) or []
+        assert group.summary.rewards == [float(value)] * 2
+
+
+async def test_a_group_that_cannot_be_stored_is_set_aside_alone(tmp_path: Path, engine: StandinEngine) -> None:
+    async def annotating(args: Any, sample: Sample) -> float:  # noqa: ARG001
+        if sample.group_index == 0:
+            sample.metadata["judge"] = object()
+        return 1.0
+
+    async with stream(tmp_path, engine, reward=annotating, groups_wanted=3) as parts:
+        await parts.until_pending(3)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {"sample": 1}
+
+
+async def test_a_prompt_that_the_chat_template_refuses_is_set_aside_alone(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_the_first(_: CharTokenizer, conversation: list[dict[str, Any]], **__: Any) -> str:
+        if conversation[0]["content"] == "prompt 0":
+            raise TemplateError("roles must alternate")
+        return "text"
+
+    monkeypatch.setattr(CharTokenizer, "apply_chat_template", refuse_the_first)
+    async with stream(tmp_path, engine, groups_wanted=3, apply_chat_template=True) as parts:
+        await parts.until_pending(3)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {"sample": 1}
+
+
+async def test_a_disk_that_fills_while_stopping_ends_the_producer_with_its_error(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    def full(*_: Any, **__: Any) -> Any:
+        asked.set()
+        time.sleep(0.2)
+        raise StorageError("the file system is full")
+
+    monkeypatch.setattr(Pool, "publish_groups", full)
+    async with stream(tmp_path, engine, groups_wanted=1) as parts:
+        await asked.wait()
+        parts.producer.stop()
+        with pytest.raises(StorageError, match="full"):
+            await asyncio.wait_for(parts.running, 5)
+
+
 async def test_a_dropped_connection_is_retried_and_nothing_is_lost(tmp_path: Path, engine: StandinEngine) -> None:
     engine.faults.num_dropped_connections = 1
     async with stream(tmp_path, engine, groups_wanted=3) as parts:
@@ -174,8 +252,8 @@ async def test_null_log_probabilities_never_reach_a_batch(tmp_path: Path, engine
 
 async def test_stop_gives_unfinished_groups_back(tmp_path: Path, engine: StandinEngine) -> None:
     engine.faults.step_s = 0.2
-    async with stream(tmp_path, engine) as parts:
-        await asyncio.sleep(0.15)
+    async with stream(tmp_path, engine, response_tokens=60) as parts:
+        await running_requests(parts, 8)
         parts.producer.stop()
         await asyncio.wait_for(parts.running, 20)
         identity = parts.coordinator.identity()
@@ -186,8 +264,8 @@ async def test_stop_gives_unfinished_groups_back(tmp_path: Path, engine: Standin
 
 async def test_a_lost_lease_stops_the_work_and_its_result_is_refused(tmp_path: Path, engine: StandinEngine) -> None:
     engine.faults.step_s = 0.1
-    async with stream(tmp_path, engine, groups_wanted=2, lease_seconds=0.3) as parts:
-        await asyncio.sleep(0.05)
+    async with stream(tmp_path, engine, groups_wanted=2, response_tokens=20, lease_seconds=0.3) as parts:
+        await running_requests(parts, 4)
         for group_index, lease in list(parts.coordinator._leased.items()):
             parts.coordinator.release(group_index, lease, "taken away")
         await parts.until_pending(2)

@@ -89,6 +89,13 @@ class Rig:
         return [await client.is_paused() for client in self.clients]
 
 
+async def is_running(rig: Rig) -> None:
+    """Until the first engine works on a request and has made some tokens."""
+    while (await rig.clients[0].metrics()).num_running == 0:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+
+
 async def test_every_engine_holds_the_new_version_and_runs(engines: list[StandinEngine]) -> None:
     async with Rig(engines) as rig:
         publication = await rig.publisher.publish()
@@ -108,23 +115,23 @@ async def test_kept_requests_go_on_with_the_new_weights(engines: list[StandinEng
     engines[0].faults.step_s = 0.05
     async with Rig(engines) as rig:
         await rig.publisher.publish()
-        request = GenerateRequest("r", [1, 2, 3], Sampling(max_tokens=12))
+        request = GenerateRequest("r", [1, 2, 3], Sampling(max_tokens=60))
         running = asyncio.create_task(rig.clients[0].generate(request))
-        await asyncio.sleep(0.2)
+        await is_running(rig)
         publication = await rig.publisher.publish()
         result = await running
         assert not publication.flushed
         assert result.finish_reason == "length"
         assert [span.version for span in result.version_spans] == [1, 2]
-        assert result.version_spans[1].stop == 12
+        assert result.version_spans[1].stop == 60
 
 
 async def test_flushing_publication_aborts_running_requests(engines: list[StandinEngine]) -> None:
     engines[0].faults.step_s = 0.05
     async with Rig(engines, flush_interval=1) as rig:
         await rig.publisher.publish()
-        running = asyncio.create_task(rig.clients[0].generate(GenerateRequest("r", [1], Sampling(max_tokens=50))))
-        await asyncio.sleep(0.2)
+        running = asyncio.create_task(rig.clients[0].generate(GenerateRequest("r", [1], Sampling(max_tokens=500))))
+        await is_running(rig)
         assert (await rig.publisher.publish()).flushed
         assert (await running).finish_reason == "abort"
 

@@ -18,6 +18,7 @@ import psutil
 
 from recovery.audit import AuditReport, audit_run
 from vime.cli.demo_report import demo_summary, draw_curves, read_steps
+from vime.cli.exit_codes import ExitCode
 from vime.errors import RunFailedError, SettingsError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -83,7 +84,7 @@ def run_demo(words: Sequence[str]) -> int:
     summary = demo_summary(steps, report, kills=len(kills), resumes=len(kills), seconds=time.monotonic() - started)
     _say(summary.words + f"\n   Curves: {output / 'demo.png'}")
     print(json.dumps(summary.numbers), flush=True)
-    return 0 if summary.sound else 1
+    return ExitCode.DONE if summary.sound else ExitCode.INTERNAL
 
 
 def train_command(example: Path, run: Path, steps: int, seed: int) -> list[str]:

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vime.errors import VimeError
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
+from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.report_error import report_error
 
 USAGE = """usage: vime COMMAND ...
 
@@ -21,34 +19,30 @@ Reinforcement learning for language models as one fully asynchronous stream.
 commands:
   train   run a job; `vime train --help` lists its flags
   demo    learn to reverse strings on this machine, be killed twice, and go on without losing a sample
+  doctor  check this machine, and whether the flags of a job fit it
   audit   count a stopped run's groups from its raw journal and training logs
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run one command; the exit status, see `vime.cli.exit_codes`."""
     words = list(sys.argv[1:] if argv is None else argv)
-    commands = {"train": _train, "demo": _demo, "audit": _audit}
+    commands = {"train": _train, "demo": _demo, "doctor": _doctor, "audit": _audit}
     if not words or words[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if words else EXIT_USAGE
+        print(f"{USAGE}\n{exit_codes_help()}")
+        return ExitCode.DONE if words else ExitCode.USER
     if words[0] not in commands:
         print(f"vime: unknown command {words[0]!r}\n\n{USAGE}", file=sys.stderr)
-        return EXIT_USAGE
+        return ExitCode.USER
     try:
         return commands[words[0]](words[1:])
-    except VimeError as error:
-        _print_error(error)
-        return EXIT_FAILED
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
-        return 130
-
-
-def _print_error(error: VimeError) -> None:
-    print(f"\nvime: {error.message}", file=sys.stderr)
-    if error.next_step:
-        print(f"      Next: {error.next_step}", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except SystemExit as error:  # argparse has printed the help or its complaint
+        return ExitCode.USER if error.code else ExitCode.DONE
+    except Exception as error:  # the outermost boundary: what ends a command becomes a message and an exit status
+        return report_error(error)
 
 
 def _train(words: list[str]) -> int:
@@ -63,6 +57,12 @@ def _demo(words: list[str]) -> int:
     return run_demo(words)
 
 
+def _doctor(words: list[str]) -> int:
+    from vime.cli.doctor import doctor
+
+    return doctor(words)
+
+
 def _audit(words: list[str]) -> int:
     from recovery.audit import audit_run
 
@@ -72,4 +72,5 @@ def _audit(words: list[str]) -> int:
     options = parser.parse_args(words)
     report = audit_run(options.run, options.pool)
     print(json.dumps(dataclasses.asdict(report), indent=1))
-    return 0 if report.identity_holds and not report.lost and not report.trained_twice else EXIT_FAILED
+    sound = report.identity_holds and not report.lost and not report.trained_twice
+    return ExitCode.DONE if sound else ExitCode.INTERNAL

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from vime.data.cursor import PromptCursor, PromptTask, epoch_order
 from vime.data.record_files import BadRecord, RecordFile, open_record_file
 from vime.data.records import PromptRecord, RecordKeys
-from vime.errors import DataError
+from vime.errors import BadRecordError, DataError
 
 __all__ = ["PromptCursor", "PromptSource", "PromptTask"]
 
@@ -71,7 +71,7 @@ class PromptSource:
                 "%s: %d of %d records are bad, see %s", path, len(bad), self._file.num_records, bad_records_path
             )
         if len(bad) > max_bad_fraction * self._file.num_records:
-            raise DataError(
+            raise BadRecordError(
                 f"{path}: {len(bad)} of {self._file.num_records} records are bad, allowed: a fraction of "
                 f"{max_bad_fraction}. The first: {bad[0].message}",
                 next_step=f"Correct the file; all bad records are in {bad_records_path}.",

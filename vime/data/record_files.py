@@ -15,14 +15,14 @@ import pyarrow.parquet
 
 from vime.data.records import PromptRecord, RecordFault, RecordKeys, read_record
 from vime.data.strict_json import JsonFault, key_column, loads_strict
-from vime.errors import DataError
+from vime.errors import BadRecordError, DataError
 
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20
 _BATCH = 1024
 
 
-class BadRecord(DataError):
+class BadRecord(BadRecordError):
     """A record that can't be used: `where` is file:line:column, `text` the record itself."""
 
     def __init__(self, message: str, *, next_step: str = "", where: str = "", reason: str = "", text: str = "") -> None:

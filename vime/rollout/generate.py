@@ -6,6 +6,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
 from vime.errors import GenerationAborted, SampleError
@@ -41,11 +43,17 @@ class SampleGenerator:
         """Prompt text, through the chat template when the settings say so.
 
         Raises:
-            SampleError: a chat without `--apply-chat-template`.
+            SampleError: a chat without `--apply-chat-template`, or one that the template refuses.
         """
         if self._settings.apply_chat_template:
             chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            return self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            try:
+                return self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            except (TemplateError, TypeError, ValueError, LookupError) as error:
+                raise SampleError(
+                    f"The chat template refuses the prompt: {type(error).__name__}: {error}.",
+                    next_step="Correct the prompt, or give a model whose template allows it.",
+                ) from error
         if not isinstance(prompt, str):
             raise SampleError("The prompt is a chat, allowed: text.", next_step="Add --apply-chat-template.")
         return prompt

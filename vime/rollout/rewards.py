@@ -7,6 +7,7 @@ import collections
 import importlib
 import inspect
 import math
+import numbers
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -73,7 +74,7 @@ def load_async_function(flag: str, path: str) -> RewardFunction:
 
 
 async def score(reward: RewardFunction, args: Any, sample: Sample, *, timeout_s: float, key: str | None) -> None:
-    """Set `sample.reward`.
+    """Set `sample.reward`; numbers of other libraries (NumPy's, for example) become plain ones.
 
     Raises:
         RewardError: the function raised, took longer than `timeout_s`, or returned something that is not a finite
@@ -84,9 +85,14 @@ async def score(reward: RewardFunction, args: Any, sample: Sample, *, timeout_s:
         value = await asyncio.wait_for(reward(args, sample), timeout_s)
     except TimeoutError as error:
         raise RewardError(f"{where}: the reward took longer than {timeout_s:g} s.") from error
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        # Raised by the reward itself; going up, it would end the sample without a reward and without an error.
+        raise RewardError(f"{where}: something that the reward awaited was cancelled.") from error
     except Exception as error:  # the boundary to user code: whatever it raises becomes the sample's reason
         raise RewardError(f"{where}: the reward raised {type(error).__name__}: {error}.") from error
-    sample.reward = value
+    sample.reward = {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else _plain(value)
     reward_value(sample, key)
 
 
@@ -108,3 +114,8 @@ def reward_value(sample: Sample, key: str | None) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise RewardError(f"{where}: the reward is {value!r}, allowed: a finite number.")
     return float(value)
+
+
+def _plain(value: Any) -> Any:
+    """A number of any library as a float; anything else as it is."""
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value

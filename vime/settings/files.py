@@ -28,7 +28,7 @@ def read_config(path: str) -> tuple[dict[str, Any], PassedOn]:
     values: dict[str, Any] = {}
     passed_on = PassedOn()
     fields = all_flags()
-    for table, entries in _read_mapping("--config", path).items():
+    for table, entries in read_mapping("--config", path).items():
         where = f"{path}: {table}"
         if table not in GROUPS and table not in PASSED_ON_TABLES:
             belongs = f" ({table} belongs into {fields[table][0]})" if table in fields else ""
@@ -62,7 +62,7 @@ def read_custom_config(path: str) -> tuple[dict[str, Any], PassedOn]:
     values: dict[str, Any] = {}
     passed_on = PassedOn()
     fields = all_flags()
-    for key, value in _read_mapping("--custom-config-path", path).items():
+    for key, value in read_mapping("--custom-config-path", path).items():
         where = f"{path}: {key}"
         field, name = key.replace("-", "_"), "--" + key.replace("_", "-")
         if field in fields:
@@ -110,7 +110,7 @@ def _unknown(where: str, key: str, known: Iterable[str], more: str = "") -> Sett
     return SettingsError(f"{where} is not a setting{more}; the nearest one is {near[0]}.", next_step="Correct the key.")
 
 
-def _read_mapping(flag: str, path: str) -> dict[str, Any]:
+def read_mapping(flag: str, path: str) -> dict[str, Any]:
     """Top level of a TOML or YAML file, chosen by its name's ending."""
     try:
         text = Path(path).read_text()

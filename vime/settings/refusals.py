@@ -8,6 +8,9 @@ from __future__ import annotations
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 
+BUILT_REWARDS = (None, "f1", "random")
+"""Values of --rm-type that `vime.rollout.rewards` has."""
+
 
 def refused(settings: Settings) -> list[str]:
     """One sentence for each setting that can't be honoured: flag, value, what is allowed, and why."""
@@ -26,6 +29,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "1",
         "Engines of one worker are what work so far.",
         "engines of several workers",
+    ),
+    Refusal(
+        "--rollout-num-gpus",
+        "1 or more",
+        "0 starts no engine, and engines that others register with a router can't be used.",
+        "engines of others behind a router",
+        refused_value=lambda settings: 0 if settings.cluster.rollout_num_gpus == 0 else None,
     ),
     *unless_default(
         "--colocate --offload --offload-train --offload-rollout",
@@ -123,6 +133,17 @@ REFUSALS: tuple[Refusal, ...] = (
         "continuation of aborted samples",
     ),
     *unless_default("--group-rm", "Rewards are computed sample by sample.", "rewards of whole groups"),
+    Refusal(
+        "--rm-type",
+        "f1, random, or --custom-rm-path",
+        "The reward is not part of this version.",
+        "more built-in rewards",
+        refused_value=lambda settings: (
+            None
+            if settings.rollout.custom_rm_path or settings.rollout.rm_type in BUILT_REWARDS
+            else settings.rollout.rm_type
+        ),
+    ),
     *unless_default("--rm-url", "There is no remote reward.", "the remote_rm reward"),
     *unless_default(
         "--use-distributed-post --http-proxy", "Producers send their own requests directly.", "a request forwarder"

@@ -20,6 +20,7 @@ def settings_of_run_sh(tmp_path: Path) -> Settings:
     for folder in (commands, script.parent, tmp_path / "out" / "example" / "model"):
         folder.mkdir(parents=True)
     (tmp_path / "out" / "example" / "model" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "out" / "example" / "prompts.jsonl").touch()
     script.write_bytes((ROOT / "examples" / "reverse" / "run.sh").read_bytes())
     (commands / "vime").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (commands / "vime").chmod(0o755)

@@ -15,9 +15,11 @@ from vime.settings.validate import validate
 @pytest.fixture
 def argv(tmp_path: Path) -> list[str]:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "p.jsonl").touch()
     return [
-        "--hf-checkpoint", str(tmp_path), "--prompt-data", "p.jsonl", "--num-rollout", "3", "--rollout-batch-size", "4",
-        "--rollout-max-response-len", "8", "--rm-type", "random", "--save", "run", "--actor-num-gpus-per-node", "1",
+        "--hf-checkpoint", str(tmp_path), "--prompt-data", str(tmp_path / "p.jsonl"), "--num-rollout", "3",
+        "--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8",
+        "--rm-type", "random", "--save", "run", "--actor-num-gpus-per-node", "1",
         "--rollout-data-transport", "straw",
     ]  # fmt: skip
 
@@ -55,8 +57,8 @@ def test_what_happens_anyway_is_accepted(argv: list[str]) -> None:
 
 
 def test_a_dry_run_warns_instead(argv: list[str]) -> None:
-    (warning,) = validate(parse_settings([*argv, "--kl-coef", "0.1"]), dry_run=True)
-    assert warning.startswith("--kl-coef 0.1 is not built yet, allowed: 0.0. There is no reference model.")
+    (warning,) = validate(parse_settings([*argv, "--use-rollout-entropy"]), dry_run=True)
+    assert warning.startswith("--use-rollout-entropy is not built yet, allowed: left out. The entropy is")
 
 
 def test_a_secret_is_not_shown() -> None:

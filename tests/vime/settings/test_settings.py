@@ -17,13 +17,15 @@ from vime.settings.validate import validate
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "p.jsonl").touch()
     return tmp_path
 
 
 def words(model: Path, *more: str) -> list[str]:
     return [
-        "--hf-checkpoint", str(model), "--prompt-data", "p.jsonl", "--num-rollout", "3", "--rollout-batch-size", "4",
-        "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8", "--rm-type", "random", "--save", "run",
+        "--hf-checkpoint", str(model), "--prompt-data", str(model / "p.jsonl"), "--num-rollout", "3",
+        "--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8",
+        "--rm-type", "random", "--save", "run",
         "--rollout-data-transport", "straw", "--actor-num-gpus-per-node", "1", *more,
     ]  # fmt: skip
 

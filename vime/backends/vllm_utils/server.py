@@ -22,6 +22,8 @@ from vime.errors import EngineStartError
 
 _SUPERVISOR = "vime.backends.vllm_utils.supervisor"
 _POLL_S = 0.25
+_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Engines are called directly, whatever http_proxy says."""
 
 
 def _ignore_progress(_phase: str, _seconds: float) -> None:
@@ -125,7 +127,7 @@ class EngineServer:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.address}/health", timeout=5.0) as answer:
+            with _WITHOUT_PROXY.open(f"{self.address}/health", timeout=5.0) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vime.settings.checks import at_least
 from vime.settings.flag import flag
 
 
@@ -17,4 +18,10 @@ class CommandSettings:
     custom_config_path: str | None = flag(
         None, "YAML file with flat keys that are set last, over the command line; each is logged."
     )
-    dry_run: bool = flag(False, "Check the settings, print them with their sources, and stop.", cli_only=True)
+    dry_run: bool = flag(
+        False, "Start nothing; print the settings and their sources, who runs where, and what to expect.", cli_only=True
+    )
+    json: bool = flag(False, "Print the result of --dry-run as JSON.", cli_only=True)
+    assume_gpus: int | None = flag(
+        None, "Plan --dry-run for so many GPUs instead of this machine's.", check=at_least(1), cli_only=True
+    )

@@ -25,6 +25,10 @@ class QueueSettings:
     rollout_queue_lease_seconds: float = flag(
         300.0, "Seconds without a heartbeat after which a group is handed out again.", check=above(0)
     )
+    stall_timeout: float = flag(
+        1800.0, "Seconds without a new group after which a waiting run stops and says what it waits for.",
+        check=above(0),
+    )  # fmt: skip
     rollout_queue_segment_mib: int | None = flag(
         None, "Size of one segment file in MiB; straw's own when left out.", check=at_least(1)
     )

@@ -17,8 +17,9 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.support.tiny_models import VOCAB_SIZE, build_tokenizer
 from tests.vime.backends.vllm_utils.publications import Publisher, Weights, transformers_reference
+from vime.backends.vllm_utils import server as server_module
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.launch import EngineLaunch
+from vime.backends.vllm_utils.launch import EngineCommand, EngineLaunch
 from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.backends.vllm_utils.server import EngineServer
@@ -48,6 +49,23 @@ def test_a_server_that_was_not_started_says_so(tmp_path: Path) -> None:
     server.stop()
     with pytest.raises(EngineStartError, match=r"Call start\(\) first"):
         server.poll()
+
+
+@pytest.mark.multiproc
+def test_an_engine_is_found_ready_whatever_proxy_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "health").touch()
+
+    def serve_files(wanted: EngineLaunch) -> EngineCommand:
+        words = ["-m", "http.server", str(wanted.port), "--bind", wanted.host, "--directory", str(tmp_path)]
+        return EngineCommand((sys.executable, *words), {})
+
+    monkeypatch.setattr(server_module, "engine_command", serve_files)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with EngineServer(launch(tmp_path, tmp_path)) as server:
+        server.wait_ready(timeout_s=20)
 
 
 def test_the_log_tells_the_phase() -> None:

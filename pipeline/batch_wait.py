@@ -1,0 +1,56 @@
+"""The trainer's wait for a batch of groups: reported, interruptible, and bounded by the stall timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pipeline.messages import ProducerStats, QueueCounts
+from pipeline.stall import StallWatch
+from storage.queue_types import AcceptedGroup
+
+WAIT_REPORT_S = 5.0
+
+
+class GroupSource(Protocol):
+    """What the wait needs of the run's processes."""
+
+    async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None: ...
+    async def counts(self) -> QueueCounts: ...
+    async def stats(self) -> list[ProducerStats]: ...
+
+
+async def wait_for_batch(
+    source: GroupSource,
+    batch: int,
+    *,
+    stall_timeout_s: float,
+    report: Callable[[str], None],
+    check: Callable[[QueueCounts], None],
+    stop_asked: Callable[[], bool],
+    interval_s: float = WAIT_REPORT_S,
+) -> Sequence[AcceptedGroup] | None:
+    """All waiting groups once there are `batch`; None when the user asked to stop meanwhile.
+
+    Every `interval_s`, `report` is told what the wait is for and `check` may refuse to go on.
+
+    Raises:
+        StalledError: no group was accepted for `stall_timeout_s`.
+    """
+    started_s = time.monotonic()
+    watch = StallWatch(stall_timeout_s, started_s)
+    while (groups := await source.wait_for_groups(batch, min(interval_s, stall_timeout_s))) is None:
+        if stop_asked():
+            return None
+        counts, stats = await asyncio.gather(source.counts(), source.stats())
+        now_s = time.monotonic()
+        requests, dropped = sum(stat.in_flight_requests for stat in stats), sum(counts.dropped.values())
+        report(
+            f"The trainer has waited {now_s - started_s:.0f} s for {batch} groups ({counts.pending} are there); "
+            f"{counts.in_flight} groups with {requests} requests are in flight, {dropped} were set aside."
+        )
+        check(counts)
+        watch.check(counts, stats, batch, now_s)
+    return groups

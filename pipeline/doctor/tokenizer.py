@@ -1,0 +1,61 @@
+"""Whether prompts survive the tokenizer: text to ids, to text, to the same ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jinja2 import TemplateError
+
+from pipeline.doctor.check import Check, failed, passed, warned
+from vime.data.cursor import PromptTask
+from vime.errors import SampleError
+from vime.rollout.generate import GenerateSettings, SampleGenerator, Tokenizer
+from vime.settings.groups import Settings
+
+NAME = "tokenizer"
+
+
+def round_trip(settings: Settings, tokenizer: Tokenizer, prompts: Sequence[PromptTask]) -> Check:
+    """Encode the prompts as the run does, decode, encode again, and compare.
+
+    Text that reads otherwise after the trip is worth a warning; ids that differ are a failure, since a second turn
+    would then be trained on tokens that were never sampled.
+    """
+    generator = SampleGenerator(
+        tokenizer,
+        GenerateSettings(
+            max_response_tokens=settings.rollout.rollout_max_response_len or 1,
+            temperature=settings.rollout.rollout_temperature,
+            apply_chat_template=settings.data.apply_chat_template,
+        ),
+    )
+    changed = 0
+    for prompt in prompts:
+        try:
+            text = generator.render(prompt.prompt)
+        except (SampleError, ValueError, TemplateError) as error:
+            return failed(NAME, f"Row {prompt.row} can't be rendered: {error}", "Check --apply-chat-template.")
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if not ids:
+            return failed(
+                NAME,
+                f"Row {prompt.row}: {text[:40]!r} has no token.",
+                "Use the tokenizer that belongs to the model; check its files in --hf-checkpoint.",
+            )
+        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        again = tokenizer.encode(decoded, add_special_tokens=False)
+        if again != ids:
+            return failed(
+                NAME,
+                f"Row {prompt.row}: {len(ids)} ids become {len(again)} others after decoding ({text[:40]!r} reads "
+                f"{decoded[:40]!r}).",
+                "Use the tokenizer that belongs to the model; check its files in --hf-checkpoint.",
+            )
+        changed += decoded != text
+    if changed:
+        return warned(
+            NAME,
+            f"{changed} of {len(prompts)} prompts read otherwise after encoding and decoding; their ids stay the same.",
+            "Check that the tokenizer knows every character of the prompts.",
+        )
+    return passed(NAME, f"{len(prompts)} prompts come back the same")

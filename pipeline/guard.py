@@ -1,0 +1,72 @@
+"""Small process beside the driver: when the driver is killed, it ends what Ray would leave behind.
+
+    python -m pipeline.guard GRACE_SECONDS RAY_FOLDER
+
+Ray's own processes end with the driver's, but some take a minute, and the session's folder stays. The guard remembers
+every process below its parent; once the parent is gone it gives them GRACE_SECONDS (engines use them to stop in order
+and to unlink their shared memory), kills what is left, and removes RAY_FOLDER. It imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vime.backends.vllm_utils.supervisor import descendants
+
+GRACE_S = 8.0
+_POLL_S = 0.5
+
+
+@contextmanager
+def guarded(ray_folder: Path, grace_s: float = GRACE_S) -> Iterator[None]:
+    """Run the body with a guard beside it."""
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.guard", str(grace_s), str(ray_folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        guard.terminate()
+        guard.wait()
+
+
+def start_time(pid: int) -> str | None:
+    """When a process began, in the kernel's ticks, so that a reused process id is not mistaken for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def watch(parent: int, grace_s: float, ray_folder: Path) -> None:
+    """Until the parent is gone, remember its descendants; then end them."""
+    known: dict[int, str] = {}
+    while os.getppid() == parent:
+        for pid in descendants(parent):
+            if pid != os.getpid() and pid not in known and (began := start_time(pid)) is not None:
+                known[pid] = began
+        time.sleep(_POLL_S)
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline and any(start_time(pid) == began for pid, began in known.items()):
+        time.sleep(_POLL_S)
+    for pid, began in known.items():
+        if start_time(pid) == began:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    watch(os.getppid(), float(sys.argv[1]), Path(sys.argv[2]))

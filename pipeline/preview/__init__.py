@@ -1,0 +1,1 @@
+"""What a run would do, from its settings alone: pure arithmetic that starts nothing."""

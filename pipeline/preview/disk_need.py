@@ -1,0 +1,125 @@
+"""Bytes on disk: of one checkpoint, and of the samples of one rollout batch at their greatest length. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.preview.parameters import count_parameters, routed_layers
+from pipeline.preview.passed_value import passed_value
+from vime.settings.groups import Settings
+
+MODEL_BYTES = {"fp32": 4, "bf16": 2}
+ADAM_BYTES = 8
+"""Two float32 moments a parameter."""
+MASTER_BYTES = 4
+"""Float32 copy of a parameter whose model copy is narrower."""
+HEADER_BYTES = 1024
+"""Allowance a sample for the header's scalars, ids and metadata."""
+TEXT_BYTES = 4
+"""Allowance a token for the texts of prompt and response in the header."""
+
+
+@dataclass(frozen=True)
+class ColumnNeed:
+    """One stored column: its bytes for each token of the whole sequence and for each token of the response."""
+
+    name: str
+    bytes_per_token: int
+    bytes_per_response_token: int
+
+    def bytes_of(self, total: int, response: int) -> int:
+        return total * self.bytes_per_token + response * self.bytes_per_response_token
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """Bytes; samples at the greatest length that the settings allow."""
+
+    parameters: int
+    checkpoint_bytes: int
+    num_commits: int
+    """Commits of a whole run; all are kept."""
+    longest_sequence: int | None
+    """Prompt and response in tokens; None: nothing limits the prompt."""
+    longest_response: int
+    columns: tuple[ColumnNeed, ...]
+    sample_bytes: int
+    rollout_bytes: int
+    run_bytes: int
+    """All commits and all samples: nothing is reclaimed unless --rollout-queue-online-gc is given."""
+
+    @property
+    def to_begin_bytes(self) -> int:
+        """One commit and one rollout batch."""
+        return self.checkpoint_bytes + self.rollout_bytes
+
+
+def disk_need(settings: Settings, hf_config: Mapping[str, Any]) -> DiskNeed:
+    """What a run writes.
+
+    Raises:
+        ModelError: `config.json` lacks a size.
+    """
+    parameters = count_parameters(hf_config)
+    checkpoint = parameters * _bytes_per_parameter(settings)
+    longest = _longest_sequence(settings, hf_config)
+    response = settings.rollout.rollout_max_response_len or 0
+    if longest is not None:
+        response = min(response, longest)
+    columns = sample_columns(settings, hf_config)
+    total = response if longest is None else longest
+    sample = HEADER_BYTES + total * TEXT_BYTES + sum(column.bytes_of(total, response) for column in columns)
+    rollout = sample * settings.data.samples_per_rollout
+    num_rollout, interval = settings.data.num_rollout or 0, settings.checkpoint.save_interval
+    commits = 1 if interval is None else -(-num_rollout // interval)
+    kept = min(num_rollout, 2) if settings.queue.rollout_queue_online_gc else num_rollout
+    return DiskNeed(
+        parameters=parameters,
+        checkpoint_bytes=checkpoint,
+        num_commits=commits,
+        longest_sequence=longest,
+        longest_response=response,
+        columns=columns,
+        sample_bytes=sample,
+        rollout_bytes=rollout,
+        run_bytes=commits * checkpoint + kept * rollout,
+    )
+
+
+def sample_columns(settings: Settings, hf_config: Mapping[str, Any]) -> tuple[ColumnNeed, ...]:
+    """Columns of a stored sample, as `storage.columns` lays them out, with routes and sampler heads when asked for."""
+    columns = [
+        ColumnNeed("tokens", 4, 0),
+        ColumnNeed("loss_mask", 0, 1),
+        ColumnNeed("sampler_log_probs", 0, 4),
+    ]
+    objective = settings.objective
+    layers, top_k, experts = routed_layers(hf_config)
+    if objective.use_rollout_routing_replay and layers:
+        columns.append(ColumnNeed("routes", layers * top_k * (1 if experts <= 256 else 2), 0))
+    if objective.use_score_centering:
+        columns.append(ColumnNeed("head_ids_and_log_probs", 0, objective.score_centering_top_k * (4 + 4)))
+    return tuple(columns)
+
+
+def _bytes_per_parameter(settings: Settings) -> int:
+    precision = "bf16" if "--bf16" in settings.megatron_args else "fp32"
+    weights = MODEL_BYTES[precision]
+    if settings.checkpoint.no_save_optim or settings.trainer.use_stateless_adam:
+        return weights
+    return weights + ADAM_BYTES + (MASTER_BYTES if precision != "fp32" else 0)
+
+
+def _longest_sequence(settings: Settings, hf_config: Mapping[str, Any]) -> int | None:
+    """The least of what limits prompt and response together: flags, the engine's length, the model's positions."""
+    rollout, prompt = settings.rollout, settings.data.rollout_max_prompt_len
+    limits = [rollout.rollout_max_context_len, hf_config.get("max_position_embeddings")]
+    if prompt is not None:
+        limits.append(prompt + (rollout.rollout_max_response_len or 0))
+    engine = passed_value(settings.vllm_args, "--vllm-max-model-len")
+    if engine is not None and engine.isdigit():
+        limits.append(int(engine))
+    known = [limit for limit in limits if isinstance(limit, int)]
+    return min(known) if known else None

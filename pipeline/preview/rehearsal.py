@@ -1,0 +1,88 @@
+"""What a dry run tries out: the prompt file is read and the reward is called. No process is started."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from dataclasses import dataclass
+
+from vime.data.cursor import PromptCursor, PromptTask
+from vime.data.prompts import PromptSource
+from vime.errors import RewardError
+from vime.rollout.rewards import load_reward, reward_value, score
+from vime.settings.groups import Settings
+from vime.settings.parse import HookArgs
+from vime.utils.types import Sample
+
+NUM_TRIALS = 2
+
+
+@dataclass(frozen=True)
+class PromptFacts:
+    """What was found in the prompt file."""
+
+    num_prompts: int
+    rollouts_per_epoch: float
+    epochs: float
+
+
+@dataclass(frozen=True)
+class RewardTrial:
+    """One call of the reward function, with the record's label as the response."""
+
+    where: str
+    response: str
+    reward: float
+
+
+def prompt_facts(settings: Settings, source: PromptSource) -> PromptFacts:
+    per_epoch = len(source) / (settings.data.rollout_batch_size or 1)
+    return PromptFacts(len(source), per_epoch, (settings.data.num_rollout or 0) / per_epoch)
+
+
+def first_prompts(source: PromptSource, count: int) -> list[PromptTask]:
+    """The first prompts of the first epoch, at most as many as there are."""
+    return source.take(PromptCursor(), min(count, len(source)))[0]
+
+
+def try_reward(settings: Settings, source: PromptSource, num_trials: int = NUM_TRIALS) -> list[RewardTrial]:
+    """Call the reward on the first prompts, each with its label as the response.
+
+    Raises:
+        SettingsError: the reward can't be found.
+        RewardError: it fails on a record; the message names the record.
+    """
+    reward = load_reward(settings.rollout.rm_type, settings.rollout.custom_rm_path)
+    trials = []
+    for task in first_prompts(source, num_trials):
+        sample = _labelled_sample(task)
+        where = source.where(task.row)
+        try:
+            asyncio.run(
+                score(
+                    reward,
+                    HookArgs(settings),
+                    sample,
+                    timeout_s=settings.rollout.reward_timeout,
+                    key=settings.rollout.reward_key,
+                )
+            )
+            trials.append(RewardTrial(where, sample.response, reward_value(sample, settings.rollout.reward_key)))
+        except RewardError as error:
+            raise RewardError(
+                f"{where}, with its label as the response: {error.message}",
+                next_step=error.next_step or "Correct the reward or the record; every such sample would be set aside.",
+            ) from error
+    return trials
+
+
+def _labelled_sample(task: PromptTask) -> Sample:
+    return Sample(
+        group_index=task.group_index,
+        index=task.first_sample_index,
+        prompt=task.prompt,
+        response="" if task.label is None else str(task.label),
+        label=task.label,
+        metadata=copy.deepcopy(task.metadata),
+        status=Sample.Status.COMPLETED,
+    )

@@ -1,0 +1,51 @@
+"""When a waiting run counts as stalled, and what each side then waits for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.messages import ProducerStats, QueueCounts
+from vime.errors import StalledError
+
+
+class StallWatch:
+    """Measures how long no group has been accepted while the trainer waits; times are monotonic seconds."""
+
+    def __init__(self, timeout_s: float, started_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._since_s = started_s
+        self._num_accepted: int | None = None
+
+    def check(self, counts: QueueCounts, stats: Sequence[ProducerStats], batch: int, now_s: float) -> None:
+        """To be called at intervals during a wait for `batch` groups.
+
+        Raises:
+            StalledError: no group was accepted for longer than the timeout.
+        """
+        num_accepted = counts.pending + counts.trained
+        if num_accepted != self._num_accepted:
+            if self._num_accepted is not None:
+                self._since_s = now_s
+            self._num_accepted = num_accepted
+        quiet_s = now_s - self._since_s
+        if quiet_s > self._timeout_s:
+            raise StalledError(
+                f"No group arrived for {quiet_s:.0f} s, --stall-timeout is {self._timeout_s:g}. The trainer waits for "
+                f"{batch} groups, {counts.pending} are there. {_what_producers_wait_for(counts, stats)}",
+                next_step="Look at the logs of engines and producers in the run folder. The same command resumes; "
+                "raise --stall-timeout when a group may take longer.",
+            )
+
+
+def _what_producers_wait_for(counts: QueueCounts, stats: Sequence[ProducerStats]) -> str:
+    requests = sum(stat.in_flight_requests for stat in stats)
+    if requests:
+        return f"The producers wait for the engines: {requests} requests of {counts.in_flight} groups are unanswered."
+    if counts.in_flight:
+        return (
+            f"The producers have {counts.in_flight} groups in flight but no request at an engine: they wait for the "
+            "reward function, or to be let on after a publication."
+        )
+    if counts.backpressured:
+        return "The producers have nothing in flight: the queue hands out no more groups."
+    return f"The producers have nothing in flight, {counts.fresh} prompts wait to be handed out."

@@ -1,0 +1,63 @@
+"""A queue belongs to one run, and a run to one queue: positions of one mean nothing in another."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from storage.files import make_folder, write_atomically
+from vime.errors import RestoreError
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Written on both sides; `token` is new for each pair, the paths are for messages."""
+
+    token: str
+    run: str
+    queue: str
+
+
+def run_claim_path(run: Path) -> Path:
+    return run / "rollout" / "queue.json"
+
+
+def queue_claim_path(queue: Path) -> Path:
+    return queue / "vime" / "run.json"
+
+
+def claim_queue(run: Path, queue: Path, *, has_commits: bool) -> None:
+    """Bind a run folder and a queue that is new to each other; later, let only this pair go on.
+
+    Raises:
+        RestoreError: the queue belongs to another run, or it isn't the one that the run's commits count positions of.
+    """
+    ours, theirs = _read(run_claim_path(run)), _read(queue_claim_path(queue))
+    if ours is not None and theirs is not None and ours.token == theirs.token:
+        return
+    if theirs is not None or (queue / "vime" / "queue.json").exists():
+        owner = "another run" if theirs is None else f"the run in {theirs.run}"
+        raise RestoreError(
+            f"The queue in {queue} belongs to {owner}, not to the one in {run}.",
+            next_step="Give another --rollout-data-dir, or the --save of the run that the queue belongs to.",
+        )
+    if has_commits:
+        before = "" if ours is None else f"; it was in {ours.queue}"
+        raise RestoreError(
+            f"{run} has commits, but their queue is not in {queue}{before}.",
+            next_step="Give the --rollout-data-dir that the run was started with, or begin anew in another --save.",
+        )
+    claim = msgspec.json.encode(Claim(uuid.uuid4().hex, str(run), str(queue)))
+    write_atomically(run_claim_path(run), claim)
+    make_folder(queue_claim_path(queue).parent)
+    write_atomically(queue_claim_path(queue), claim)
+
+
+def _read(path: Path) -> Claim | None:
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Claim)
+    except msgspec.MsgspecError as error:
+        raise RestoreError(f"{path}: damaged ({error}).", next_step="Restore the file.") from error

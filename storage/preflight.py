@@ -1,0 +1,113 @@
+"""Whether a folder's file system does what the queue relies on: tried, not believed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.files import sync_directory, write_atomically
+from vime.errors import StorageError
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One property: whether it holds, and what was seen when it doesn't."""
+
+    name: str
+    works: bool
+    found: str
+
+
+def existing_parent(folder: Path) -> Path:
+    """`folder` itself, or its nearest ancestor that exists: where the run would make it."""
+    absolute = folder.absolute()
+    return next(path for path in (absolute, *absolute.parents) if path.exists())
+
+
+def probe_folder(folder: Path) -> list[Probe]:
+    """Try writing, fsync, flock, exclusive creation and rename in a new folder inside `folder`, which must exist.
+
+    Everything made is removed. When nothing can be written, that is the only result.
+    """
+    place = folder / f".vime-probe-{uuid.uuid4().hex}"
+    try:
+        place.mkdir()
+    except OSError as error:
+        return [Probe("writable", works=False, found=error.strerror or str(error))]
+    tries: dict[str, Callable[[Path], str | None]] = {
+        "writable": _write,
+        "fsync": _sync,
+        "flock": _lock,
+        "exclusive create": _create_exclusively,
+        "rename": _rename,
+    }
+    try:
+        return [_tried(name, attempt, place) for name, attempt in tries.items()]
+    finally:
+        for path in place.iterdir():
+            path.unlink(missing_ok=True)
+        place.rmdir()
+
+
+def _tried(name: str, attempt: Callable[[Path], str | None], place: Path) -> Probe:
+    try:
+        fault = attempt(place)
+    except OSError as error:
+        fault = error.strerror or str(error)
+    except StorageError as error:
+        cause = error.__cause__
+        fault = cause.strerror if isinstance(cause, OSError) and cause.strerror else error.message
+    return Probe(name, fault is None, fault or "works")
+
+
+def _write(place: Path) -> str | None:
+    path = place / "content"
+    path.write_bytes(b"vime")
+    return None if path.read_bytes() == b"vime" else "what was read is not what was written"
+
+
+def _sync(place: Path) -> str | None:
+    write_atomically(place / "synced", b"vime")
+    sync_directory(place)
+    return None
+
+
+def _lock(place: Path) -> str | None:
+    """A second open file description must not get the lock, and must get it after the first has let go."""
+    path = place / "lock"
+    first, second = (os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for _ in range(2))
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return "two holders got the same lock"
+        except BlockingIOError:
+            pass
+        fcntl.flock(first, fcntl.LOCK_UN)
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(first)
+        os.close(second)
+    return None
+
+
+def _create_exclusively(place: Path) -> str | None:
+    path = place / "once"
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return None
+    return "an existing file was created again"
+
+
+def _rename(place: Path) -> str | None:
+    source, target = place / "source", place / "target"
+    source.write_bytes(b"new")
+    target.write_bytes(b"old")
+    source.rename(target)
+    return None if target.read_bytes() == b"new" and not source.exists() else "the target was not replaced"

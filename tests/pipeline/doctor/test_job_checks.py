@@ -1,0 +1,204 @@
+"""Checks of a job's settings against a machine: each fault fails with its own next step."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.doctor.check import Outcome
+from pipeline.doctor.job import devices, free_disk, job_checks, leftovers, router_port
+from pipeline.doctor.juicefs import juicefs_mount
+from pipeline.doctor.tokenizer import round_trip
+from pipeline.preview.disk_need import disk_need
+from pipeline.run_folder import RunFolder
+from tests.pipeline.doctor.test_machine_checks import SOUND
+from tests.pipeline.preview.planned import QWEN3_4B, settings_of
+from vime.data.cursor import PromptTask
+from vime.settings.parse import parse_settings
+
+GIB = 2**30
+
+
+def test_job_that_fits_passes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B | {"hidden_size": 8, "vocab_size": 8}))
+    tiny = settings_of(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B | {"hidden_size": 8, "vocab_size": 8}))
+    checks = job_checks(tiny, SOUND)
+    assert {check.name: check.outcome for check in checks if check.outcome is not Outcome.PASS} == {}
+    assert {"devices of the run", "model", "free disk for --save", "storage of --save", "leftover processes"} <= {
+        check.name for check in checks
+    }
+
+
+def test_without_flags_nothing_of_a_job_is_read() -> None:
+    assert [check.name for check in job_checks(parse_settings([]), SOUND)] == ["devices of the run"]
+
+
+def test_too_few_devices(tmp_path: Path) -> None:
+    found = devices(settings_of(tmp_path, "--actor-num-gpus-per-node", "8"), replace(SOUND, num_gpus=4))
+    assert found.outcome is Outcome.FAIL
+    assert "9 GPU(s) needed (8 trainer ranks, 1 engines, separate), 4 there" in found.found
+    assert "--actor-num-gpus-per-node" in found.next_step
+
+
+def test_unreadable_model_fails(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (model,) = [check for check in job_checks(settings, SOUND) if check.name == "model"]
+    assert model.outcome is Outcome.FAIL
+    assert "does not exist" in model.found
+    assert "--hf-checkpoint" in model.next_step
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "outcome"), [(10, Outcome.FAIL), (60, Outcome.WARN), (1000, Outcome.PASS)]
+)  # fmt: skip
+def test_free_disk_against_one_commit_and_the_whole_run(tmp_path: Path, free_gib: int, outcome: Outcome) -> None:
+    found = free_disk("--save", tmp_path, free_gib * GIB, disk_need(settings_of(tmp_path), QWEN3_4B))
+    assert found.outcome is outcome
+    assert f"{free_gib}.0 GiB free" in found.found
+    assert bool(found.next_step) is (outcome is not Outcome.PASS)
+
+
+def test_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "--rollout-data-dir", "/proc/vime")
+    (storage,) = [check for check in job_checks(settings, SOUND) if check.name == "storage of --rollout-data-dir"]
+    assert storage.outcome is Outcome.FAIL
+    assert "/proc: writable" in storage.found
+    assert "--rollout-data-dir" in storage.next_step
+
+
+def test_taken_router_port(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "--vllm-router-port", "4000")
+    (taken,) = router_port(settings, lambda *_: "Address already in use")
+    (free,) = router_port(settings, lambda *_: None)
+    assert (taken.outcome, free.outcome) == (Outcome.FAIL, Outcome.PASS)
+    assert "4000: Address already in use" in taken.found
+    assert router_port(settings_of(tmp_path, "--vllm-router-port", "4000", "--vllm-router-ip", "h")) == []
+
+
+def test_process_of_a_previous_session_is_named_until_it_ends(tmp_path: Path) -> None:
+    folder = RunFolder.of(settings_of(tmp_path))
+    folder.make()
+    assert leftovers(folder).outcome is Outcome.PASS
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        time.sleep(0.1)
+        folder.processes.write_text(json.dumps({"driver": 2**22 + 1, "engines": [[process.pid]], "ray_folder": "/x"}))
+        found = leftovers(folder)
+        assert found.outcome is Outcome.FAIL
+        assert f"processes: {process.pid}." in found.found
+        assert f"kill {process.pid}" in found.next_step
+        process.kill()
+        process.wait()
+    assert leftovers(folder).outcome is Outcome.PASS
+
+
+def test_younger_process_with_an_old_number_is_no_leftover(tmp_path: Path) -> None:
+    folder = RunFolder.of(settings_of(tmp_path))
+    folder.make()
+    folder.processes.write_text(json.dumps({"driver": os.getpid()}))
+    os.utime(folder.processes, (1.0, 1.0))
+    assert leftovers(folder).outcome is Outcome.PASS
+
+
+def test_unreadable_record_of_processes_is_a_warning(tmp_path: Path) -> None:
+    folder = RunFolder.of(settings_of(tmp_path))
+    folder.make()
+    folder.processes.write_text("{")
+    assert leftovers(folder).outcome is Outcome.WARN
+
+
+class Letters:
+    """One id a letter; `lost` letters have none, `merged` decodes otherwise than it encodes."""
+
+    def __init__(self, lost: str = "", merged: str = "") -> None:
+        self.lost, self.merged = lost, merged
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [ord(letter) for letter in text if letter not in self.lost]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        return "".join(chr(number) for number in token_ids).replace(self.merged, "") if self.merged else "".join(
+            chr(number) for number in token_ids
+        )  # fmt: skip
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **_: Any) -> str:
+        if conversation[0]["role"] != "user":
+            raise ValueError("no template")
+        return f"<{conversation[0]['content']}>"
+
+
+def prompt(content: Any) -> PromptTask:
+    return PromptTask(
+        group_index=0, first_sample_index=0, epoch=0, row=7, prompt=content, label=None, metadata={}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "content", "flags", "outcome", "found", "next_step"),
+    [
+        (Letters(), "abc", [], "pass", "1 prompts come back the same", ""),
+        (Letters(), [{"role": "user", "content": "abc"}], ["--apply-chat-template"], "pass", "come back", ""),
+        (Letters(lost="b"), "abc", [], "warn", "1 of 1 prompts read otherwise", "every character"),
+        (Letters(merged="b"), "abc", [], "fail", "Row 7: 3 ids become 2 others", "belongs to the model"),
+        (Letters(lost="abc"), "abc", [], "fail", "has no token", "belongs to the model"),
+        (Letters(), [{"role": "user", "content": "abc"}], [], "fail", "The prompt is a chat", "--apply-chat-template"),
+        (Letters(), [{"role": "x", "content": "a"}], ["--apply-chat-template"], "fail", "no template", "--apply-chat"),
+    ],
+)
+def test_tokenizer_round_trip(
+    tmp_path: Path, tokenizer: Letters, content: Any, flags: list[str], outcome: str, found: str, next_step: str
+) -> None:
+    check = round_trip(settings_of(tmp_path, *flags), tokenizer, [prompt(content)])
+    assert check.outcome.value == outcome
+    assert found in check.found
+    assert next_step in check.next_step
+
+
+DECLARED: dict[str, Any] = {
+    "direct_mount": True, "writeback": False, "open_cache": 0, "readdir_cache": False, "client_version": "1.2.3",
+    "durability_description": "test",
+}  # fmt: skip
+CLIENT: dict[str, Any] = {"client_version": "1.2.3", "writeback": False, "open_cache": 0, "readdir_cache": False}
+
+
+def table(folder: Path, kind: str) -> str:
+    return f"1 0 8:1 / / rw - ext4 d rw\n2 1 0:5 / {folder} rw - {kind} JuiceFS:vime rw\n"
+
+
+def test_juicefs_mount_as_declared_passes(tmp_path: Path) -> None:
+    assert juicefs_mount(tmp_path, DECLARED, table(tmp_path, "fuse.juicefs"), lambda _: CLIENT).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind", "client", "outcome", "found", "next_step"),
+    [
+        (None, "fuse.juicefs", {}, "fail", "No declaration", "--rollout-storage-declaration"),
+        ({}, "ext4", {}, "fail", "lies on ext4", "local profile"),
+        ({"writeback": True}, "fuse.juicefs", {"writeback": True}, "fail", "writeback True, allowed: False", "anew"),
+        ({}, "fuse.juicefs", {"open_cache": 5}, "fail", "open_cache is declared 0, the client says 5", "anew"),
+        ({"client_version": "1"}, "fuse.juicefs", {}, "fail", "client_version is declared '1'", "anew"),
+        ({}, "fuse.juicefs", None, "warn", "can't be read", "by hand"),
+    ],
+)
+def test_juicefs_mount_that_differs_from_its_declaration(
+    tmp_path: Path, declared: Any, kind: str, client: Any, outcome: str, found: str, next_step: str
+) -> None:
+    def read(_mount: Path) -> dict[str, Any]:
+        if client is None:
+            raise OSError("Transport endpoint is not connected")
+        return {**CLIENT, **client}
+
+    declaration = None if declared is None else {**DECLARED, **declared}
+    check = juicefs_mount(tmp_path, declaration, table(tmp_path, kind), read)
+    assert check.outcome.value == outcome
+    assert found in check.found
+    assert next_step in check.next_step

@@ -1,0 +1,79 @@
+"""Bytes are those of real files: of a model's weights, and of an encoded group."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.preview.disk_need import disk_need
+from pipeline.preview.parameters import count_parameters
+from storage.columns import encode_group
+from tests.pipeline.preview.planned import QWEN3_4B, settings_of
+from tests.support.tiny_models import build_tiny_qwen3
+from vime.errors import ModelError
+from vime.utils.types import Sample
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("num_experts", [None, 4])
+def test_parameters_are_those_of_the_checkpoint(tmp_path: Path, tied: bool, num_experts: int | None) -> None:
+    from safetensors import safe_open
+
+    build_tiny_qwen3(tmp_path, tied=tied, num_experts=num_experts)
+    with safe_open(tmp_path / "model.safetensors", "np") as file:
+        stored = sum(file.get_tensor(name).size for name in file.keys())  # noqa: SIM118 - not a mapping
+    assert count_parameters(json.loads((tmp_path / "config.json").read_text())) == stored
+
+
+def test_qwen3_4b_has_four_billion_parameters_and_their_float32_states(tmp_path: Path) -> None:
+    need = disk_need(settings_of(tmp_path), QWEN3_4B)
+    assert need.parameters == 4_022_468_096
+    assert need.checkpoint_bytes == 12 * need.parameters
+    assert need.num_commits == 4
+    assert disk_need(settings_of(tmp_path, "--bf16"), QWEN3_4B).checkpoint_bytes == 14 * need.parameters
+    assert disk_need(settings_of(tmp_path, "--no-save-optim"), QWEN3_4B).checkpoint_bytes == 4 * need.parameters
+
+
+def test_columns_are_those_of_an_encoded_sample(tmp_path: Path) -> None:
+    need = disk_need(settings_of(tmp_path, "--rollout-max-context-len", "1500"), QWEN3_4B)
+    total, response = 1500, 1000
+    assert (need.longest_sequence, need.longest_response) == (total, response)
+    sample = Sample(
+        group_index=0, index=0, tokens=[1] * total, response_length=response, reward=1.0,
+        rollout_log_probs=[-1.0] * response, status=Sample.Status.COMPLETED,
+    )  # fmt: skip
+    encoded = encode_group([sample])
+    stored = {name: column.nbytes for name, column in encoded.columns.items()}
+    assert {column.name: column.bytes_of(total, response) for column in need.columns} == stored
+    assert need.sample_bytes >= sum(stored.values()) + len(encoded.header)
+    assert need.rollout_bytes == 256 * need.sample_bytes
+
+
+def test_routes_and_sampler_heads_count_when_asked_for(tmp_path: Path) -> None:
+    moe = {
+        **QWEN3_4B, "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    }  # fmt: skip
+    plain = disk_need(settings_of(tmp_path, "--rollout-max-context-len", "1500"), moe)
+    asked = disk_need(
+        settings_of(
+            tmp_path, "--rollout-max-context-len", "1500", "--use-rollout-routing-replay", "--use-score-centering"
+        ),
+        moe,
+    )
+    assert asked.sample_bytes - plain.sample_bytes == 1500 * 36 * 8 + 1000 * 128 * 8
+
+
+def test_the_least_limit_bounds_the_sequence(tmp_path: Path) -> None:
+    def longest(*more: str) -> int | None:
+        return disk_need(settings_of(tmp_path, *more), QWEN3_4B).longest_sequence
+
+    assert longest() == 40960
+    assert longest("--vllm-max-model-len", "2048") == 2048
+    assert longest("--rollout-max-prompt-len", "24") == 1024
+    assert longest("--vllm-max-model-len=64", "--rollout-max-context-len", "100") == 64
+
+
+def test_config_without_a_size_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="hidden_size is None"):
+        disk_need(settings_of(tmp_path), {"model_type": "qwen3"})

@@ -1,0 +1,53 @@
+"""What a killed driver leaves is ended; what isn't its own is left alone."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+DRIVER = """
+import subprocess, sys, time
+from pathlib import Path
+from pipeline.guard import guarded
+with guarded(Path(sys.argv[1]), grace_s=0.5):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    print(child.pid, flush=True)
+    if sys.argv[2] == "stay":
+        time.sleep(600)
+    child.kill()
+    child.wait()
+"""
+
+
+def start(folder: Path, how: str) -> tuple["subprocess.Popen[str]", psutil.Process]:
+    folder.mkdir()
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), how], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    return driver, psutil.Process(int(driver.stdout.readline()))
+
+
+def test_children_of_a_killed_driver_end_and_its_folder_goes(tmp_path: Path) -> None:
+    driver, child = start(tmp_path / "ray", "stay")
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        (guard,) = [p for p in psutil.Process(driver.pid).children() if p.pid != child.pid]
+        time.sleep(1.0)  # the guard looks twice a second
+        driver.kill()
+        driver.wait()
+        gone, alive = psutil.wait_procs([child, guard], timeout=8)
+        assert alive == []
+        assert len(gone) == 2
+        assert not (tmp_path / "ray").exists()
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_driver_that_ends_takes_its_guard_with_it(tmp_path: Path) -> None:
+    driver, _ = start(tmp_path / "ray", "leave")
+    assert driver.wait(20) == 0
+    time.sleep(0.2)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in (p.info["cmdline"] or [])]

@@ -1,0 +1,107 @@
+"""What the user is told of a process that fails."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayActorError
+
+from pipeline import actors
+from pipeline.actors import CoordinatorActor, encode_settings
+from pipeline.cluster import Cluster, answer
+from pipeline.coordinator import CoordinatorConfig
+from pipeline.messages import encode
+from pipeline.run_folder import RunFolder
+from pipeline.workers import Workers
+from storage.pool import Pool
+from storage.queue import GroupQueue
+from vime.errors import CoordinatorBusyError, EngineError, RunFailedError
+from vime.settings.groups import Settings
+from vime.settings.resolve import resolve
+
+
+def settings(folder: Path) -> Settings:
+    (folder / "prompts.jsonl").write_text('{"input": "p"}\n')
+    words = ["--save", str(folder / "run"), "--prompt-data", str(folder / "prompts.jsonl")]
+    return resolve([*words, "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1"]).settings
+
+
+async def test_a_queue_that_cannot_be_opened_is_told_by_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "log_to_file", lambda _: None)
+    given = settings(tmp_path)
+    with (
+        Pool.create(RunFolder.of(given).queue, "rollout") as pool,
+        GroupQueue.open(pool, owner="the other run", lease_seconds=60),
+    ):
+        actor = CoordinatorActor(encode_settings(given), encode(CoordinatorConfig("b", [], 1, 1, 60)))
+        for _ in range(2):
+            with pytest.raises(CoordinatorBusyError, match="the other run"):
+                await actor.pid()
+
+
+async def test_a_dead_process_is_named_with_the_reason() -> None:
+    async def dead() -> None:
+        raise RayActorError(error_msg="The actor died.\nTraceback ...\nNameError: no such thing")
+
+    with pytest.raises(RunFailedError, match=r"trainer rank 1 died\. NameError: no such thing") as caught:
+        await answer(dead(), "trainer rank 1")
+    assert "Run the same command again" in caught.value.next_step
+
+
+class NoCluster:
+    """Starts nothing."""
+
+    def spawn_worker(self, *_: Any) -> None:
+        return None
+
+
+async def test_the_end_of_a_process_is_told_rather_than_the_errors_that_it_causes(tmp_path: Path) -> None:
+    given = settings(tmp_path)
+    folder = RunFolder.of(given)
+    folder.make()
+    folder.log("engine_0").write_text("out of memory\n")
+    workers = Workers(given, folder, NoCluster())  # type: ignore[arg-type]
+
+    async def end_soon() -> int:
+        await asyncio.sleep(0.1)
+        return 137
+
+    async def publish() -> None:
+        raise EngineError("Engine: connection reset")
+
+    workers._watch("engine_0", end_soon())
+    with pytest.raises(RunFailedError, match=r"engine_0 ended unexpectedly \(exit status 137\)(.|\n)*out of memory"):
+        await workers.guarded(publish())
+
+
+async def test_an_error_of_the_work_itself_comes_out_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.workers.DEATH_S", 0.1)
+    given = settings(tmp_path)
+    workers = Workers(given, RunFolder.of(given), NoCluster())  # type: ignore[arg-type]
+
+    async def publish() -> None:
+        raise EngineError("Engine: refused")
+
+    workers._watch("engine_0", asyncio.sleep(60))
+    with pytest.raises(EngineError, match="refused"):
+        await workers.guarded(publish())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no ray"), KeyboardInterrupt()])
+def test_a_cluster_that_does_not_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cluster = Cluster(settings(tmp_path).cluster, 1)
+    with pytest.raises(type(error)):
+        cluster.__enter__()
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]

@@ -1,0 +1,86 @@
+"""Probes of a folder, on a good file system and on broken ones; and the mount table."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.mounts import Mount, mount_of
+from storage.preflight import existing_parent, probe_folder
+
+NAMES = ["writable", "fsync", "flock", "exclusive create", "rename"]
+
+
+def test_ordinary_folder_passes_and_is_left_as_it_was(tmp_path: Path) -> None:
+    probes = probe_folder(tmp_path)
+    assert [(probe.name, probe.works) for probe in probes] == [(name, True) for name in NAMES]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_folder_is_tried_where_it_would_be_made(tmp_path: Path) -> None:
+    assert existing_parent(tmp_path / "a" / "b") == tmp_path
+
+
+def broken(folder: Path) -> list[tuple[str, str]]:
+    return [(probe.name, probe.found) for probe in probe_folder(folder) if not probe.works]
+
+
+def test_folder_without_room_for_a_probe_is_not_writable(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert broken(file) == [("writable", "Not a directory")]
+
+
+def test_lock_that_two_can_hold_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    assert broken(tmp_path) == [("flock", "two holders got the same lock")]
+
+
+def test_refused_fsync_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert broken(tmp_path) == [("fsync", "Invalid argument")]
+
+
+def test_exclusive_creation_that_is_not_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opens = os.open
+
+    def careless(path: Any, flags: int, mode: int = 0o777) -> int:
+        return opens(path, flags & ~os.O_EXCL, mode)
+
+    monkeypatch.setattr(os, "open", careless)
+    assert broken(tmp_path) == [("exclusive create", "an existing file was created again")]
+
+
+def test_rename_that_fails_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: Path, _target: Path) -> Path:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    assert broken(tmp_path) == [("rename", "Invalid cross-device link")]
+
+
+TABLE = """\
+1 0 8:1 / / rw - ext4 /dev/sda1 rw
+2 1 0:5 / /mnt/my\\040data rw shared:1 - fuse.juicefs JuiceFS:vime rw
+3 1 0:6 / /mnt/over rw - ext4 /dev/sdb rw
+4 1 0:7 / /mnt/over rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "mount"),
+    [
+        ("/home/x", Mount(Path("/"), "ext4")),
+        ("/mnt/my data/run", Mount(Path("/mnt/my data"), "fuse.juicefs")),
+        ("/mnt/my database", Mount(Path("/"), "ext4")),
+        ("/mnt/over", Mount(Path("/mnt/over"), "tmpfs")),
+    ],
+)
+def test_the_deepest_and_topmost_mount_holds_a_path(path: str, mount: Mount) -> None:
+    assert mount_of(Path(path), TABLE) == mount

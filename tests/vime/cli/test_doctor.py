@@ -1,0 +1,64 @@
+"""`vime doctor`: lines, JSON, and exit status."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.doctor.test_machine_checks import SOUND
+from tests.pipeline.preview.planned import write_job
+from vime.cli import doctor as doctor_module
+from vime.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def sound_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "gather", lambda: SOUND)
+
+
+def test_without_flags_only_the_machine_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "pass  packages" in out
+    assert "leftover" not in out
+    assert out.rstrip().endswith("8 passed, 0 warnings, 0 failed.")
+
+
+def test_failed_check_shows_its_next_step_and_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--save", str(tmp_path), "--actor-num-gpus-per-node", "9"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    (number,) = [number for number, line in enumerate(lines) if line.startswith("fail  devices of the run")]
+    assert lines[number + 1].strip() == "Next: Lower --actor-num-gpus-per-node or --rollout-num-gpus."
+    assert lines[-1].endswith("1 failed.")
+
+
+def test_json_has_every_check_and_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = write_job(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text("{")
+    assert main(["doctor", "--json", *words]) == 2
+    record = json.loads(capsys.readouterr().out)
+    by_name = {check["name"]: check for check in record["checks"]}
+    assert by_name["prompts"]["outcome"] == "fail"
+    assert "prompts.jsonl:1" in by_name["prompts"]["found"]
+    assert by_name["prompts"]["next_step"]
+    assert record["pass"] + record["warn"] + record["fail"] == len(record["checks"])
+
+
+def test_juicefs_profile_without_a_mount_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    declaration = tmp_path / "declaration.json"
+    declaration.write_text("{}")
+    main([
+        "doctor", "--save", str(tmp_path), "--rollout-storage-profile", "juicefs",
+        "--rollout-storage-declaration", str(declaration),
+    ])  # fmt: skip
+    assert "not on fuse.juicefs" in capsys.readouterr().out
+
+
+def test_cluster_that_is_not_there_cannot_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--assume-gpus", "16"]) == 1
+    assert "vime train --dry-run --assume-gpus N" in capsys.readouterr().err
+
+
+def test_help_names_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--help"]) == 0
+    assert "with 2 otherwise" in capsys.readouterr().out

@@ -1,0 +1,92 @@
+"""Every error has its exit status, in one table that the help and the docs show."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vime import errors
+from vime.cli import main as cli
+from vime.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
+from vime.data.record_files import BadRecord
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.SettingsError("x"), 1),
+        (errors.DataError("x"), 1),
+        (errors.RestoreError("x"), 1),
+        (errors.ModelError("x"), 1),
+        (errors.VersionMismatchError("x"), 2),
+        (errors.EngineStartError("x"), 2),
+        (errors.StorageError("x"), 2),
+        (errors.CorruptDataError("x"), 2),
+        (errors.CoordinatorBusyError("x"), 2),
+        (errors.BadRecordError("x"), 3),
+        (BadRecord("x"), 3),
+        (errors.RewardError("x"), 3),
+        (errors.TooManyFailuresError("x"), 3),
+        (errors.RunFailedError("x"), 4),
+        (errors.TrainerError("x"), 4),
+        (errors.PublicationError("x"), 4),
+        (errors.StaleLeaseError("x"), 4),
+        (ValueError("x"), 4),
+        (errors.StalledError("x"), 5),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_error_has_its_exit_status(error: BaseException, code: int) -> None:
+    assert exit_code(error) == code
+
+
+def test_every_error_of_vime_is_decided_by_itself_or_a_base_of_vime() -> None:
+    own = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.VimeError)]
+    decided = tuple(kind for kind in EXIT_CODES if kind is not Exception)
+    undecided = [kind.__name__ for kind in own if kind is not errors.VimeError and not issubclass(kind, decided)]
+    assert undecided == []
+
+
+def test_the_docs_hold_the_same_table() -> None:
+    page = (ROOT / "docs" / "exit_codes.md").read_text()
+    rows = {int(code): words for code, words in re.findall(r"^\| (\d+) \| (.*?) \|", page, re.MULTILINE)}
+    assert rows == {code.value: code.words for code in ExitCode}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+def test_help_ends_with_the_table(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {code.value:<4} {code.words}" in out for code in ExitCode)
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["audit", "--nonsense"], ["train", "stray"], ["doctor", "--lr", "x"]])
+def test_wrong_usage_is_the_users(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 1
+    assert capsys.readouterr().err
+
+
+def test_unexpected_exception_leaves_its_trace_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def breaks(_words: list[str]) -> int:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(cli, "_train", breaks)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cli.main(["train"]) == 4
+    shown = capsys.readouterr().err
+    assert "Unexpected ZeroDivisionError at test_exit_codes.py:" in shown
+    assert "Traceback" not in shown
+    (trace,) = tmp_path.glob("vime-trace-*.txt")
+    assert f"Trace: {trace}" in shown
+    assert "ZeroDivisionError: by nothing" in trace.read_text()
+
+
+def test_command_of_the_shell_ends_with_the_status() -> None:
+    done = subprocess.run([sys.executable, "-m", "vime", "nonsense"], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 1

@@ -1,0 +1,130 @@
+"""Files that flags name: whether they are there, and what is in them."""
+
+import json
+
+from tests.vime.settings.wrong_inputs.case import Case
+
+_DECLARED = {
+    "direct_mount": True,
+    "writeback": False,
+    "open_cache": 0,
+    "readdir_cache": False,
+    "client_version": "1.3.0",
+    "durability_description": "Redis with AOF, S3",
+}
+_MOUNT = "--rollout-storage-profile juicefs --rollout-storage-declaration $DIR/mount.json"
+_SUPPORTED = "checkpoint_is_a_supported_model"
+_EVAL = "--eval-interval 1 --eval-config $DIR/eval.yaml"
+_ROLES = "--megatron-config-path $DIR/roles.yaml"
+_GROUPS = "--vllm-config $DIR/groups.yaml"
+_ONE_GROUP = "server_groups: [{worker_type: regular, num_gpus: 2}]"
+
+
+def _mount(found: str, allowed: str, **changed: object) -> Case:
+    content = {key: value for key, value in {**_DECLARED, **changed}.items() if value is not None}
+    return Case(_MOUNT, found, allowed, "declare it.", "declared_mount_is_safe", {"mount.json": json.dumps(content)})
+
+
+def _evaluation(content: str, found: str, allowed: str, next_step: str) -> Case:
+    return Case(_EVAL, found, allowed, next_step, "evaluation_file_names_data_sets", {"eval.yaml": content})
+
+
+def _roles(content: str, found: str, allowed: str, next_step: str) -> Case:
+    return Case(_ROLES, found, allowed, next_step, "roles_are_overridden_once", {"roles.yaml": content})
+
+
+def _groups(content: str, found: str, allowed: str, next_step: str) -> Case:
+    return Case(_GROUPS, found, allowed, next_step, "server_groups_are_whole", {"groups.yaml": content})
+
+
+CASES = (
+    Case("--hf-checkpoint $DIR/nowhere", "--hf-checkpoint $DIR/nowhere: no config.json there",
+         "a Hugging Face folder on this machine", "Name such a folder.", _SUPPORTED),
+    Case("--hf-checkpoint $DIR", "--hf-checkpoint $DIR/config.json: not JSON", "a JSON object", "Correct the file.",
+         _SUPPORTED, files={"config.json": "{"}),
+    Case("", "config.json: model_type is 'gpt2'", "qwen3", "Choose a model of an allowed type.", _SUPPORTED,
+         config={"model_type": "gpt2"}),
+    Case("--tensor-model-parallel-size 3 --actor-num-gpus-per-node 3 --rollout-batch-size 6",
+         "--tensor-model-parallel-size is 3, the model's config.json has num_attention_heads 16", "a divisor of 16",
+         "Change --tensor-model-parallel-size.", "tensor_size_divides_the_heads"),
+    Case("--pipeline-model-parallel-size 3 --actor-num-gpus-per-node 3 --rollout-batch-size 6",
+         "--pipeline-model-parallel-size is 3, the model's config.json has num_hidden_layers 28", "a divisor of 28",
+         "Change --pipeline-model-parallel-size.", "pipeline_size_divides_the_layers"),
+    Case("--num-layers 36", "--num-layers is 36, the model's config.json has num_hidden_layers 28", "28, or left out",
+         "Leave out --num-layers", "shape_flags_agree_with_the_config"),
+    Case("--use-rollout-routing-replay", "--use-rollout-routing-replay with --hf-checkpoint",
+         "a mixture-of-experts model", "Leave out --use-rollout-routing-replay.", "routes_come_from_experts"),
+    Case("--use-score-centering --score-centering-top-k 513", "--score-centering-top-k is 513", "512 or less",
+         "Lower --score-centering-top-k.", "candidates_fit_the_vocabulary"),
+    Case("--padded-vocab-size 500", "--padded-vocab-size is 500", "512 or more", "Leave out --padded-vocab-size.",
+         "padding_holds_the_vocabulary"),
+    Case("--rollout-max-response-len 5000", "Prompt and response may have 5000 tokens, the model's context",
+         "4096 or fewer tokens together", "Lower --rollout-max-response-len", "model_context_holds_a_sequence"),
+    Case("--prompt-data $DIR/absent.jsonl@[0:8]", "--prompt-data $DIR/absent.jsonl: no such file or folder",
+         "a file that exists", "Correct the path.", "prompt_file_exists"),
+    Case("--eval-interval 1 --eval-prompt-data $DIR/absent.jsonl", "--eval-prompt-data $DIR/absent.jsonl: no such file",
+         "files that exists", "Correct the path.", "evaluation_files_exist"),
+    Case("--use-kl-loss --ref-load $DIR/absent", "--ref-load $DIR/absent: no such file", "a folder that exists",
+         "Correct the path.", "folders_to_load_exist"),
+    Case("--use-opd --opd-type megatron --opd-teacher-load $DIR/absent", "--opd-teacher-load $DIR/absent: no such file",
+         "a folder that exists", "Correct the path.", "folders_to_load_exist"),
+    Case("--load $DIR/committed_3.json", "--load $DIR/committed_3.json: no such file", "a committed_N.json file",
+         "Correct the path.", "commit_to_load_exists"),
+    Case("--load-debug-rollout-data $DIR/0.pt", "--load-debug-rollout-data $DIR/0.pt: no such file",
+         "a file that exists", "Correct the path.", "stored_samples_exist"),
+    _mount("mount.json: writeback is True", "false", writeback=True),
+    _mount("mount.json: direct_mount is False", "true", direct_mount=False),
+    _mount("mount.json: open_cache is 1", "0", open_cache=1),
+    _mount("mount.json: readdir_cache is left out", "false", readdir_cache=None),
+    _mount("mount.json: client_version is ''", "text", client_version=""),
+    Case(_MOUNT, "mount.json has the key 'write_back'", "writeback", "Correct the key.", "declared_mount_is_safe",
+         {"mount.json": json.dumps({**_DECLARED, "write_back": False})}),
+    Case(_MOUNT, "--rollout-storage-declaration $DIR/mount.json: No such file", "a readable file", "Correct the path.",
+         "declared_mount_is_safe"),
+    _evaluation("eval: {datasets: []}", "eval.yaml: datasets is []", "a list of tables", "Correct the file."),
+    _evaluation("eval: {defaults: {temprature: 1}, datasets: [{name: a, path: b}]}",
+                "eval.yaml: eval.defaults has the key 'temprature'", "temperature", "Correct the key."),
+    _evaluation("eval: {datasets: [{name: a}]}", "eval.yaml: data set 1: path is None", "text", "Give it a path."),
+    _evaluation("[1]", "--eval-config $DIR/eval.yaml", "a readable TOML or YAML file", "Correct the file."),
+    _roles("megatron: [{role: judge}]", "entry 1: role is 'judge'", "actor, critic", "Correct the role."),
+    _roles("megatron: [{role: actor}, {role: actor}]", "entry 2: role actor is there twice", "one entry a role",
+           "Merge the entries."),
+    _roles("megatron: [{role: critic}]", "role critic with --advantage-estimator grpo", "ppo", "Remove the entry."),
+    _roles("megatron: [{role: actor, overrides: {learning_rat: 1}}]", "entry 1: learning_rat in overrides",
+           "flags of vime and Megatron", "Correct the key."),
+    _roles("megatron: [{role: actor, overrides: {tensor_model_parallel_size: 2}}]",
+           "entry 1: tensor_model_parallel_size in overrides", "left out", "Give it on the command line"),
+    _groups(f"vllm: [{{name: a, {_ONE_GROUP}}}, {{name: b, {_ONE_GROUP}}}]",
+            "2 models get new weights (a, b)", "one", "Give update_weights: false to the others."),
+    _groups("vllm: [{name: a, server_groups: [{worker_type: fast, num_gpus: 1}]}]",
+            "model 'a': worker_type is 'fast'", "regular, prefill, decode, placeholder", "Correct the file."),
+    _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 3, num_gpus_per_engine: 2}]}]",
+            "num_gpus is 3, num_gpus_per_engine is 2", "the first a multiple of the second", "Correct the file."),
+    Case("--use-routing-replay", "--use-routing-replay with --hf-checkpoint", "a mixture-of-experts model",
+         "Leave out --use-routing-replay.", "routes_come_from_experts"),
+    Case("--tensor-model-parallel-size 8 --actor-num-gpus-per-node 8",
+         "--tensor-model-parallel-size is 8, the model's config.json has num_key_value_heads 6", "a divisor of 6",
+         "Change --tensor-model-parallel-size.", "tensor_size_divides_the_heads", config={"num_key_value_heads": 6}),
+    _mount("mount.json: open_cache is False", "0", open_cache=False),
+    _mount("mount.json: open_cache is '0'", "0", open_cache="0"),
+    _mount("mount.json: client_version is 1.3", "text", client_version=1.3),
+    _mount("mount.json: durability_description is ' '", "text", durability_description=" "),
+    _mount("mount.json: durability_description is 1", "text", durability_description=1),
+    _evaluation("eval: [1]", "eval.yaml: eval is [1]", "a table", "Put defaults and datasets under eval."),
+    _roles("[1]", "--megatron-config-path $DIR/roles.yaml", "a readable TOML or YAML file", "Correct the file."),
+    _roles("megatron: [{role: actor, overrides: 3}]", "entry 1: overrides is 3", "a table", "Correct the file."),
+    _roles("megatron: [{role: actor, overrides: {num_nodes: 2}}]", "entry 1: num_nodes in overrides", "left out",
+           "Give it on the command line"),
+    _groups("vllm: 3", "groups.yaml: vllm is 3", "a list of tables", "Correct the file."),
+    _groups("vllm: [{name: a}]", "model 'a': server_groups is left out", "a list of tables", "Correct the file."),
+    _groups(f"vllm: [{{name: a, update_weights: false, {_ONE_GROUP}}}]", "0 models get new weights (none)", "one",
+            "Give update_weights: false to the others."),
+    _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: two}]}]", "num_gpus is 'two'",
+            "whole numbers", "Correct the file."),
+    _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 0}]}]", "num_gpus is 0",
+            "whole numbers", "Correct the file."),
+    _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 2, num_gpus_per_engine: x}]}]",
+            "num_gpus_per_engine is 'x'", "whole numbers", "Correct the file."),
+    _groups("vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 2, num_gpus_per_engine: 0}]}]",
+            "num_gpus_per_engine is 0", "whole numbers", "Correct the file."),
+)  # fmt: skip

@@ -1,0 +1,101 @@
+"""`vime train --dry-run`: what a run would do, without starting it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline.devices import cpu_slots, visible_gpus
+from pipeline.preview.process_map import Machines, assumed_machines
+from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, try_reward
+from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
+from pipeline.prompt_source import build_prompt_source
+from pipeline.run_folder import RunFolder
+from recovery.commit import commit_path, read_commit
+from recovery.restore import plan_restore, scan_run
+from vime.backends.megatron_utils.hf_config import read_hf_config
+from vime.cli.dry_run_words import render
+from vime.cli.exit_codes import ExitCode, exit_code
+from vime.errors import VimeError
+from vime.rollout.hooks import named_hooks
+from vime.settings.groups import Settings
+from vime.settings.resolve import Resolved
+
+
+def dry_run(resolved: Resolved, warnings: list[str]) -> int:
+    """Print the preview; the exit status is that of the first problem, 0 when there is none.
+
+    Raises:
+        SettingsError, ModelError: nothing can be planned with these settings.
+    """
+    shown = make_preview(resolved, warnings)
+    if resolved.settings.command.json:
+        print(json.dumps(shown.as_json(), indent=1))
+    else:
+        print(render(shown))
+    return exit_code(shown.problems[0]) if shown.problems else ExitCode.DONE
+
+
+def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
+    """Read the model's config, the prompt file and the run folder, try the reward, and plan."""
+    settings = resolved.settings
+    problems: list[VimeError] = []
+    start = StartFacts()
+    try:
+        start = start_facts(settings)
+    except VimeError as error:
+        problems.append(error)
+    return preview(
+        resolved,
+        machines_for(settings),
+        read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")),
+        start=start,
+        rehearsal=_rehearse(settings, problems),
+        warnings=warnings,
+        problems=problems,
+    )
+
+
+def machines_for(settings: Settings) -> Machines:
+    """The cluster that --assume-gpus names, else this machine."""
+    if settings.command.assume_gpus is not None:
+        return assumed_machines(settings, settings.command.assume_gpus)
+    gpus = visible_gpus()
+    if gpus:
+        return Machines(gpus, gpus, "GPU")
+    slots = cpu_slots()
+    return Machines(slots, slots, "worker process")
+
+
+def start_facts(settings: Settings) -> StartFacts:
+    """What the run folder makes a session start from; reads only.
+
+    Raises:
+        RestoreError, CommitError: it can't be resumed as asked.
+    """
+    folder = RunFolder.of(settings)
+    plan = plan_restore(
+        scan_run(folder.root, folder.queue),
+        load=settings.checkpoint.load,
+        save=str(folder.root),
+        ckpt_step=settings.checkpoint.ckpt_step,
+        num_rollout=settings.data.num_rollout or 0,
+        new_branch="(new)",
+    )
+    version = 0
+    if plan.commit_directory is not None and plan.commit_rollout is not None:
+        version = read_commit(commit_path(folder.root / plan.commit_directory, plan.commit_rollout)).weight_version
+    return StartFacts(plan.start_rollout, version, plan.words)
+
+
+def _rehearse(settings: Settings, problems: list[VimeError]) -> Rehearsal:
+    """Try prompts and reward; failures go to `problems`."""
+    prompts: PromptFacts | None = None
+    trials: list[RewardTrial] = []
+    try:
+        source = build_prompt_source(settings)
+        prompts = prompt_facts(settings, source)
+        trials = try_reward(settings, source)
+    except VimeError as error:
+        problems.append(error)
+    return Rehearsal(prompts, trials, named_hooks(settings))

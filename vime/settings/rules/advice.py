@@ -1,0 +1,32 @@
+"""Advice: settings that work, but hardly as meant. Printed, never refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vime.settings.groups import Settings
+from vime.settings.rules.quantities import GROUP_RELATIVE
+
+
+def advice(settings: Settings) -> Iterator[str]:
+    """One sentence or two for each."""
+    data, objective, trainer = settings.data, settings.objective, settings.trainer
+    grouped = objective.advantage_estimator in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
+    own = settings.rollout.custom_reward_post_process_path or objective.custom_advantage_function_path
+    if grouped and data.n_samples_per_prompt == 1 and objective.rewards_normalization and not own:
+        yield (
+            f"--n-samples-per-prompt is 1 with --advantage-estimator {objective.advantage_estimator}: a reward minus "
+            "the mean of its group is always 0, so the policy loss trains nothing. Give 2 or more."
+        )
+    if objective.advantage_estimator == "cispo" and objective.eps_clip < 1:
+        yield (
+            f"--eps-clip is {objective.eps_clip} with --advantage-estimator cispo, which is meant to have no lower "
+            "clip. Give --eps-clip 1."
+        )
+    if trainer.use_dynamic_batch_size and trainer.micro_batch_size != 1:
+        yield f"--micro-batch-size {trainer.micro_batch_size} has no effect with --use-dynamic-batch-size."
+    if objective.use_score_centering and settings.rollout.rollout_top_p < 1 and objective.score_centering_top_k != 128:
+        yield (
+            f"--score-centering-top-k {objective.score_centering_top_k} has no effect with --rollout-top-p below 1: "
+            "the correction sums over the whole nucleus."
+        )

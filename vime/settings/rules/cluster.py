@@ -1,0 +1,134 @@
+"""Rules on who gets which GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vime.settings.groups import Settings
+from vime.settings.machine import Machine
+from vime.settings.rules.placement import unplaced
+from vime.settings.rules.problem import Problem, problem
+from vime.settings.rules.quantities import debug_mode, has_critic, num_rollout_gpus, trains_only
+
+
+def gpus_fill_engines(settings: Settings) -> Iterator[Problem]:
+    """Engines are equal, so the GPUs that generate must be a multiple of one engine's."""
+    per_engine = settings.cluster.rollout_num_gpus_per_engine
+    gpus = num_rollout_gpus(settings)
+    if settings.engine.vllm_config is None and gpus % per_engine:
+        yield problem(
+            settings,
+            "--rollout-num-gpus --rollout-num-gpus-per-engine",
+            found=f"--rollout-num-gpus is {gpus}, --rollout-num-gpus-per-engine is {per_engine}",
+            allowed="a multiple",
+            reason="Engines are equal.",
+            next_step="Change one of the two.",
+        )
+
+
+def engines_fit_nodes(settings: Settings) -> Iterator[Problem]:
+    """An engine fills a part of one node or several whole nodes; else its ranks straddle nodes unevenly."""
+    per_engine, per_node = settings.cluster.rollout_num_gpus_per_engine, settings.cluster.num_gpus_per_node
+    if num_rollout_gpus(settings) > per_node and per_engine % per_node and per_node % per_engine:
+        yield problem(
+            settings,
+            "--rollout-num-gpus-per-engine --num-gpus-per-node",
+            allowed=f"a divisor or a multiple of {per_node}",
+            reason="An engine would straddle nodes unevenly.",
+            next_step="Change one of the two.",
+        )
+
+
+def offload_is_consistent(settings: Settings) -> Iterator[Problem]:
+    """--offload stands for both switches; an explicit --no- form of one contradicts it."""
+    cluster = settings.cluster
+    if not cluster.offload:
+        return
+    for name, value in (("train", cluster.offload_train), ("rollout", cluster.offload_rollout)):
+        if value is False:
+            yield problem(
+                settings,
+                f"--offload --offload-{name}",
+                allowed="one of them",
+                reason=f"--offload stands for --offload-train and --offload-rollout, --no-offload-{name} denies one.",
+                next_step=f"Give only the other switch instead of --offload, or leave out --no-offload-{name}.",
+            )
+
+
+def ppo_offloads_the_trainer(settings: Settings) -> Iterator[Problem]:
+    """Actor and critic take turns on the same GPUs, which needs offload; the reference overrides the user's no."""
+    if has_critic(settings) and settings.cluster.offload_train is False:
+        yield problem(
+            settings,
+            "--advantage-estimator --offload-train",
+            allowed="--offload-train, or left out",
+            reason="Actor and critic share their GPUs in turn, so each moves out of memory for the other.",
+            next_step="Leave out --no-offload-train.",
+        )
+
+
+def colocated_engines_are_own(settings: Settings) -> Iterator[Problem]:
+    """Engines that someone else started have their own GPUs; sharing ours with them is a contradiction."""
+    if settings.cluster.colocate and settings.engine.rollout_external_engine_addrs is not None:
+        yield problem(
+            settings,
+            "--colocate --rollout-external-engine-addrs",
+            allowed="one of them",
+            reason="Engines that someone else started don't run on the trainer's GPUs.",
+            next_step="Leave out --colocate.",
+        )
+
+
+def colocate_publishes_each_batch(settings: Settings) -> Iterator[Problem]:
+    """An interval between publications belongs to trainers that run ahead of the engines, on GPUs of their own."""
+    if settings.cluster.colocate and settings.weights.update_weights_interval != 1:
+        yield problem(
+            settings,
+            "--update-weights-interval --colocate",
+            allowed="1 with --colocate",
+            reason="Trainer and engines take turns, so the engines wake up with the new weights each time.",
+            next_step="Leave out --update-weights-interval, or --colocate.",
+        )
+
+
+def gpus_exist(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    """What can never be placed is refused at once, with need and have, instead of waiting for ever."""
+    if machine.nodes is None:
+        return
+    cluster, debug = settings.cluster, debug_mode(settings)
+    training = 0 if debug == "--debug-rollout-only" else cluster.actor_num_nodes
+    generating = 0 if trains_only(settings) else num_rollout_gpus(settings)
+    left_over = unplaced(
+        machine.nodes,
+        [cluster.actor_num_gpus_per_node] * training,
+        [cluster.rollout_num_gpus_per_engine] * (generating // cluster.rollout_num_gpus_per_engine),
+        shared=cluster.colocate,
+    )
+    if left_over is None:
+        return
+    have = ", ".join(f"{node.gpus} on {node.name}" for node in machine.nodes)
+    total = sum(node.gpus for node in machine.nodes)
+    ranks = training * cluster.actor_num_gpus_per_node
+    need = max(ranks, generating) if cluster.colocate else ranks + generating
+    yield problem(
+        settings,
+        "--actor-num-nodes --actor-num-gpus-per-node --rollout-num-gpus --rollout-num-gpus-per-engine",
+        found=(
+            f"The run needs {ranks} (training, {cluster.actor_num_gpus_per_node} on each of {training} nodes) and "
+            f"{generating} (generation, {cluster.rollout_num_gpus_per_engine} an engine) = {need} GPUs"
+        ),
+        allowed=f"what fits {have} = {total}",
+        reason=f"{left_over} finds no room (without CUDA a GPU is one worker process).",
+        next_step="Lower --actor-num-gpus-per-node or --rollout-num-gpus, or add nodes.",
+    )
+
+
+RULES = (
+    gpus_fill_engines,
+    engines_fit_nodes,
+    offload_is_consistent,
+    ppo_offloads_the_trainer,
+    colocated_engines_are_own,
+    colocate_publishes_each_batch,
+)
+MACHINE_RULES = (gpus_exist,)

@@ -1,0 +1,118 @@
+"""Rules on evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vime.settings.groups import Settings
+from vime.settings.rules.problem import Problem, problem
+
+SINGLE_NAME = "aime"
+"""Name of the data set when --eval-prompt-data is one path alone."""
+
+
+def eval_data_sets(settings: Settings) -> list[tuple[str, str]]:
+    """Name and path of each data set of --eval-prompt-data; a path alone gets a name."""
+    words = settings.evaluation.eval_prompt_data or ()
+    if len(words) == 1:
+        return [(SINGLE_NAME, words[0])]
+    return list(zip(words[::2], words[1::2], strict=False))
+
+
+def evaluation_has_data(settings: Settings) -> Iterator[Problem]:
+    """An interval without data would evaluate nothing."""
+    evaluation = settings.evaluation
+    has_data = evaluation.eval_prompt_data is not None or evaluation.eval_config is not None
+    if evaluation.eval_interval is not None and not has_data:
+        yield problem(
+            settings,
+            "--eval-interval --eval-prompt-data",
+            found=f"--eval-interval {evaluation.eval_interval} without --eval-prompt-data and --eval-config",
+            allowed="one of them",
+            reason="There is nothing to evaluate on.",
+            next_step="Give --eval-prompt-data NAME PATH or --eval-config FILE.",
+        )
+
+
+def evaluation_data_is_used(settings: Settings) -> Iterator[Problem]:
+    """Without an interval a training run never evaluates."""
+    evaluation = settings.evaluation
+    flag = "--eval-prompt-data" if evaluation.eval_prompt_data is not None else "--eval-config"
+    has_data = evaluation.eval_prompt_data is not None or evaluation.eval_config is not None
+    if has_data and evaluation.eval_interval is None and settings.data.num_rollout != 0:
+        yield problem(
+            settings,
+            f"{flag} --eval-interval",
+            allowed="both",
+            reason="Without an interval a run that trains never evaluates.",
+            next_step="Give --eval-interval N.",
+        )
+
+
+def evaluation_data_comes_in_pairs(settings: Settings) -> Iterator[Problem]:
+    """Names tell the metrics of several data sets apart."""
+    words = settings.evaluation.eval_prompt_data or ()
+    names = [name for name, _ in eval_data_sets(settings)]
+    if (len(words) > 1 and len(words) % 2) or len(set(names)) < len(names):
+        yield problem(
+            settings,
+            "--eval-prompt-data",
+            allowed="one path, or NAME PATH NAME PATH ... with different names",
+            reason="Names tell the metrics of the data sets apart.",
+            next_step="Give each path a name of its own.",
+        )
+
+
+def evaluation_scores_single_samples(settings: Settings) -> Iterator[Problem]:
+    """Evaluation has no groups that a group reward could be called with."""
+    evaluation = settings.evaluation
+    flag = "--eval-interval" if evaluation.eval_interval is not None else "--eval-prompt-data"
+    evaluates = evaluation.eval_interval is not None or evaluation.eval_prompt_data is not None
+    if settings.rollout.group_rm and evaluates:
+        yield problem(
+            settings,
+            f"--group-rm {flag}",
+            allowed="one of them",
+            reason="Evaluation scores sample by sample.",
+            next_step="Leave out --group-rm, or evaluate in another run.",
+        )
+
+
+def evaluation_leaves_room_for_a_response(settings: Settings) -> Iterator[Problem]:
+    """A prompt as long as the context leaves no token for the response."""
+    evaluation = settings.evaluation
+    prompt, context = evaluation.eval_max_prompt_len, evaluation.eval_max_context_len
+    if prompt is not None and context is not None and prompt > context - 1:
+        yield problem(
+            settings,
+            "--eval-max-prompt-len --eval-max-context-len",
+            allowed=f"{context - 1} or less",
+            reason="A response needs at least one token.",
+            next_step="Lower --eval-max-prompt-len or leave it out.",
+        )
+
+
+def evaluation_lengths_are_ordered(settings: Settings) -> Iterator[Problem]:
+    """The engine refuses a minimum above the maximum."""
+    evaluation = settings.evaluation
+    longest = evaluation.eval_max_response_len or settings.rollout.rollout_max_response_len
+    shortest = evaluation.eval_min_new_tokens
+    if shortest is not None and longest is not None and shortest > longest:
+        yield problem(
+            settings,
+            "--eval-min-new-tokens --eval-max-response-len",
+            found=f"--eval-min-new-tokens is {shortest}, a response may have {longest} tokens",
+            allowed=f"{longest} or less",
+            reason="A response can't be longer than its limit.",
+            next_step="Lower --eval-min-new-tokens or raise --eval-max-response-len.",
+        )
+
+
+RULES = (
+    evaluation_has_data,
+    evaluation_data_is_used,
+    evaluation_data_comes_in_pairs,
+    evaluation_scores_single_samples,
+    evaluation_leaves_room_for_a_response,
+    evaluation_lengths_are_ordered,
+)

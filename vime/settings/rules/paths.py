@@ -1,0 +1,75 @@
+"""Rules on files and folders that a run reads: they must be there when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vime.settings.groups import Settings
+from vime.settings.rules.data import without_slice
+from vime.settings.rules.evaluation import eval_data_sets
+from vime.settings.rules.problem import Problem, problem
+
+
+def prompt_file_exists(settings: Settings) -> Iterator[Problem]:
+    """Addresses of other file systems are left to the reader."""
+    path = settings.data.prompt_data
+    if path is not None and settings.data.data_source_path is None:
+        yield from _missing(settings, "--prompt-data", without_slice(path), "a file")
+
+
+def evaluation_files_exist(settings: Settings) -> Iterator[Problem]:
+    """The first evaluation may be hours away."""
+    for _, path in eval_data_sets(settings):
+        yield from _missing(settings, "--eval-prompt-data", without_slice(path), "files")
+
+
+def folders_to_load_exist(settings: Settings) -> Iterator[Problem]:
+    """Reference model and teacher are loaded after the actor, minutes later."""
+    folders = {
+        "--ref-load": settings.checkpoint.ref_load,
+        "--opd-teacher-load": settings.objective.opd_teacher_load,
+    }
+    for flag, path in folders.items():
+        if path is not None:
+            yield from _missing(settings, flag, path, "a folder")
+
+
+def commit_to_load_exists(settings: Settings) -> Iterator[Problem]:
+    """A folder of --load may still be empty (the first start of a run that resumes itself); one commit may not."""
+    path = settings.checkpoint.load
+    if path is not None and path.endswith(".json"):
+        yield from _missing(settings, "--load", path, "a committed_N.json file, or a run folder")
+
+
+def stored_samples_exist(settings: Settings) -> Iterator[Problem]:
+    """Names with a placeholder are checked batch by batch."""
+    stored = {
+        "--load-debug-rollout-data": settings.debug.load_debug_rollout_data,
+        "--load-forge-rollout-data": settings.debug.load_forge_rollout_data,
+        "--ci-load-grad-norm": settings.debug.ci_load_grad_norm,
+    }
+    for flag, path in stored.items():
+        if path is not None and "{" not in path:
+            yield from _missing(settings, flag, path, "a file")
+
+
+def _missing(settings: Settings, flag: str, path: str, allowed: str) -> Iterator[Problem]:
+    if "://" not in path and not Path(path).exists():
+        yield problem(
+            settings,
+            flag,
+            found=f"{flag} {path}: no such file or folder",
+            allowed=f"{allowed} that exists",
+            reason=f"Relative paths start at {Path.cwd()}.",
+            next_step="Correct the path.",
+        )
+
+
+RULES = (
+    prompt_file_exists,
+    evaluation_files_exist,
+    folders_to_load_exist,
+    commit_to_load_exists,
+    stored_samples_exist,
+)

@@ -1,0 +1,91 @@
+"""Rules on generation and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vime.settings.groups import Settings
+from vime.settings.rules.problem import Problem, problem
+from vime.settings.rules.quantities import is_fully_async
+
+REWARDS = ("deepscaler", "dapo", "f1", "gpqa", "ifbench", "math", "random", "remote_rm")
+"""Documented values of --rm-type; each also with `boxed_` before it."""
+
+
+def built_in_reward_is_known(settings: Settings) -> Iterator[Problem]:
+    """The reference finds out at the first sample."""
+    name = settings.rollout.rm_type
+    if name is None or settings.rollout.custom_rm_path is not None:
+        return
+    if name.removeprefix("boxed_") not in REWARDS:
+        yield problem(
+            settings,
+            "--rm-type",
+            found=f"--rm-type is {name!r}",
+            allowed=f"{', '.join(REWARDS)}, each also as boxed_NAME",
+            reason="There is no such built-in reward.",
+            next_step="Choose one of these or give --custom-rm-path.",
+        )
+
+
+def remote_reward_has_an_address(settings: Settings) -> Iterator[Problem]:
+    """remote_rm posts each sample to --rm-url."""
+    rollout = settings.rollout
+    if rollout.rm_type == "remote_rm" and rollout.custom_rm_path is None and rollout.rm_url is None:
+        yield problem(
+            settings,
+            "--rm-type --rm-url",
+            allowed="both",
+            reason="remote_rm posts samples to that address.",
+            next_step="Give --rm-url http://HOST:PORT/PATH.",
+        )
+
+
+def only_continued_responses_are_masked(settings: Settings) -> Iterator[Problem]:
+    """Without --partial-rollout no response has an older part."""
+    if settings.rollout.mask_offpolicy_in_partial_rollout and not settings.rollout.partial_rollout:
+        yield problem(
+            settings,
+            "--mask-offpolicy-in-partial-rollout --partial-rollout",
+            allowed="both",
+            reason="Only continued responses have a part that an older policy generated.",
+            next_step="Give --partial-rollout.",
+        )
+
+
+def truncated_sampling_is_recorded(settings: Settings) -> Iterator[Problem]:
+    """Top-k alone is not replayed in the trainer: it would compare with the distribution over the whole vocabulary."""
+    if settings.rollout.rollout_top_k != -1 and settings.rollout.rollout_top_p == 1:
+        yield problem(
+            settings,
+            "--rollout-top-k --rollout-top-p",
+            allowed="-1 with --rollout-top-p 1",
+            reason="Candidates are recorded for the trainer only when --rollout-top-p is below 1; without them its "
+            "log-probabilities would be those of another distribution.",
+            next_step="Leave out --rollout-top-k, or give --rollout-top-p below 1.",
+        )
+
+
+def distributed_rollouts_have_no_view_of_all_samples(settings: Settings) -> Iterator[Problem]:
+    """Producers on several nodes each see their own groups, so nothing can see kept and dropped ones together."""
+    if (
+        settings.rollout.rollout_all_samples_process_path is not None
+        and settings.queue.rollout_data_transport == "straw"
+        and is_fully_async(settings)
+    ):
+        yield problem(
+            settings,
+            "--rollout-all-samples-process-path --rollout-data-transport --flush-cache-interval",
+            allowed="no --rollout-all-samples-process-path in a fully asynchronous rollout through straw",
+            reason="Each producer sees only its own groups.",
+            next_step="Leave it out; --rollout-sample-filter-path sees the groups of a batch.",
+        )
+
+
+RULES = (
+    built_in_reward_is_known,
+    remote_reward_has_an_address,
+    only_continued_responses_are_masked,
+    truncated_sampling_is_recorded,
+    distributed_rollouts_have_no_view_of_all_samples,
+)
