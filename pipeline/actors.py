@@ -27,6 +27,7 @@ from pipeline.wiring import (
     build_trainer_worker,
     create_or_open_pool,
 )
+from recovery.commit import QueueState
 from vime.errors import VimeError
 from vime.settings.groups import Settings
 
@@ -108,6 +109,9 @@ class CoordinatorActor:
 
     async def queue_state(self) -> bytes:
         return encode(self._opened().queue_state())
+
+    async def rotate(self, committed: bytes) -> None:
+        self._opened().rotate(decode(committed, QueueState))
 
     async def close(self) -> None:
         self._opened().close()

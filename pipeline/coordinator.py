@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +18,9 @@ from pipeline.messages import (
     Work,
 )
 from recovery.accounting import Identity, count_identity
-from recovery.commit import QueueState, from_ranges, to_ranges
+from recovery.commit import QueueState
 from storage.pool import Pool
+from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.queue_types import AcceptedGroup, LeaseState
 from vime.data.prompts import PromptSource
@@ -50,15 +50,13 @@ class Coordinator:
 
     def __init__(self, pool: Pool, queue: GroupQueue, source: PromptSource, config: CoordinatorConfig) -> None:
         self._pool, self._queue, self._source, self._config = pool, queue, source, config
-        self._trained = from_ranges(config.trained)
-        for record in queue.trained_log():
-            if record.branch == config.branch:
-                self._trained.update(record.positions)
-        self._waiting = {group.position: group for group in queue.accepted() if group.position not in self._trained}
+        self._trained = PositionRanges([*config.trained, *queue.trained_by(config.branch).ranges()])
+        queue.reopen(self._trained)
+        self._waiting = {group.position: group for group in queue.accepted(except_for=self._trained)}
         facts = queue.facts()
         self._fresh, self._in_flight = set(facts.fresh), set(facts.in_flight)
-        self._dropped = Counter(facts.dropped.values())
-        self._num_accepted = len(facts.accepted)
+        self._dropped = facts.dropped_by_reason()
+        self._num_accepted = facts.num_accepted
         self._leased: dict[int, bytes] = {}
         self._arrival = asyncio.Condition()
         self._backpressured = False
@@ -172,15 +170,18 @@ class Coordinator:
         )
 
     def highest_version(self) -> int:
-        """Newest policy version that the queue has seen on any branch; 0 when there is none."""
-        accepted = [max(v or 0 for v in group.summary.max_versions) for group in self._queue.accepted()]
-        return max([0, *accepted, *(record.version for record in self._queue.trained_log())])
+        """Newest policy version that the queue has seen on any branch; 0 when there is none.
+
+        A trained group's versions are at most that of its batch, so only the others are looked at one by one.
+        """
+        waiting = [version or 0 for group in self._waiting.values() for version in group.summary.max_versions]
+        return max([self._queue.highest_trained_version(), *waiting])
 
     def queue_state(self) -> QueueState:
         """The part of a commit that belongs to the queue; from running books, as `counts`."""
         counts = self.counts()
         return QueueState(
-            trained=to_ranges(self._trained),
+            trained=self._trained.ranges(),
             next_group_index=self._queue.cursor().next_group_index,
             identity={
                 "generated": counts.generated,
@@ -190,6 +191,10 @@ class Coordinator:
                 "dropped": sum(counts.dropped.values()),
             },
         )
+
+    def rotate(self, committed: QueueState) -> None:
+        """Leave behind what has come to an end; to be called when the commit with this state is on disk."""
+        self._queue.rotate(self._config.branch, PositionRanges(committed.trained))
 
     def close(self) -> None:
         self._queue.close()
@@ -216,7 +221,12 @@ def open_coordinator(
     except BaseException:
         pool.close()
         raise
-    return Coordinator(pool, queue, source, config)
+    try:
+        return Coordinator(pool, queue, source, config)
+    except BaseException:
+        queue.close()
+        pool.close()
+        raise
 
 
 def queue_root(rollout_data_dir: str | Path) -> Path:

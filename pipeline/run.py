@@ -37,7 +37,6 @@ from recovery.commit import (
     CommitRecord,
     QueueState,
     commit_path,
-    from_ranges,
     iteration_directory,
     read_commit,
     read_queue_state,
@@ -47,6 +46,7 @@ from recovery.fixed import FixedSettings, hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
 from storage.files import append_durably, make_folder, write_atomically
 from storage.os_errors import os_error
+from storage.positions import PositionRanges
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import RestoreError, TooManyFailuresError
 from vime.settings.groups import Settings
@@ -134,7 +134,7 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
     return CoordinatorConfig(
         branch=start.branch,
         trained=trained,
-        groups_wanted=len(from_ranges(trained)) + left * batch,
+        groups_wanted=len(PositionRanges(trained)) + left * batch,
         max_groups=queue.rollout_queue_max_groups or 2 * batch,
         lease_seconds=queue.rollout_queue_lease_seconds,
     )
@@ -335,6 +335,7 @@ class _Session:
         make_folder(self._directory / "rollout")
         directory = str(self._directory)
         await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
+        state = await self._workers.queue_state()
         path = await asyncio.to_thread(
             write_commit,
             self._directory,
@@ -344,8 +345,9 @@ class _Session:
             weight_version=weight_version,
             run_id=self._settings.queue.rollout_queue_run_id,
             rollout_data_dir=str(self._folder.queue.parent),
-            queue_state=await self._workers.queue_state(),
+            queue_state=state,
         )
+        await self._workers.rotate_queue(state)
         self._last_commit = rollout_id
         self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
 

@@ -154,6 +154,10 @@ class Workers:
     async def queue_state(self) -> QueueState:
         return decode(await self._coordinator_call(self.coordinator.queue_state.remote()), QueueState)
 
+    async def rotate_queue(self, committed: QueueState) -> None:
+        """Tell the queue that a commit with this state is on disk."""
+        await self._coordinator_call(self.coordinator.rotate.remote(encode(committed)))
+
     async def highest_version(self) -> int:
         version: int = await self._coordinator_call(self.coordinator.highest_version.remote())
         return version

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
-
 import msgspec
 
+from storage.positions import PositionRanges
 from storage.queue_types import QueueFacts
 
 
@@ -36,13 +34,16 @@ class Identity(msgspec.Struct, frozen=True):
         ) + ("" if self.holds else "  [DOES NOT HOLD]")
 
 
-def count_identity(facts: QueueFacts, trained_positions: Collection[int]) -> Identity:
+def count_identity(facts: QueueFacts, trained: PositionRanges) -> Identity:
     """Count the groups of a queue, given the positions that the branch has trained."""
-    trained = sum(1 for position in facts.accepted.values() if position in trained_positions)
+    num_trained = sum(position in trained for position in facts.accepted.values())
+    for segment in facts.closed:
+        last = segment.first_position + segment.num_accepted - 1
+        num_trained += trained.count_between(segment.first_position, last)
     return Identity(
         generated=facts.cursor.next_group_index - len(facts.fresh),
-        trained=trained,
-        pending=len(facts.accepted) - trained,
+        trained=num_trained,
+        pending=facts.num_accepted - num_trained,
         in_flight=len(facts.in_flight),
-        dropped=dict(Counter(facts.dropped.values())),
+        dropped=dict(facts.dropped_by_reason()),
     )

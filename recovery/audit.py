@@ -1,6 +1,6 @@
-"""An independent count of a stopped run: from the queue's raw journal and the ranks' training logs.
+"""An independent count of a stopped run: from the queue's raw journals and the ranks' training logs.
 
-It shares no code with the queue, the planner or the accounting that did the work: it replays the journal's events
+It shares no code with the queue, the planner or the accounting that did the work: it replays the journals' events
 itself, and trusts only what the ranks wrote after each optimizer step.
 """
 
@@ -20,6 +20,9 @@ from straw.journal import Journal
 
 from vime.errors import CorruptDataError, StorageError
 
+_SEGMENT_SPAN = 2**40
+"""Positions of one segment; those of the next begin there."""
+
 
 @dataclass
 class JournalState:
@@ -32,6 +35,8 @@ class JournalState:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     accepted_twice: list[str] = field(default_factory=list)
+    wrong_summaries: list[str] = field(default_factory=list)
+    """Closed segments whose summary is not what their journal says."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
         StorageError: the pool can't be opened.
     """
     pool = pool or run / "rollout_data" / "pool"
-    state = replay_journal(pool)
+    state = replay_journals(pool)
     branches = {line["branch"]: line for line in _lines(run / "rollout" / "branches.jsonl")}
     log = list(_training_steps(run))
     counted = _branch_limits(branches, log)
@@ -72,6 +77,7 @@ def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
         *_skipped_prompts(state),
         *_unreadable(pool, state),
         *(f"{task}: accepted twice" for task in state.accepted_twice),
+        *state.wrong_summaries,
         *_not_trained_as_committed(run, branches, counted, state, trained),
         *_partly_trained(trained_steps),
         *(
@@ -94,34 +100,62 @@ def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
     )
 
 
-def replay_journal(pool: Path) -> JournalState:
-    """Replay the queue's journal, read-only."""
-    try:
-        root = _queue_root(pool)
-        identity = json.loads((root / "run.json").read_bytes())
-        journal = Journal(FilesystemBackend(root), identity, recover=True, read_only=True)
-    except (OSError, ValueError, QueueError) as error:
-        raise CorruptDataError(f"{pool}: the journal can't be read ({error}).", next_step="Check the path.") from error
+def replay_journals(pool: Path) -> JournalState:
+    """Replay the journals of all segments of the queue, oldest first, read-only."""
     state = JournalState()
-    try:
-        for transaction in journal.transactions:
-            for event in transaction:
-                _apply(state, event)
-    finally:
-        journal.close()
+    for number, segment in enumerate(_segments(pool)):
+        before = (len(state.accepted), len(state.dropped))
+        for event in _events(pool, segment["queue_id"]):
+            _apply(state, event, number * _SEGMENT_SPAN)
+        summary = segment.get("summary")
+        if summary is not None:
+            found = (len(state.accepted) - before[0], len(state.dropped) - before[1])
+            expected = (summary["num_accepted"], sum(summary["dropped"].values()))
+            if found != expected:
+                state.wrong_summaries.append(
+                    f"segment {number}: closed with {expected[0]} accepted and {expected[1]} dropped groups, "
+                    f"its journal has {found[0]} and {found[1]}"
+                )
     return state
 
 
-def _queue_root(pool: Path) -> Path:
-    """Folder of the queue that the pool names as the one in use."""
-    name = json.loads((pool / "vime" / "queue.json").read_bytes())["queue_id"]
+def _segments(pool: Path) -> list[dict[str, Any]]:
+    """The segments that the pool's list names, oldest first; one, in a list from before there were segments."""
+    path = pool / "vime" / "queue.json"
+    try:
+        listed = json.loads(path.read_bytes())
+        segments: list[dict[str, Any]] = listed.get("segments", [listed])
+    except (OSError, ValueError) as error:
+        raise CorruptDataError(f"{pool}: the journal can't be read ({error}).", next_step="Check the path.") from error
+    return segments
+
+
+def _events(pool: Path, queue_id: str) -> Iterator[dict[str, Any]]:
+    try:
+        root = _queue_root(pool, queue_id)
+        identity = json.loads((root / "run.json").read_bytes())
+        journal = Journal(FilesystemBackend(root), identity, recover=True, read_only=True)
+    except (OSError, ValueError, QueueError) as error:
+        raise CorruptDataError(
+            f"{pool}: the journal of queue {queue_id} can't be read ({error}).",
+            next_step="Start the run once, so that a damaged end is cut off, or restore the journal.",
+        ) from error
+    try:
+        for transaction in journal.transactions:
+            yield from transaction
+    finally:
+        journal.close()
+
+
+def _queue_root(pool: Path, queue_id: str) -> Path:
+    """Folder of one straw queue of the pool."""
     for path in (pool / "queues").glob("*/run.json"):
-        if json.loads(path.read_bytes())["queue_id"] == name:
+        if json.loads(path.read_bytes())["queue_id"] == queue_id:
             return path.parent
-    raise CorruptDataError(f"{pool}: queue {name} is missing.", next_step="Restore the pool.")
+    raise CorruptDataError(f"{pool}: queue {queue_id} is missing.", next_step="Restore the pool.")
 
 
-def _apply(state: JournalState, event: dict[str, Any]) -> None:
+def _apply(state: JournalState, event: dict[str, Any], first_position: int) -> None:
     match event["type"]:
         case "Submitted":
             state.submitted += [task["task_id"] for task in event["tasks"]]
@@ -132,7 +166,7 @@ def _apply(state: JournalState, event: dict[str, Any]) -> None:
             task = receipt["task_id"]
             if task in state.accepted:
                 state.accepted_twice.append(task)
-            state.accepted[task] = receipt["position"]
+            state.accepted[task] = first_position + receipt["position"]
             state.results[task] = receipt["result_ref"]
         case "Failed" if event["response"] == "failed":
             for task in event["task_ids"]:
@@ -190,12 +224,17 @@ def _twice(steps: Iterable[Step]) -> list[str]:
 def _skipped_prompts(state: JournalState) -> list[str]:
     expected = [_task(number) for number in range(len(state.submitted))]
     found = set(state.submitted)
-    return [f"{task}: never submitted" for task in expected if task not in found]
+    twice = [task for task, count in Counter(state.submitted).items() if count > 1]
+    return [
+        *(f"{task}: never submitted" for task in expected if task not in found),
+        *(f"{task}: submitted twice" for task in twice),
+    ]
 
 
 def _unreadable(pool: Path, state: JournalState) -> list[str]:
     """Accepted groups whose payload does not match its digests."""
-    identity = json.loads((_queue_root(pool) / "run.json").read_bytes())
+    newest = _segments(pool)[-1]["queue_id"]
+    identity = json.loads((_queue_root(pool, newest) / "run.json").read_bytes())
     bad = []
     try:
         with SharedFilesystemStore(pool, identity["run_id"], codecs=identity["codecs"]) as store:

@@ -142,22 +142,6 @@ def read_queue_state(directory: Path, rollout_id: int) -> QueueState:
     return _decode(queue_state_path(directory, rollout_id), QueueState)
 
 
-def to_ranges(positions: Iterable[int]) -> list[tuple[int, int]]:
-    """Sorted (first, last) ranges that hold exactly these positions."""
-    ranges: list[tuple[int, int]] = []
-    for position in sorted(set(positions)):
-        if ranges and ranges[-1][1] == position - 1:
-            ranges[-1] = (ranges[-1][0], position)
-        else:
-            ranges.append((position, position))
-    return ranges
-
-
-def from_ranges(ranges: Iterable[tuple[int, int]]) -> set[int]:
-    """Inverse of `to_ranges`."""
-    return {position for first, last in ranges for position in range(first, last + 1)}
-
-
 def _digests(directory: Path, paths: Iterable[Path]) -> dict[str, FileDigest]:
     return {str(path.relative_to(directory)): FileDigest(path.stat().st_size, sha256_of(path)) for path in paths}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 
 import msgspec
 
@@ -33,7 +34,10 @@ class LeasedGroup(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Proof that a group was accepted; `position` is its number in the order of acceptance, from 0."""
+    """Proof that a group was accepted.
+
+    Positions grow in the order of acceptance within a segment, and from segment to segment (`storage.positions`).
+    """
 
     position: int
     group_index: int
@@ -56,8 +60,20 @@ class PlanRecord(msgspec.Struct, frozen=True):
     plan_ref: PoolRef
 
 
+class ClosedSegment(msgspec.Struct, frozen=True):
+    """Counts of a closed segment: its groups are not listed one by one any more."""
+
+    first_position: int
+    num_accepted: int
+    dropped: dict[str, int]
+    """Reason -> groups."""
+
+
 class QueueFacts(msgspec.Struct, frozen=True):
-    """Where every group is; the four parts are disjoint and cover all groups that were ever submitted."""
+    """Where every group is. Its parts are disjoint and cover all groups that were ever submitted.
+
+    Groups are listed by index where their segment is open, and counted where it is closed.
+    """
 
     fresh: list[int]
     """Never leased."""
@@ -67,9 +83,18 @@ class QueueFacts(msgspec.Struct, frozen=True):
     """Group index -> position."""
     dropped: dict[int, str]
     """Group index -> reason."""
+    closed: list[ClosedSegment]
     cursor: PromptCursor
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.accepted) + sum(segment.num_accepted for segment in self.closed)
+
+    def dropped_by_reason(self) -> Counter[str]:
+        """Reason -> dropped groups, of all segments."""
+        return sum((Counter(segment.dropped) for segment in self.closed), Counter(self.dropped.values()))
 
     @property
     def num_groups(self) -> int:
         """All groups that were ever submitted."""
-        return len(self.fresh) + len(self.in_flight) + len(self.accepted) + len(self.dropped)
+        return len(self.fresh) + len(self.in_flight) + self.num_accepted + self.dropped_by_reason().total()

@@ -9,26 +9,15 @@ import msgspec
 import straw
 
 from storage.coordinator import CoordinatorSession
+from storage.facts import PROMPT_PRODUCER, TASK_PREFIX
 from storage.prompt_codec import encode_prompt
 from storage.refs import to_straw_ref
+from storage.segment_list import SegmentList
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.errors import StorageError
 
 MAX_ATTEMPTS = 10**9
 """straw spends an attempt on every restart and expiry; failures of a group are counted by its producers."""
-TASK_PREFIX = "prompt:"
-_PRODUCER = "prompts"
-
-
-def group_of(task_id: str) -> int:
-    """Group index of a straw task id."""
-    return int(task_id.removeprefix(TASK_PREFIX))
-
-
-def committed_cursor(coordinator: straw.Coordinator) -> PromptCursor | None:
-    """The cursor of the newest submission, None before the first."""
-    state = coordinator.producer_state(_PRODUCER)
-    return None if state is None else msgspec.convert(state, PromptCursor)
 
 
 def submit(session: CoordinatorSession, prompts: Sequence[PromptTask], cursor: PromptCursor) -> None:
@@ -38,12 +27,12 @@ def submit(session: CoordinatorSession, prompts: Sequence[PromptTask], cursor: P
         raise StorageError(f"Prompts must be groups in order up to {cursor.next_group_index - 1}, found {indices}.")
     payloads = [encode_prompt(task) for task in prompts]
     digests = [sha256(payload).hexdigest() for payload in payloads]
-    with session.changing(f"submit groups {indices[0]}..{indices[-1]}") as coordinator:
-        committed = committed_cursor(coordinator)
-        if committed is not None and indices[0] < committed.next_group_index:
-            _check_repeat(coordinator, indices, digests, cursor, committed)
+    with session.changing(f"submit groups {indices[0]}..{indices[-1]}") as segments:
+        committed = segments.newest.cursor()
+        if indices[0] < committed.next_group_index:
+            _check_repeat(segments, indices, digests, cursor, committed)
             return
-        if committed is not None and indices[0] != committed.next_group_index:
+        if indices[0] != committed.next_group_index:
             raise StorageError(
                 f"Prompts start at group {indices[0]}, the queue continues at {committed.next_group_index}.",
                 next_step="Take prompts from the queue's own cursor.",
@@ -61,18 +50,20 @@ def submit(session: CoordinatorSession, prompts: Sequence[PromptTask], cursor: P
             for index, ref, digest in zip(indices, refs, digests, strict=True)
         ]
         state = msgspec.to_builtins(cursor)
-        coordinator.submit_tasks(f"prompts:{indices[0]}", tasks, producer_id=_PRODUCER, producer_state=state)
+        segments.newest.coordinator.submit_tasks(
+            f"prompts:{indices[0]}", tasks, producer_id=PROMPT_PRODUCER, producer_state=state
+        )
 
 
 def _check_repeat(
-    coordinator: straw.Coordinator,
+    segments: SegmentList,
     indices: list[int],
     digests: list[str],
     cursor: PromptCursor,
     committed: PromptCursor,
 ) -> None:
     for index, digest in zip(indices, digests, strict=True):
-        task = coordinator.task_status(f"{TASK_PREFIX}{index}")
+        task = segments.with_group(index).coordinator.task_status(f"{TASK_PREFIX}{index}")
         if task is None or task["spec"]["metadata"]["digest"] != digest:
             found = "is missing" if task is None else "has another prompt"
             raise StorageError(

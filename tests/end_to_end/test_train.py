@@ -11,6 +11,7 @@ from recovery.audit import AuditReport, audit_run
 from recovery.commit import committed_rollouts
 from storage.columns import decode_group
 from storage.pool import Pool
+from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from tests.end_to_end.jobs import Job, kill, shared_memory, survivors, tree, wait_until
 from vime.data.batch import PackedMicrobatch
@@ -78,6 +79,7 @@ def test_nothing_is_left_running_after_the_job(finished: Finished) -> None:
 def stored_samples(job: Job) -> list[Sample]:
     with Pool.open(job.run / "rollout_data" / "pool") as pool:
         with GroupQueue.open(pool, owner="test", lease_seconds=60) as queue:
+            queue.reopen(PositionRanges())
             accepted = queue.accepted()
         return [s for group in accepted for s in decode_group(*vars(pool.read_group(group.ref)).values())]
 

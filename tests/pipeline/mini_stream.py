@@ -1,6 +1,7 @@
 """The stream without engines and Ray: real pool, queue, coordinator, planner and commit; synthetic samples.
 
-Run as a script it trains until it is done, or kills itself at a named point: `python mini_stream.py RUN POINT`.
+Run as a script it trains until it is done, or kills itself at a named point:
+`python mini_stream.py RUN POINT OCCURRENCE SEGMENT_GROUPS`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pipeline.training_log import log_step
 from recovery.branch import Branch, append_branch
 from recovery.commit import CommitParent, commit_path, iteration_directory, read_commit, read_queue_state, write_commit
 from recovery.restore import RestoreMode, plan_restore, scan_run
+from storage import segment_list
 from storage.columns import encode_group
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
@@ -29,7 +31,7 @@ from vime.data.prompts import PromptSource
 from vime.utils.types import Sample
 
 BATCH, MEMBERS, ROLLOUTS, SAVE_EVERY = 4, 2, 6, 2
-POINTS = ("publish", "accept", "plan", "train", "training_completed", "save", "commit", "done")
+POINTS = ("publish", "accept", "plan", "train", "training_completed", "save", "commit", "rotate", "rotated", "done")
 PLAN = PlanSettings(
     rollout_batch_size=BATCH,
     samples_per_step=BATCH * MEMBERS,
@@ -70,12 +72,12 @@ def synthetic_group(prompt: PromptTask, version: int) -> list[Sample]:
 class MiniStream:
     """One session on a run folder."""
 
-    def __init__(self, run: Path, reach: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, run: Path, reach: Callable[[str], None] = lambda _: None, ckpt_step: int | None = None) -> None:
         self._run, self._reach = run, reach
         self._pool_root = run / "rollout_data" / "pool"
         self.branch = uuid.uuid4().hex[:8]
         self.plan = plan_restore(
-            scan_run(run, self._pool_root), load=None, save=str(run), ckpt_step=None, num_rollout=ROLLOUTS,
+            scan_run(run, self._pool_root), load=None, save=str(run), ckpt_step=ckpt_step, num_rollout=ROLLOUTS,
             new_branch=self.branch,
         )  # fmt: skip
         parent, trained = None, []
@@ -85,15 +87,23 @@ class MiniStream:
             parent = CommitParent(record.branch, self.plan.commit_rollout)
             trained = read_queue_state(directory, self.plan.commit_rollout).trained
         self._parent = parent
-        config = CoordinatorConfig(self.branch, trained, ROLLOUTS * BATCH, 2 * BATCH, lease_seconds=60)
-        self.coordinator: Coordinator = open_coordinator(
-            open_pool=self._open_pool,
-            source=PromptSource(write_prompts(run), n_samples_per_prompt=MEMBERS),
-            owner="test",
-            config=config,
-        )
+        self._config = CoordinatorConfig(self.branch, trained, ROLLOUTS * BATCH, 2 * BATCH, lease_seconds=60)
+        self.coordinator = self._open_coordinator()
         self._pool = Pool.open(self._pool_root)
         append_branch(run, Branch(self.branch, parent, self.plan.directory, 0))
+
+    def restart_coordinator(self) -> None:
+        """As Ray does it when the process dies: the same settings again."""
+        self.coordinator.close()
+        self.coordinator = self._open_coordinator()
+
+    def _open_coordinator(self) -> Coordinator:
+        return open_coordinator(
+            open_pool=self._open_pool,
+            source=PromptSource(write_prompts(self._run), n_samples_per_prompt=MEMBERS),
+            owner="test",
+            config=self._config,
+        )
 
     def _open_pool(self) -> Pool:
         if (self._pool_root / "vime" / "pool.json").exists():
@@ -141,20 +151,24 @@ class MiniStream:
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / "model").write_bytes(b"weights")
         self._reach("commit")
+        state = self.coordinator.queue_state()
         write_commit(
             directory, rollout_id=rollout_id, branch=self.branch, parent=self._parent, weight_version=1,
-            run_id="rollout", rollout_data_dir="", queue_state=self.coordinator.queue_state(),
+            run_id="rollout", rollout_data_dir="", queue_state=state,
         )  # fmt: skip
+        self._reach("rotate")
+        self.coordinator.rotate(state)
+        self._reach("rotated")
 
     def close(self) -> None:
         self._pool.close()
         self.coordinator.close()
 
 
-def run_session(run: Path, reach: Callable[[str], None] = lambda _: None) -> MiniStream:
+def run_session(run: Path, reach: Callable[[str], None] = lambda _: None, ckpt_step: int | None = None) -> MiniStream:
     """One whole session; the stream is closed when this returns."""
     (run / "training_log").mkdir(parents=True, exist_ok=True)
-    stream = MiniStream(run, reach)
+    stream = MiniStream(run, reach, ckpt_step)
     try:
         asyncio.run(stream.run())
     finally:
@@ -175,4 +189,5 @@ def _kill_at(wanted: str, occurrence: int) -> Callable[[str], None]:
 
 
 if __name__ == "__main__":
+    segment_list.MAX_SEGMENT_GROUPS = int(sys.argv[4])
     run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])))

@@ -9,14 +9,22 @@ import msgspec
 import pytest
 
 from recovery.audit import audit_run
+from storage import segment_list
 from tests.pipeline.mini_stream import BATCH, POINTS, ROLLOUTS, MiniStream, run_session
 
 SCRIPT = Path(__file__).with_name("mini_stream.py")
 
 
+@pytest.fixture(autouse=True, params=[1000, 1], ids=["one segment", "a segment a commit"])
+def segment_groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.segment_list.MAX_SEGMENT_GROUPS", request.param)
+
+
 def kill_session(run: Path, point: str, occurrence: int) -> None:
     (run / "training_log").mkdir(parents=True, exist_ok=True)
-    process = subprocess.run([sys.executable, str(SCRIPT), str(run), point, str(occurrence)], check=False)
+    size = segment_list.MAX_SEGMENT_GROUPS
+    command = [sys.executable, str(SCRIPT), str(run), point, str(occurrence), str(size)]
+    process = subprocess.run(command, check=False)
     assert process.returncode == -9
 
 

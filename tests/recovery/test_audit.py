@@ -11,10 +11,12 @@ from tests.pipeline.mini_stream import BATCH, MEMBERS, ROLLOUTS, run_session
 from vime.errors import CorruptDataError
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[1000, 1], ids=["one segment", "a segment a commit"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("finished")
-    run_session(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.segment_list.MAX_SEGMENT_GROUPS", request.param)
+        run_session(run)
     return run
 
 
@@ -74,6 +76,24 @@ def test_a_group_trained_on_an_abandoned_branch_only_is_rolled_back(run: Path) -
         parent = {"branch": entry["branch"], "rollout_id": entry["rollout_id"] - 1}
         file.write(json.dumps({"branch": "later", "parent": parent, "directory": ".", "start_version": 1}) + "\n")
     assert audit_run(run).rolled_back == BATCH
+
+
+def test_a_closed_segment_that_counts_otherwise_than_its_journal_is_told(run: Path) -> None:
+    path = run / "rollout_data" / "pool" / "vime" / "queue.json"
+    listed = json.loads(path.read_bytes())
+    closed = [segment for segment in listed["segments"] if segment["summary"] is not None]
+    for segment in closed:
+        segment["summary"]["num_accepted"] += 1
+    path.write_text(json.dumps(listed))
+    assert len(audit_run(run).lost) == len(closed)
+
+
+def test_a_group_that_two_segments_hold_is_told(run: Path) -> None:
+    path = run / "rollout_data" / "pool" / "vime" / "queue.json"
+    listed = json.loads(path.read_bytes())
+    listed["segments"].insert(0, listed["segments"][0])
+    path.write_text(json.dumps(listed))
+    assert any("submitted twice" in lost for lost in audit_run(run).lost)
 
 
 def test_a_folder_without_a_queue_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A commit is whole or absent; a damaged one is refused naming the file."""
 
-import itertools
 import os
 import signal
 import subprocess
@@ -8,19 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from recovery.commit import (
     TRACKER,
     QueueState,
     commit_path,
     committed_rollouts,
-    from_ranges,
     iteration_directory,
     read_commit,
     read_queue_state,
-    to_ranges,
     write_commit,
 )
 from vime.errors import CommitError
@@ -106,14 +101,6 @@ def test_record_of_a_newer_version_is_refused_with_its_number(tmp_path: Path) ->
     path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
     with pytest.raises(CommitError, match="version 7, this vime reads up to 1"):
         read_commit(path)
-
-
-@given(st.sets(st.integers(0, 200)))
-def test_ranges_hold_exactly_the_positions(positions: set[int]) -> None:
-    ranges = to_ranges(positions)
-    assert from_ranges(ranges) == positions
-    assert all(first <= last for first, last in ranges)
-    assert all(a[1] + 1 < b[0] for a, b in itertools.pairwise(ranges))
 
 
 @pytest.mark.parametrize("step", ["write_atomically", "sync_tree", "sha256_of", "write_once"])

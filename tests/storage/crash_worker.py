@@ -6,17 +6,23 @@ import os
 import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
-from queue_helpers import publish, samples_of, submit
+from queue_helpers import finish, publish, samples_of, submit
 
+from storage import segment_list, step_log
 from storage.pool import Pool
+from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.refs import ref_to_bytes
 from storage.summary import summarize
 
 
 class Bomb:
-    """Fault hook: counts I/O phases once armed and kills the process with SIGKILL at the given one."""
+    """Fault hook: counts I/O phases once armed and kills the process with SIGKILL at the given one.
+
+    Phases are those that straw names, and every sync and replacement of a file of our own.
+    """
 
     def __init__(self, kill_at: int) -> None:
         self.kill_at = kill_at
@@ -30,6 +36,38 @@ class Bomb:
             self.num_phases += 1
 
 
+def watch_own_files(bomb: Bomb) -> None:
+    """Make the syncs and replacements of small files phases too, for the rest of the process."""
+    sync, replace = os.fsync, Path.replace
+
+    def watched_sync(descriptor: int) -> None:
+        bomb("before sync")
+        sync(descriptor)
+        bomb("after sync")
+
+    def watched_replace(self: Path, target: Path) -> Path:
+        bomb("before replace")
+        return replace(self, target)
+
+    mock.patch("os.fsync", watched_sync).start()
+    mock.patch("pathlib.Path.replace", watched_replace).start()
+
+
+def rotate_twice(pool: Pool, queue: GroupQueue, bomb: Bomb) -> None:
+    """Begin a second segment while a group of the first is leased, then close the first."""
+    one, two = queue.lease("w", 2)
+    finish(pool, queue, one)
+    queue.record_trained("main", 0, 7, [0, 1])
+    bomb.armed = True
+    queue.rotate("main", PositionRanges([(0, 1)]))
+    bomb.armed = False
+    submit(queue, 3, 5)
+    finish(pool, queue, two)
+    queue.record_trained("main", 1, 8, [2])
+    bomb.armed = True
+    queue.rotate("main", PositionRanges([(0, 2)]))
+
+
 def main(scenario: str, root: Path, bomb: Bomb) -> None:
     bomb.armed = scenario == "create"
     pool = Pool.create(root, "run", fault=bomb) if scenario == "create" else Pool.open(root, fault=bomb)
@@ -40,6 +78,9 @@ def main(scenario: str, root: Path, bomb: Bomb) -> None:
     if scenario == "submit":
         bomb.armed = True
         submit(queue, 3, 5)
+        return
+    if scenario == "rotate":
+        rotate_twice(pool, queue, bomb)
         return
     leased = queue.lease("w", 1)[0]
     bomb.armed = scenario == "publish"
@@ -53,4 +94,7 @@ def main(scenario: str, root: Path, bomb: Bomb) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Bomb(int(sys.argv[3])))
+    segment_list.MAX_SEGMENT_GROUPS, step_log.MAX_LOG_BYTES = 2, 0
+    the_bomb = Bomb(int(sys.argv[3]))
+    watch_own_files(the_bomb)
+    main(sys.argv[1], Path(sys.argv[2]), the_bomb)

@@ -1,4 +1,4 @@
-"""kill -9 at I/O phases of creation, recovery, submission, publication and acceptance."""
+"""kill -9 at I/O phases of creation, recovery, submission, publication, acceptance and rotation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from queue_helpers import cursor_at, finish, new_queue, samples_of, submit
 
 from storage.columns import decode_group
 from storage.pool import Pool
+from storage.positions import PositionRanges
 from storage.prompt_codec import decode_prompt
 from storage.queue import GroupQueue
 from storage.refs import ref_from_bytes
@@ -70,6 +71,19 @@ def after_accept(root: Path) -> None:
                 queue.accept(lease, ref, summarize(samples_of(1)))
 
 
+def after_rotate(root: Path) -> None:
+    """Killed at any point of two rotations: the same groups are where they were, whichever segments hold them."""
+    with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
+        trained, facts = queue.trained_by("main"), queue.facts()
+        assert trained.ranges() in ([(0, 1)], [(0, 2)])
+        assert queue.highest_trained_version() == trained.ranges()[0][1] + 6
+        assert facts.num_accepted == trained.ranges()[0][1] + 1
+        queue.reopen(trained)
+        assert queue.facts() == facts
+        queue.reopen(PositionRanges())
+        assert queue.facts().accepted == {index: index for index in range(facts.num_accepted)}
+
+
 def check_and_drain(root: Path) -> None:
     """The identity holds, every prompt is readable, and every group is accepted exactly once in the end."""
     with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
@@ -81,6 +95,7 @@ def check_and_drain(root: Path) -> None:
             for group in leased:
                 assert decode_prompt(pool.read_blob(group.prompt_ref)).group_index == group.group_index
                 finish(pool, queue, group)
+        queue.reopen(PositionRanges())
         accepted = queue.accepted()
         assert sorted(group.group_index for group in accepted) == [0, 1, 2, 3, 4]
         for result in accepted:
@@ -105,12 +120,22 @@ CHECKS: dict[str, Check] = {
     "submit": after_submit,
     "publish": after_publish,
     "accept": after_accept,
+    "rotate": after_rotate,
 }
 
 
 @pytest.mark.parametrize(
     ("scenario", "kill_at"),
-    [("create", 12), ("recover", 20), ("submit", 9), ("publish", 6), ("accept", 1), ("accept", 9)],
+    [
+        ("create", 12),
+        ("recover", 20),
+        ("submit", 9),
+        ("publish", 6),
+        ("accept", 1),
+        ("accept", 9),
+        ("rotate", 3),
+        ("rotate", 30),
+    ],
 )
 def test_a_kill_loses_nothing_that_was_acknowledged(scenario: str, kill_at: int, tmp_path: Path) -> None:
     assert run_scenario(scenario, tmp_path / "pool", kill_at)

@@ -1,0 +1,189 @@
+"""Whether a restart costs more after a long history: the same pending groups, with few and with many behind them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from benchmarks.report import benchmark_parser, build_report, parse_options, print_report
+from pipeline.coordinator import CoordinatorConfig, open_coordinator
+from storage.columns import encode_group
+from storage.pool import Pool
+from storage.positions import PositionRanges
+from storage.queue import GroupQueue
+from storage.summary import summarize
+from vime.data.cursor import PromptCursor, PromptTask
+from vime.data.prompts import PromptSource
+from vime.utils.types import Sample
+
+DESCRIPTION = """\
+Builds two queues whose groups went the whole way (prompt, lease, result, training, commit with rotation, in batches of
+BATCH groups), the long one with 100,000 trained groups and the short one with 1,000 (with --quick 5,000 and 1,000).
+Both end with the same PENDING accepted groups that are not trained. Then each repeat opens each of them as a resume
+does, in a fresh process that has imported everything, the two taking turns at being first:
+
+  restart_s_short, restart_s_long        pool, queue and coordinator opened, the identity counted
+  restart_ratio                          long / short of the same repeat
+  memory_mib_short, memory_mib_long      growth of the process's peak memory by that
+  memory_ratio                           long / short of the same repeat
+
+The queues are built in /dev/shm where there is one, because building syncs each acceptance, and are measured on the
+file system of --folder.
+"""
+BATCH = 250
+PENDING = 500
+PUBLISHED_TOGETHER = 16
+"""straw reads the index of a group's whole publication again when the group is accepted."""
+SIZES = {"short": 1_000, "long": 100_000}
+QUICK_SIZES = {"short": 1_000, "long": 5_000}
+BRANCH = "before"
+
+
+class Measured(msgspec.Struct):
+    """What a fresh process says of one restart."""
+
+    restart_s: float
+    memory_mib: float
+    trained: int
+    pending: int
+
+
+def build(root: Path, num_trained: int) -> None:
+    """A queue with so many trained groups and `PENDING` that wait; `trained.json` holds what its commit says."""
+    trained = PositionRanges()
+    waiting: deque[int] = deque()
+    with Pool.create(root, "bench") as pool, GroupQueue.open(pool, owner="build", lease_seconds=3600) as queue:
+        for start in range(0, num_trained + PENDING, BATCH):
+            waiting.extend(_accept(pool, queue, start, BATCH))
+            if len(waiting) > PENDING:
+                batch = [waiting.popleft() for _ in range(BATCH)]
+                queue.record_trained(BRANCH, start, 1, batch)
+                trained.update(batch)
+                queue.rotate(BRANCH, trained)
+    (root / "trained.json").write_text(json.dumps(trained.ranges()))
+
+
+def _accept(pool: Pool, queue: GroupQueue, start: int, count: int) -> list[int]:
+    """Positions of so many new groups."""
+    prompts = [
+        PromptTask(group_index=index, first_sample_index=2 * index, epoch=0, row=index, prompt="What is 2 + 2?")
+        for index in range(start, start + count)
+    ]
+    stop = start + count
+    queue.submit_prompts(prompts, PromptCursor(0, stop, stop, 2 * stop))
+    positions: list[int] = []
+    while leased := queue.lease("build", PUBLISHED_TOGETHER):
+        groups = [_samples(item.group_index) for item in leased]
+        items = [(encode_group(group), item.lease) for group, item in zip(groups, leased, strict=True)]
+        refs = pool.publish_groups(items, submission_id=f"groups:{leased[0].group_index}")
+        positions += [
+            queue.accept(item.lease, ref, summarize(group)).position
+            for item, ref, group in zip(leased, refs, groups, strict=True)
+        ]
+    return positions
+
+
+def _samples(group_index: int) -> list[Sample]:
+    return [
+        Sample(
+            group_index=group_index,
+            index=2 * group_index + member,
+            tokens=[1, 2, 3, 4],
+            response_length=2,
+            reward=float(member),
+            rollout_log_probs=[-0.5, -0.5],
+            version_spans=[(1, 0, 2)],
+            status=Sample.Status.COMPLETED,
+        )
+        for member in range(2)
+    ]
+
+
+def measure(root: Path) -> Measured:
+    """Open a queue in this process as a resume does."""
+    trained = [(first, last) for first, last in json.loads((root / "trained.json").read_text())]
+    prompts = root / "prompts.jsonl"
+    prompts.write_text('{"input": "What is 2 + 2?"}\n')
+    source = PromptSource(prompts, n_samples_per_prompt=2)
+    config = CoordinatorConfig("after", trained, groups_wanted=10**9, max_groups=1000, lease_seconds=60)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    started = time.perf_counter()
+    coordinator = open_coordinator(open_pool=lambda: Pool.open(root), source=source, owner="bench", config=config)
+    identity = coordinator.identity()
+    restart_s = time.perf_counter() - started
+    peak = _peak_bytes()
+    coordinator.close()
+    return Measured(restart_s, (peak - before) / 2**20, identity.trained, identity.pending)
+
+
+def _peak_bytes() -> int:
+    """Peak resident memory of this process since it began its program."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return int(psutil.Process().memory_info().rss)
+
+
+def _in_fresh_process(root: Path) -> Measured:
+    command = [sys.executable, "-m", "benchmarks.history", "--measure", str(root)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
+
+
+def _built(folder: Path, name: str, num_trained: int) -> Path:
+    fast = Path("/dev/shm")
+    root = folder / name
+    with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else folder, prefix=".bench-") as temporary:
+        build(Path(temporary) / name, num_trained)
+        shutil.copytree(Path(temporary) / name, root)
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit status."""
+    parser = benchmark_parser(
+        "history", DESCRIPTION.replace("BATCH", str(BATCH)).replace("PENDING", str(PENDING)), repeats=7
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), help="folder on the file system to measure (default: the present one)"
+    )
+    parser.add_argument("--measure", type=Path, help="open this queue once and print the numbers (used by itself)")
+    options = parse_options(parser, argv)
+    if options.measure is not None:
+        print(msgspec.json.encode(measure(options.measure)).decode())
+        return 0
+    sizes = QUICK_SIZES if options.quick else SIZES
+    values: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix=".bench-") as temporary:
+        folder = Path(temporary).resolve()
+        roots = {name: _built(folder, name, size) for name, size in sizes.items()}
+        for repeat in range(options.repeats):
+            names = list(sizes) if repeat % 2 == 0 else list(sizes)[::-1]
+            found = {name: _in_fresh_process(roots[name]) for name in names}
+            for name, measured in found.items():
+                if (measured.trained, measured.pending) != (sizes[name], PENDING):
+                    raise RuntimeError(f"{name}: expected {sizes[name]} trained and {PENDING} pending, got {measured}")
+            for value in ("restart_s", "memory_mib"):
+                numbers = {name: getattr(measured, value) for name, measured in found.items()}
+                for name in sizes:
+                    values.setdefault(f"{value}_{name}", []).append(numbers[name])
+                ratio = f"{value.split('_')[0]}_ratio"
+                values.setdefault(ratio, []).append(numbers["long"] / numbers["short"])
+        report = build_report("history", values, argv=argv, packages=["straw-queue", "msgspec"], folder=folder)
+    print_report(report, only_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,163 @@
+"""The end of a journal is damaged at any byte: what was accepted before it stays, and the cut is reported."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from queue_helpers import finish, new_queue
+
+from storage.pool import Pool
+from storage.positions import PositionRanges
+from storage.queue import GroupQueue
+from storage.repair import Repair, cut_damaged_tail
+from vime.errors import CorruptDataError
+
+Damage = Callable[[bytes, int], bytes]
+MAGIC = b"SLMTXN01"
+DAMAGES: dict[str, Damage] = {
+    "cut short": lambda data, at: data[:at],
+    "zeros to the end": lambda data, at: data[:at] + bytes(len(data) - at),
+    "zeros beyond the end": lambda data, at: data[:at] + bytes(len(data) - at + 4096),
+    "garbage to the end": lambda data, at: data[:at] + bytes(byte ^ 0xA5 for byte in data[at:]),
+    "garbage beyond the end": lambda data, at: data[:at] + b"\xff" * (len(data) - at + 100),
+}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A queue whose last three transactions accept groups 0, 1 and 2."""
+    root = tmp_path_factory.mktemp("original") / "pool"
+    pool, queue = new_queue(root, 4)
+    with pool, queue:
+        for leased in queue.lease("w", 3):
+            finish(pool, queue, leased)
+    return root
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(original, tmp_path / "pool"))
+
+
+@pytest.fixture
+def nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of thousands of cuts."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+def journal_of(root: Path) -> Path:
+    (path,) = (root / "queues").glob("*/control/journal.log")
+    return path
+
+
+def starts(data: bytes) -> list[int]:
+    """Where transactions begin, and the end of the last."""
+    found = [at for at in range(len(data)) if data.startswith(MAGIC, at)]
+    return [*found, len(data)]
+
+
+def repairs(root: Path) -> list[Repair]:
+    path = root / "vime" / "repairs.jsonl"
+    return [Repair(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def check_opens_with_what_was_accepted_before(root: Path, data: bytes, at: int, name: str) -> None:
+    journal = journal_of(root)
+    journal.write_bytes(DAMAGES[name](data, at))
+    shutil.rmtree(root / "vime" / "cut", ignore_errors=True)
+    (root / "vime" / "repairs.jsonl").unlink(missing_ok=True)
+    whole = sum(start <= at for start in starts(data)[-3:])
+    with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
+        facts = queue.facts()
+        assert facts.accepted == {index: index for index in range(whole)}
+        assert (facts.in_flight, facts.fresh) == (list(range(whole, 3)), [3])
+    for repair in repairs(root):
+        kept = DAMAGES[name](data, at)
+        assert (repair.kept_bytes, repair.cut_bytes) == (starts(data)[-4 + whole], len(kept) - repair.kept_bytes)
+        assert Path(repair.cut_to).read_bytes() == kept[repair.kept_bytes :]
+        assert journal.read_bytes().startswith(data[: repair.kept_bytes])
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_whole_transactions_before_the_damage_stay(root: Path, name: str) -> None:
+    data = journal_of(root).read_bytes()
+    copy = root / "queues" / "x" / "control" / "journal.log"
+    copy.parent.mkdir(parents=True)
+    for at in range(starts(data)[-4] + 1, len(data), 41):
+        damaged = DAMAGES[name](data, at)
+        copy.write_bytes(damaged)
+        end = max(start for start in starts(data) if start <= at)
+        repair = cut_damaged_tail(copy, root / "vime")
+        assert copy.read_bytes() == data[:end]
+        if repair is None:
+            assert damaged == data[:end]
+        else:
+            assert Path(repair.cut_to).read_bytes() == damaged[end:]
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_queue_with_a_damaged_end_opens_with_what_was_accepted_before_it(root: Path, name: str) -> None:
+    data = journal_of(root).read_bytes()
+    last = starts(data)[-2]
+    for at in (starts(data)[-4] + 500, last, len(data) - 1):
+        check_opens_with_what_was_accepted_before(root, data, at, name)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_synced")
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_queue_damaged_at_every_byte_opens_with_what_was_accepted_before_it(root: Path, name: str) -> None:
+    data = journal_of(root).read_bytes()
+    for at in range(starts(data)[-4], len(data)):
+        check_opens_with_what_was_accepted_before(root, data, at, name)
+
+
+def test_a_cut_is_reported_in_the_log_and_in_a_file(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = journal_of(root)
+    data = journal.read_bytes()
+    journal.write_bytes(data + bytes(4096))
+    with caplog.at_level(logging.WARNING), Pool.open(root) as pool:
+        GroupQueue.open(pool, owner="after", lease_seconds=60).close()
+    assert "the last 4096 bytes were damaged" in caplog.text
+    assert "groups that they accepted will be generated again" in caplog.text
+    (repair,) = repairs(root)
+    assert (repair.cut_bytes, repair.kept_bytes, repair.num_transactions) == (4096, len(data), len(starts(data)) - 1)
+    assert Path(repair.cut_to).read_bytes() == bytes(4096)
+
+
+def test_a_sound_journal_is_left_alone(root: Path) -> None:
+    assert cut_damaged_tail(journal_of(root), root / "vime") is None
+    assert repairs(root) == []
+
+
+@pytest.mark.parametrize("back", [2, 3, 5])
+def test_damage_before_the_end_is_refused_and_nothing_is_cut(root: Path, back: int) -> None:
+    journal = journal_of(root)
+    data = bytearray(journal.read_bytes())
+    at = starts(bytes(data))[-1 - back]
+    data[at + 60] ^= 1
+    journal.write_bytes(data)
+    following = starts(bytes(data))[-back]
+    message = rf"transaction at byte {at} of {len(data)} is damaged, with a whole one at {following}"
+    with Pool.open(root) as pool, pytest.raises(CorruptDataError, match=message):
+        GroupQueue.open(pool, owner="after", lease_seconds=60)
+    assert journal.read_bytes() == data
+    assert repairs(root) == []
+
+
+def test_training_that_the_cut_has_undone_is_refused(root: Path) -> None:
+    """Else a group that is accepted later would take the position, and count as trained."""
+    journal = journal_of(root)
+    data = journal.read_bytes()
+    journal.write_bytes(data[:-1] + b"\0")
+    with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
+        queue.reopen(PositionRanges([(0, 1)]))
+        with pytest.raises(CorruptDataError, match=r"has accepted 2\. Resume from an older commit; .*repairs.jsonl"):
+            queue.reopen(PositionRanges([(0, 2)]))
