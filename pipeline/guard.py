@@ -1,10 +1,11 @@
-"""Small process beside the driver: when the driver is killed, it ends what Ray would leave behind.
+"""Small process beside the driver: when a session ends or its driver is killed, it ends what Ray would leave behind.
 
     python -m pipeline.guard GRACE_SECONDS RAY_FOLDER
 
-Ray's own processes end with the driver's, but some take a minute, and the session's folder stays. The guard remembers
-every process below its parent; once the parent is gone it gives them GRACE_SECONDS (engines use them to stop in order
-and to unlink their shared memory), kills what is left, and removes RAY_FOLDER. It imports the standard library only.
+Ray's processes end with the driver's, but some take a minute, a worker can hang in its own exit, and the session's
+folder stays. The guard remembers every process below its parent. Once the parent is gone, or sends SIGTERM because the
+session is over, it gives them GRACE_SECONDS (engines use them to stop in order and to unlink their shared memory),
+kills what is left, and removes RAY_FOLDER. It imports the standard library only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +30,7 @@ _POLL_S = 0.5
 
 @contextmanager
 def guarded(ray_folder: Path, grace_s: float = GRACE_S) -> Iterator[None]:
-    """Run the body with a guard beside it."""
+    """Run the body with a guard beside it; at its end nothing that it started is left."""
     guard = subprocess.Popen(
         [sys.executable, "-m", "pipeline.guard", str(grace_s), str(ray_folder)],
         stdin=subprocess.DEVNULL,
@@ -43,21 +45,28 @@ def guarded(ray_folder: Path, grace_s: float = GRACE_S) -> Iterator[None]:
 
 
 def start_time(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks, so that a reused process id is not mistaken for it."""
+    """When a process began, in the kernel's ticks, so that a reused process id is not mistaken for it.
+
+    None when it has ended, also when nobody has asked for its status yet.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+    return None if fields[0] == "Z" else fields[19]
 
 
 def watch(parent: int, grace_s: float, ray_folder: Path) -> None:
-    """Until the parent is gone, remember its descendants; then end them."""
+    """Until the parent is gone or says that it is over, remember its descendants; then end them."""
     known: dict[int, str] = {}
-    while os.getppid() == parent:
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: over.set())
+    while True:
         for pid in descendants(parent):
             if pid != os.getpid() and pid not in known and (began := start_time(pid)) is not None:
                 known[pid] = began
-        time.sleep(_POLL_S)
+        if os.getppid() != parent or over.wait(_POLL_S):
+            break
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline and any(start_time(pid) == began for pid, began in known.items()):
         time.sleep(_POLL_S)

@@ -16,8 +16,10 @@ with guarded(Path(sys.argv[1]), grace_s=0.5):
     print(child.pid, flush=True)
     if sys.argv[2] == "stay":
         time.sleep(600)
-    child.kill()
-    child.wait()
+    time.sleep(1.0)  # the guard looks twice a second
+    if sys.argv[2] == "leave":
+        child.kill()
+        child.wait()
 """
 
 
@@ -44,6 +46,13 @@ def test_children_of_a_killed_driver_end_and_its_folder_goes(tmp_path: Path) -> 
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_a_process_that_outlives_its_session_is_ended(tmp_path: Path) -> None:
+    driver, child = start(tmp_path / "ray", "forget")
+    assert driver.wait(20) == 0
+    assert psutil.wait_procs([child], timeout=2)[1] == []
+    assert not (tmp_path / "ray").exists()
 
 
 def test_a_driver_that_ends_takes_its_guard_with_it(tmp_path: Path) -> None:
