@@ -106,7 +106,8 @@ def test_trainer_and_engine_agree_on_log_probabilities_before_and_after_publicat
     for sample in stored_samples(finished.job):
         if len(sample.version_spans) == 1:
             by_version.setdefault(sample.version_spans[0][0], []).append(sample)
-    assert {1, 2} <= set(by_version)
+    assert 1 in by_version
+    assert len(by_version) > 1, "no sample was made after a publication"
     trainer = MegatronTrainer(
         TrainerConfig(hf_checkpoint=finished.job.model, lr=1e-3, global_batch_size=32),
         0,
