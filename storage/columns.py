@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -28,6 +28,8 @@ _COLUMN_FIELDS = {"tokens": "tokens", "loss_mask": "loss_mask", "rollout_log_pro
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Sample)) - _COLUMN_FIELDS.keys()
 
 Array = npt.NDArray[Any]
+Layout = Literal["row_major", "layer_major"]
+"""Order of a column's axes: [rows, ...], or [L, rows, ...] with MoE layers first."""
 
 
 class ColumnSpec(msgspec.Struct, frozen=True):
@@ -36,10 +38,18 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     shape: list[int]
+    """Of the stored array, in the order that `layout` says."""
     row_offsets: list[int]
     """[members + 1]; rows of member m are row_offsets[m]:row_offsets[m + 1]."""
     absent: list[int] = msgspec.field(default_factory=list)
     """Members whose field is None; their rows hold the neutral value (mask 1, log-probability 0)."""
+    layout: Layout = "row_major"
+    """layer_major makes a range of rows of one layer one contiguous range of bytes."""
+
+    @property
+    def row_axis(self) -> int:
+        """Axis of the stored array that counts rows."""
+        return 1 if self.layout == "layer_major" else 0
 
 
 class GroupHeader(msgspec.Struct, frozen=True):
@@ -129,9 +139,9 @@ def decode_group(header: bytes, columns: Mapping[str, Array]) -> list[Sample]:
             raise CorruptDataError(f"Group {parsed.summary.group_index} has no column {name!r}, found {list(columns)}.")
         spec = specs[name]
         array = columns[name]
-        if len(spec.row_offsets) != len(samples) + 1 or spec.row_offsets[-1] != len(array):
+        if len(spec.row_offsets) != len(samples) + 1 or spec.row_offsets[-1] != array.shape[spec.row_axis]:
             raise CorruptDataError(
-                f"Column {name!r} of group {parsed.summary.group_index} has {len(array)} rows, "
+                f"Column {name!r} of group {parsed.summary.group_index} has {array.shape[spec.row_axis]} rows, "
                 f"its row offsets are {spec.row_offsets} for {len(samples)} samples."
             )
         for member, sample in enumerate(samples):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_helpers import samples_of
 
-from storage.columns import SCHEMA_VERSION, decode_group, encode_group, read_header, summary_from_header
+from storage.columns import SCHEMA_VERSION, ColumnSpec, decode_group, encode_group, read_header, summary_from_header
 from storage.summary import summarize
 from vime.errors import CorruptDataError, SampleError, SchemaVersionError
 from vime.utils.types import Sample
@@ -103,6 +103,16 @@ def test_columns_are_concatenated_with_row_offsets() -> None:
     assert table["tokens"].row_offsets == [0, 5, 7]
     assert table["loss_mask"].absent == [0]
     assert table["sampler_log_probs"].absent == [1]
+
+
+def test_the_layout_of_a_column_says_which_axis_counts_rows() -> None:
+    rows_first = ColumnSpec("heads", "int32", [6, 4], [0, 6])
+    layers_first = ColumnSpec("routes", "uint8", [2, 6, 4], [0, 6], layout="layer_major")
+    assert (rows_first.layout, rows_first.row_axis, layers_first.row_axis) == ("row_major", 0, 1)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(layers_first), type=ColumnSpec) == layers_first
+    unknown = msgspec.msgpack.encode(msgspec.structs.replace(layers_first, layout="columns_first"))
+    with pytest.raises(msgspec.ValidationError, match="columns_first"):
+        msgspec.msgpack.decode(unknown, type=ColumnSpec)
 
 
 def test_the_summary_counts_what_planning_needs() -> None:
