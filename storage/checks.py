@@ -41,21 +41,26 @@ class EnqueueRequirements:
 
 
 def check_enqueue(samples: Sequence[Sample], needs: EnqueueRequirements) -> None:
-    """Raise `SampleError` for the first sample that can't be trained as `needs` says.
+    """Raise `SampleError` for the first sample that can't be trained as `needs` says."""
+    for sample in samples:
+        check_sample(sample, needs)
+
+
+def check_sample(sample: Sample, needs: EnqueueRequirements) -> None:
+    """Raise `SampleError` unless this sample can be trained as `needs` says.
 
     Looks at every number of every per-token field; see the checks of each kind for what is refused.
     """
-    for sample in samples:
-        mask = _check_lengths(sample, needs)
-        log_probs = _check_log_probs(sample, needs, mask)
-        _check_spans(sample, needs, mask)
-        is_trained = bool(mask.any())
-        if needs.routes is not None and (is_trained or sample.rollout_routed_experts is not None):
-            check_routes(sample, needs.routes)
-        if needs.sc_top_k is not None and (is_trained or sample.rollout_topk_token_ids is not None):
-            check_top_k(sample, needs.sc_top_k, needs.vocab_size)
-        if needs.top_p and (is_trained or sample.rollout_top_p_token_ids is not None):
-            check_top_p(sample, mask, log_probs, needs.vocab_size)
+    mask = _check_lengths(sample, needs)
+    log_probs = _check_log_probs(sample, needs, mask)
+    _check_spans(sample, needs, mask)
+    is_trained = bool(mask.any())
+    if needs.routes is not None and (is_trained or sample.rollout_routed_experts is not None):
+        check_routes(sample, needs.routes)
+    if needs.sc_top_k is not None and (is_trained or sample.rollout_topk_token_ids is not None):
+        check_top_k(sample, needs.sc_top_k, needs.vocab_size)
+    if needs.top_p and (is_trained or sample.rollout_top_p_token_ids is not None):
+        check_top_p(sample, mask, log_probs, needs.vocab_size)
 
 
 def _check_lengths(sample: Sample, needs: EnqueueRequirements) -> npt.NDArray[np.bool_]:

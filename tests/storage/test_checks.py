@@ -210,7 +210,7 @@ def test_experts_chosen_one_at_a_time_may_be_expert_zero_but_not_everywhere() ->
         ("status", lambda _: Sample.Status.ABORTED, "status"),
         ("response_length", lambda _: 0, "response_length"),
         ("response_length", lambda _: 7, "response_length"),
-        ("tokens", lambda tokens: [0] * 20 + tokens, "token_budget"),
+        ("tokens", lambda tokens: [0] * 14 + tokens, "token_budget"),
         ("tokens", put(0, 50), "token_id"),
         ("tokens", put(0, -1), "token_id"),
         ("tokens", put(0, None), "token_id"),
