@@ -78,9 +78,8 @@ def pack_image(image: PIL.Image.Image, path: str) -> bytes:
             "Make it smaller, or store np.asarray(image).",
         )
     file = io.BytesIO()
-    kept = {"transparency": image.info["transparency"]} if "transparency" in image.info else {}
     try:
-        image.save(file, "PNG", compress_level=1, **kept)
+        image.save(file, "PNG", compress_level=1)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise unstorable(
             f"{path}: an image of {image.width} x {image.height} pixels can't be stored: {error}.",

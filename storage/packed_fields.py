@@ -64,9 +64,9 @@ def _pack_fields(sample: Sample, not_packed: frozenset[str]) -> Array:
 
 
 def _is_default(name: str, value: object) -> bool:
-    """Left out, because reading gives it back; floats are kept, since 0.0 equals -0.0."""
+    """Left out, because reading gives it back."""
     default = _DEFAULTS.get(name, ...)
-    return type(value) is type(default) and not isinstance(value, float) and bool(value == default)
+    return type(value) is type(default) and bool(value == default)
 
 
 def _bytes(sample: Sample, values: Mapping[str, object]) -> Array:

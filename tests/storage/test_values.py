@@ -125,6 +125,14 @@ def test_damaged_extensions_are_validation_errors(code: int) -> None:
         msgspec.msgpack.decode(data, ext_hook=unpack_extension)
 
 
+def test_an_image_in_another_format_than_png_is_not_opened() -> None:
+    file = io.BytesIO()
+    image("RGB").save(file, "BMP")
+    data = msgspec.msgpack.encode(msgspec.msgpack.Ext(5, msgspec.msgpack.encode(["RGB", [7, 5], file.getvalue()])))
+    with pytest.raises(msgspec.ValidationError, match="cannot identify image"):
+        msgspec.msgpack.decode(data, ext_hook=unpack_extension)
+
+
 def test_storing_plain_values_does_not_import_torch() -> None:
     script = "import sys, storage.columns, storage.checks; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -61,7 +61,7 @@ def _top_k(sample: Sample, count: int, new: Any, default_width: int, where: str)
         ids, log_probs = _uniform(count, width)
     else:
         ids, log_probs = _ids(new[0], where), np.asarray(new[1], np.float32)
-        width = ids.shape[-1] if earlier_ids is None else width
+        width = ids.shape[1] if earlier_ids is None and ids.ndim == 2 else width
         if not ids.shape == log_probs.shape == (count, width):
             raise SampleError(
                 f"{where}: score_centering_topk has ids {list(ids.shape)} and log-probabilities "

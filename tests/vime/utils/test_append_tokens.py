@@ -159,6 +159,12 @@ ROUTES = {"routed_experts": np.ones((3, 2, 1), np.uint8)}
         (begun(TOP_K, top_k(1)), Args(), {"tokens": [5], "log_probs": [-1.0]}, "sc_missing"),
         (fresh(), TOP_K, {"tokens": [5, 6], "log_probs": [-1.0, -1.0], "meta_info": top_k(1)}, "sc_rows"),
         (begun(TOP_K, top_k(1)), TOP_K, {"tokens": [5], "log_probs": [-1.0], "meta_info": top_k(1, 3)}, "sc_rows"),
+        (
+            fresh(),
+            TOP_K,
+            {"tokens": [5], "log_probs": [-1.0], "meta_info": {"score_centering_topk": ([4], [-1.0])}},
+            "sc_rows",
+        ),
         (fresh(), TOP_P, {"tokens": [5, 6], "log_probs": [-1.0, -1.0], "meta_info": top_p(2)}, "top_p_offsets"),
         (
             fresh(),
