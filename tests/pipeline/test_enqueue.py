@@ -81,7 +81,7 @@ async def test_a_sample_without_routes_is_not_accepted_when_they_are_replayed(
 ) -> None:
     def add_routes(sample: Sample) -> None:
         if sample.group_index != 0 or sample.index == 0:
-            rows = np.tile(np.array([299, 7], np.uint16), (len(sample.tokens) - 1, SHAPE.num_layers, 1))
+            rows = np.tile(np.array([5, 7]), (len(sample.tokens) - 1, SHAPE.num_layers, 1))
             sample.rollout_routed_experts = rows
 
     after_generation(monkeypatch, add_routes)
@@ -93,7 +93,23 @@ async def test_a_sample_without_routes_is_not_accepted_when_they_are_replayed(
             stored = pool.read_group(groups[0].ref)
     assert stored.columns["routes"].dtype == np.uint16
     routes = decode_group(stored.header, stored.columns)[0].rollout_routed_experts
-    assert np.asarray(routes)[0].tolist() == [[299, 7], [299, 7]]
+    assert np.asarray(routes)[0].tolist() == [[5, 7], [5, 7]]
+
+
+@pytest.mark.parametrize("sc_dtype", ["float16", "float32"])
+async def test_candidates_are_stored_as_the_settings_say(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch, sc_dtype: str
+) -> None:
+    def add_candidates(sample: Sample) -> None:
+        sample.rollout_topk_token_ids = np.tile(np.array([1, 2], np.int32), (sample.response_length, 1))
+        sample.rollout_topk_log_probs = np.full((sample.response_length, 2), -1.5, np.float32)
+
+    after_generation(monkeypatch, add_candidates)
+    needs = EnqueueRequirements(sc_top_k=2)
+    async with stream(tmp_path, engine, groups_wanted=1, needs=needs, sc_dtype=sc_dtype) as parts:
+        (group,) = await accepted(parts, 1)
+        with Pool.open(tmp_path / "pool") as pool:
+            assert pool.read_columns(group.ref, ["top_k_log_probs"])["top_k_log_probs"].dtype == sc_dtype
 
 
 async def test_no_more_samples_are_in_flight_than_the_limit_which_counts_samples(

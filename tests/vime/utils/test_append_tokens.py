@@ -76,6 +76,20 @@ def test_parts_of_one_version_that_follow_each_other_are_one_span() -> None:
     assert sample.weight_versions == ["3", "3"]
 
 
+def test_tokens_before_that_have_no_mask_count_as_trainable() -> None:
+    sample = Sample(tokens=[1, 2, 3], response_length=2, rollout_log_probs=[-1.0, -1.0])
+    sample.append_response_tokens(Args(), [5], trainable=False)
+    assert sample.loss_mask == [1, 1, 0]
+
+
+def test_parts_of_one_version_around_a_tool_are_two_spans() -> None:
+    sample = fresh()
+    sample.append_response_tokens(Args(), [5], [-1.0], meta_info={"weight_version": "3"})
+    sample.append_response_tokens(Args(), [20, 21], trainable=False)
+    sample.append_response_tokens(Args(), [6], [-1.0], meta_info={"weight_version": "3"})
+    assert sample.version_spans == [(3, 0, 1), (3, 3, 4)]
+
+
 def test_spans_of_one_answer_are_moved_behind_the_tokens_before() -> None:
     sample = fresh()
     sample.append_response_tokens(Args(), [5], [-1.0], meta_info={"weight_version": "3"})
