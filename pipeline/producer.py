@@ -279,7 +279,7 @@ class Producer:
         self._published += 1
         self._samples += len(samples)
         self._tokens += sum(sample.response_length for sample in samples)
-        self._spanning += sum(len(sample.version_spans) > 1 for sample in samples)
+        self._spanning += sum(len({version for version, _, _ in sample.version_spans}) > 1 for sample in samples)
 
     async def _heartbeat_loop(self) -> None:
         while True:
