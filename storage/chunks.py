@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import msgspec
 import numpy as np
@@ -91,7 +91,7 @@ class ChunkLayout:
     """[members + 1] chunks of one layer before each member."""
 
     def __post_init__(self) -> None:
-        rows = [stop - start for start, stop in zip(self.row_offsets, self.row_offsets[1:], strict=False)]
+        rows = [stop - start for start, stop in pairwise(self.row_offsets)]
         counts = [math.ceil(number / self.rows_per_chunk) for number in rows]
         object.__setattr__(self, "_chunks_before", [0, *accumulate(counts)])
 
@@ -149,7 +149,7 @@ class ChunkLayout:
         wanted = max(rows.start, edges[0]), min(rows.stop, edges[-1])
         return Run(
             offset=(before + edges[0]) * self.row_bytes,
-            chunk_bytes=[(end - begin) * self.row_bytes for begin, end in zip(edges, edges[1:], strict=False)],
+            chunk_bytes=[(end - begin) * self.row_bytes for begin, end in pairwise(edges)],
             first_chunk=layer * self._chunks_before[-1] + self._chunks_before[member] + chunks.start,
             skip=(wanted[0] - edges[0]) * self.row_bytes,
             take=(wanted[1] - wanted[0]) * self.row_bytes,

@@ -62,7 +62,7 @@ class Pool:
             self._new_store().close()
         self._writer = PoolWriter(self._opened_writer, root)
         self._reading = Live(lambda: ReadingStore.opened(self._new_store()), root)
-        self.reader = GroupReader(self._reading, root)
+        self._reader = GroupReader(self._reading, root)
 
     @classmethod
     def create(
@@ -167,19 +167,29 @@ class Pool:
 
     def read_header(self, ref: GroupRef) -> bytes:
         """Header bytes of a group. Raises `CorruptDataError` or `StorageError`."""
-        return self.reader.read_record(ref)
+        return self._reader.read_record(ref)
 
     def read_blob(self, ref: PoolRef) -> bytes:
         """The bytes of a blob or prompt. Raises `CorruptDataError` or `StorageError`."""
-        return self.reader.read_record(ref)
+        return self._reader.read_record(ref)
 
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]:
         """Columns of a group by name; only these are read. Raises `StorageError` for a name that it lacks."""
-        return self.reader.read_columns(ref, names)
+        return self._reader.read_columns(ref, names)
+
+    def read_rows(self, ref: GroupRef, column: str, member: int, start: int = 0, stop: int | None = None) -> Array:
+        """Rows `start:stop` of a member in a row_major column, [stop - start, ...]; see `GroupReader.read_rows`."""
+        return self._reader.read_rows(ref, column, member, start, stop)
+
+    def read_layers(
+        self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
+    ) -> Array:
+        """Rows of a member in some layers of a layer_major column; see `GroupReader.read_layers`."""
+        return self._reader.read_layers(ref, column, member, layers, start, stop)
 
     def read_group(self, ref: GroupRef) -> EncodedGroup:
         """The whole group: header and all columns."""
-        return self.reader.read_group(ref)
+        return self._reader.read_group(ref)
 
     def close(self) -> None:
         """Close the reader and the writer; what was published stays."""

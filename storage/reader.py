@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import straw
@@ -79,7 +79,8 @@ class GroupReader:
 
         Only the chunks that hold them are read.
         """
-        return self._part(ref, column, member, None, start, stop)[0]
+        (rows,) = self._part(ref, column, member, None, start, stop)
+        return cast(Array, rows)
 
     def read_layers(
         self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
