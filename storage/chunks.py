@@ -24,7 +24,7 @@ TABLE_VERSION = 1
 DIGEST_BYTES = 8
 CHUNK_ROWS = 512
 MIN_CHUNK_BYTES = 4 << 10
-MAX_CHUNK_BYTES = 64 << 10
+MAX_CHUNK_BYTES = 32 << 10
 WINDOW_BYTES = 1 << 20
 """Most bytes of one run, but for a chunk that is larger by itself."""
 
@@ -92,7 +92,7 @@ class ChunkLayout:
 
     def __post_init__(self) -> None:
         rows = [stop - start for start, stop in pairwise(self.row_offsets)]
-        counts = [math.ceil(number / self.rows_per_chunk) for number in rows]
+        counts = [math.ceil(number / self.rows_per_chunk) if self.row_bytes else 0 for number in rows]
         object.__setattr__(self, "_chunks_before", [0, *accumulate(counts)])
 
     @classmethod
@@ -128,13 +128,24 @@ class ChunkLayout:
 
     def rows(self, layers: range, member: int, rows: range) -> Iterator[Run]:
         """What to read for some rows of a member in `layers`, layer by layer."""
-        if not rows:
+        if not rows or not self.row_bytes:
             return
         first, last = rows.start // self.rows_per_chunk, math.ceil(rows.stop / self.rows_per_chunk)
-        step = max(1, WINDOW_BYTES // max(1, self.rows_per_chunk * self.row_bytes))
+        step = max(1, WINDOW_BYTES // (self.rows_per_chunk * self.row_bytes))
         for layer in layers:
             for chunk in range(first, last, step):
                 yield self._run(layer, member, range(chunk, min(chunk + step, last)), rows)
+
+    def chunks(self, content: memoryview) -> Iterator[memoryview]:
+        """All chunks of the column `content`, in the order of its bytes."""
+        step = self.rows_per_chunk * self.row_bytes
+        blocks = [self.num_rows(member) * self.row_bytes for member in range(self.num_members)]
+        start = 0
+        for num_bytes in blocks * self.num_layers:
+            stop = start + num_bytes
+            while start < stop:
+                yield content[start : min(start + step, stop)]
+                start = min(start + step, stop)
 
     def everything(self) -> Iterator[Run]:
         """What to read for the whole column."""
@@ -175,13 +186,7 @@ def chunk_table(specs: Sequence[ColumnSpec], columns: Mapping[str, Array]) -> by
     table = {}
     for spec in specs:
         layout = ChunkLayout.of(spec)
-        content = column_bytes(columns[spec.name])
-        digests = []
-        for run in layout.everything():
-            start = run.offset
-            for size in run.chunk_bytes:
-                digests.append(digest_of(content[start : start + size]))
-                start += size
+        digests = [digest_of(chunk) for chunk in layout.chunks(column_bytes(columns[spec.name]))]
         table[spec.name] = ColumnDigests(layout.rows_per_chunk, b"".join(digests))
     return msgspec.msgpack.encode(ChunkTable(TABLE_VERSION, table))
 

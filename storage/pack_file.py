@@ -7,9 +7,8 @@ match their digests; they are read again a few times, and refused at last.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from types import TracebackType
 
 from storage.chunks import DIGEST_BYTES, Run, digest_of
@@ -22,8 +21,8 @@ WAITS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 class PackFile:
     """An open pack, for the time of one read: a file that is opened anew shows what was written since."""
 
-    def __init__(self, path: Path, *, wait: Callable[[float], None] = time.sleep) -> None:
-        self._path, self._wait = path, wait
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor = os.open(path, os.O_RDONLY)
 
     def read(self, run: Run, target: memoryview, *, start: int, digests: bytes) -> None:
@@ -38,7 +37,7 @@ class PackFile:
                 return
             if wait_s is None:
                 raise self._damage(run, target, found, bad, start, digests)
-            self._wait(wait_s)
+            sleep(wait_s)
             self._open_again()
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -28,12 +27,8 @@ class PoolWriter:
         self,
         open_store: Callable[[], AbstractContextManager[straw.SharedFilesystemStore]],
         root: Path,
-        *,
-        max_publications: int = MAX_PUBLICATIONS,
-        wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._live = Live(open_store, root, wait=wait)
-        self._max_publications = max_publications
+        self._live = Live(open_store, root)
         self._num_publications = 0
         self._lock = threading.Lock()
 
@@ -59,7 +54,7 @@ class PoolWriter:
         with self._lock:
             refs = self._live.call(f"publish {submission_id}", publish, num_bytes=num_bytes)
             self._num_publications += len(refs)
-            if self._num_publications >= self._max_publications:
+            if self._num_publications >= MAX_PUBLICATIONS:
                 self._num_publications = 0
                 self._live.renew()
         return [from_straw_ref(ref) for ref in refs]

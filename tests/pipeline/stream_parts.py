@@ -13,6 +13,7 @@ from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinato
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
 from storage.pool import Pool
+from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.data.prompts import PromptSource
@@ -102,6 +103,7 @@ async def stream(
     max_groups: int = 8,
     response_tokens: int = 6,
     apply_chat_template: bool = False,
+    write_limits: WriteLimits | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
     """A running producer, admitted at policy version 1."""
@@ -117,7 +119,9 @@ async def stream(
     generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template))
     with Pool.open(folder / "pool") as pool:
         async with EngineClient(engine.address) as client:
-            producer = Producer(replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None)
+            producer = Producer(
+                replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None, write_limits
+            )
             running = asyncio.create_task(producer.run())
             producer.resume_admission(1)
             try:
