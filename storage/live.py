@@ -58,7 +58,7 @@ class Live(Generic[_Resource]):
                 except straw.QuotaExceeded:
                     raise
                 except (RuntimeError, OSError) as error:
-                    if not isinstance(error, _FAILED) and self._is_current(resource):
+                    if not isinstance(error, _FAILED) and not self._was_replaced(resource):
                         raise
                     self._replace(resource)
                     if wait_s is None or hopeless():
@@ -90,10 +90,10 @@ class Live(Generic[_Resource]):
                 self._opened = manager, manager.__enter__()
             return self._opened[1]
 
-    def _is_current(self, resource: _Resource | None) -> bool:
-        """False when another thread has replaced, and so closed, the resource that a call used."""
+    def _was_replaced(self, resource: _Resource | None) -> bool:
+        """Whether another thread has replaced, and so closed, the resource that a call used."""
         with self._lock:
-            return self._opened is None or self._opened[1] is resource
+            return resource is not None and (self._opened is None or self._opened[1] is not resource)
 
     def _replace(self, failed: _Resource | None) -> None:
         """Let go of a failed resource, unless another thread has replaced it already."""
