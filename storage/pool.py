@@ -50,11 +50,13 @@ class Pool:
     the reader. Writer and reader are replaced when the storage failed, for example when a mount came back.
     """
 
-    def __init__(self, root: Path, file: PoolFile, fault: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, root: Path, file: PoolFile, fault: Callable[[str], None] | None, segment_bytes: int | None = None
+    ) -> None:
         self.root = root
         self.run_id = file.run_id
         self.profile = file.profile
-        self._file, self._fault = file, fault
+        self._file, self._fault, self._segment_bytes = file, fault, segment_bytes
         self._exit = ExitStack()
         self._lock = threading.Lock()
         self._store: straw.SharedFilesystemStore | None = None
@@ -74,11 +76,13 @@ class Pool:
         declaration: dict[str, Any] | None = None,
         online_gc: bool = False,
         fault: Callable[[str], None] | None = None,
+        segment_bytes: int | None = None,
     ) -> Pool:
         """Make a pool in `root` and open it.
 
         `profile`, `declaration` (what the operator asserts about a JuiceFS mount; straw refuses a wrong one) and
         `online_gc` hold for the life of the pool. `fault` is called with the name of every I/O phase (for tests).
+        A pack gets no more publications once it has `segment_bytes`; straw's own size when None.
         Raises `StorageError` when `root` already holds a pool.
         """
         root = Path(root).resolve()
@@ -94,7 +98,7 @@ class Pool:
             sync_directory(root)
         except OSError as error:
             raise os_error(error, root, 0) from error
-        pool = cls(root, file, fault)
+        pool = cls(root, file, fault, segment_bytes)
         try:
             write_atomically(path, msgspec.json.encode(file))
         except OSError as error:
@@ -103,7 +107,14 @@ class Pool:
         return pool
 
     @classmethod
-    def open(cls, root: Path | str, run_id: str | None = None, *, fault: Callable[[str], None] | None = None) -> Pool:
+    def open(
+        cls,
+        root: Path | str,
+        run_id: str | None = None,
+        *,
+        fault: Callable[[str], None] | None = None,
+        segment_bytes: int | None = None,
+    ) -> Pool:
         """Open an existing pool. Raises `StorageError` when there is none or it belongs to another run."""
         root = Path(root).resolve()
         path = root / "vime" / "pool.json"
@@ -118,7 +129,7 @@ class Pool:
                 f"{root} belongs to run {file.run_id!r}, not to {run_id!r}.",
                 next_step="Use that run id, or another folder.",
             )
-        return cls(root, file, fault)
+        return cls(root, file, fault, segment_bytes)
 
     @property
     def control_dir(self) -> Path:
@@ -227,8 +238,9 @@ class Pool:
             raise StorageError(
                 f"{self.root}: {error}.", next_step="Correct the storage profile's declaration."
             ) from error
+        size = {} if self._segment_bytes is None else {"segment_target_bytes": self._segment_bytes}
         return straw.SharedFilesystemStore(
-            self.root, file.run_id, backend=backend, codecs=CODECS, online_gc=file.online_gc
+            self.root, file.run_id, backend=backend, codecs=CODECS, online_gc=file.online_gc, **size
         )
 
 

@@ -136,6 +136,12 @@ def test_the_writer_is_replaced_after_so_many_publications_and_all_stay_readable
     assert len(packs(pool)) == 4
 
 
+def test_a_pack_gets_nothing_more_once_it_has_its_size(tmp_path: Path) -> None:
+    with Pool.create(tmp_path / "small", "run", segment_bytes=1) as pool:
+        refs = [pool.publish_blob(b"%d" % number, submission_id=str(number)) for number in range(3)]
+        assert len({ref.path for ref in refs}) == len(packs(pool)) == 3
+
+
 def test_a_pool_that_collects_garbage_keeps_what_a_replaced_writer_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
