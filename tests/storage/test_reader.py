@@ -113,7 +113,7 @@ def test_columns_without_rows_or_bytes_come_back(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda pool, ref: pool.read_rows(ref, "nothing", 0), r"has no columns \['nothing'\], it has \['loss_mask'"),
+        (lambda pool, ref: pool.read_rows(ref, "nothing", 0), r"has no columns \['nothing'\], it has .*'tokens'"),
         (lambda pool, ref: pool.read_rows(ref, "tokens", 4), "has 4 members, member 4 was asked for"),
         (lambda pool, ref: pool.read_rows(ref, "tokens", 0, 5, 1501), r"has 1500 rows of member 0, range\(5, 1501\)"),
         (lambda pool, ref: pool.read_rows(ref, "routes", 0), "'routes' is layer_major.*Use read_rows or read_layers"),
