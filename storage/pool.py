@@ -20,7 +20,7 @@ from storage.files import sync_directory, write_atomically
 from storage.group_index import column_specs
 from storage.live import Live
 from storage.os_errors import os_error
-from storage.pool_writer import PoolWriter
+from storage.pool_writer import PoolWriter, check_in_place
 from storage.reader import GroupReader, ReadingStore
 from storage.refs import GroupRef, PoolRef, lease_from_bytes
 from storage.straw_errors import translated
@@ -63,7 +63,7 @@ class Pool:
         with translated(f"open pool {root}", root):
             self._new_store().close()
         self._writer = PoolWriter(self._opened_writer, root)
-        self._reading = Live(lambda: ReadingStore.opened(self._new_store()), root)
+        self._reading = Live(lambda: ReadingStore.opened(self._store_in_place()), root)
         self._reader = GroupReader(self._reading, root)
 
     @classmethod
@@ -141,7 +141,7 @@ class Pool:
         """The straw store that a queue's coordinator works on."""
         with self._lock:
             if self._store is None:
-                self._store = self._exit.enter_context(self._new_store())
+                self._store = self._exit.enter_context(self._store_in_place())
             return self._store
 
     def publish_groups(self, items: Sequence[tuple[EncodedGroup, bytes]], *, submission_id: str) -> list[GroupRef]:
@@ -224,9 +224,14 @@ class Pool:
     @contextmanager
     def _opened_writer(self) -> Iterator[straw.SharedFilesystemStore]:
         """A store whose last pack is sealed at the end, so that it can be reclaimed."""
-        with self._new_store() as store:
+        with self._store_in_place() as store:
             yield store
             store.seal()
+
+    def _store_in_place(self) -> straw.SharedFilesystemStore:
+        """A new store of an existing pool; straw would make another pool where a file system is not mounted."""
+        check_in_place(self.root)
+        return self._new_store()
 
     def _new_store(self) -> straw.SharedFilesystemStore:
         file = self._file

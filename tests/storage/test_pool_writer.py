@@ -15,6 +15,7 @@ import pytest
 import straw
 from straw import errors
 
+import storage.pool
 from storage import live, pool_writer
 from storage.pool import Pool
 from storage.refs import PoolRef
@@ -26,8 +27,10 @@ class Faults:
 
     def __init__(self) -> None:
         self.pending: list[tuple[str, Exception]] = []
+        self.watch: Callable[[str], None] = lambda _: None
 
     def __call__(self, phase: str) -> None:
+        self.watch(phase)
         if self.pending and self.pending[0][0] == phase:
             raise self.pending.pop(0)[1]
 
@@ -97,6 +100,57 @@ def test_descriptors_that_a_remount_made_useless_are_replaced(pool: Pool) -> Non
             continue  # the descriptor of the listing itself
     after = pool.publish_blob(b"after", submission_id="after")
     assert [read_elsewhere(pool, ref), read_elsewhere(pool, after)] == [b"before", b"after"]
+
+
+def test_nothing_is_written_where_the_pool_is_not_mounted(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pool.publish_blob(b"before", submission_id="before")
+    away = tmp_path / "away"
+    pool.root.rename(away)
+    pauses: list[float] = []
+
+    def mount_at_the_third(wait_s: float) -> None:
+        pauses.append(wait_s)
+        assert not pool.root.exists()
+        if len(pauses) == 3:
+            away.rename(pool.root)
+
+    monkeypatch.setattr(live, "sleep", mount_at_the_third)
+    ref = pool.publish_blob(b"payload", submission_id="x")
+    assert len(pauses) == 3
+    assert read_elsewhere(pool, ref) == b"payload"
+
+
+def test_what_was_written_beside_the_pool_is_not_acknowledged(
+    pool: Pool, faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mount goes away when a fresh writer has found it in place, and comes back when that has written."""
+    away, beside = tmp_path / "away", tmp_path / "beside"
+
+    def check_and_leave(root: Path) -> None:
+        pool_writer.check_in_place(root)
+        if not beside.exists():
+            root.rename(away)
+
+    def come_back(phase: str) -> None:
+        if phase == "after_publication_receipt" and away.exists():
+            pool.root.rename(beside)
+            away.rename(pool.root)
+
+    monkeypatch.setattr(storage.pool, "check_in_place", check_and_leave)
+    faults.watch = come_back
+    ref = pool.publish_blob(b"payload", submission_id="x")
+    assert list(beside.rglob("*.pack")), "straw wrote where no pool was"
+    monkeypatch.undo()
+    assert read_elsewhere(pool, ref) == b"payload"
+
+
+def test_a_mount_that_stays_away_is_an_error_that_names_it(pool: Pool, tmp_path: Path) -> None:
+    pool.root.rename(tmp_path / "away")
+    with pytest.raises(StorageError, match=r"pool\.json is not there: its file system is not mounted \(tried 8"):
+        pool.publish_blob(b"payload", submission_id="x")
+    (tmp_path / "away").rename(pool.root)
 
 
 def test_repeats_are_bounded_and_the_error_says_how_many(pool: Pool, faults: Faults, waits: list[float]) -> None:
