@@ -83,7 +83,7 @@ def _token_ranges(num_tokens: int) -> list[tuple[int, int]]:
 
 
 def measure(order: Order) -> Measured:
-    """Read the shard in this process, after the same with nothing left of it, so that all code is loaded."""
+    """Read the shard in this process, after a small read that loads all code."""
     shape = GroupShape(*order.shape)
     with Pool.open(order.root) as pool:
         pool.read_rows(order.refs[0], "loss_mask", 0, 0, 1)

@@ -178,11 +178,11 @@ class Pool:
 
     def read_header(self, ref: GroupRef) -> bytes:
         """Header bytes of a group. Raises `CorruptDataError` or `StorageError`."""
-        return self._reader.read_record(ref)
+        return self._reader.read_first(ref)
 
     def read_blob(self, ref: PoolRef) -> bytes:
         """The bytes of a blob or prompt. Raises `CorruptDataError` or `StorageError`."""
-        return self._reader.read_record(ref)
+        return self._reader.read_first(ref)
 
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]:
         """Columns of a group by name; only these are read. Raises `StorageError` for a name that it lacks."""

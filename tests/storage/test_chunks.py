@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage import chunks
-from storage.chunks import DIGEST_BYTES, ChunkLayout, chunk_table, column_bytes, joined, read_chunk_table
+from storage.chunk_layout import WINDOW_BYTES, ChunkLayout, joined
+from storage.chunks import DIGEST_BYTES, ColumnDigests, chunk_table, column_bytes, read_chunk_table
 from storage.columns import Array, ColumnSpec
 from vime.errors import CorruptDataError, SchemaVersionError
 
@@ -40,7 +41,7 @@ def test_any_part_is_put_together_from_chunks_that_match_their_digests(
     content = column_bytes(array)
     found = read_chunk_table(chunk_table([spec], {"x": array})).columns["x"]
     layout = ChunkLayout.of(spec, found.rows_per_chunk)
-    layout.check("x", len(content), found.digests)
+    found.check("x", layout, len(content))
     member = data.draw(st.integers(0, layout.num_members - 1))
     start = data.draw(st.integers(0, layout.num_rows(member)))
     stop = data.draw(st.integers(start, layout.num_rows(member)))
@@ -49,7 +50,7 @@ def test_any_part_is_put_together_from_chunks_that_match_their_digests(
     part = b""
     for run in joined(layout.rows(layers, member, range(start, stop))):
         read = content[run.offset : run.offset + run.num_bytes]
-        assert run.first_bad_chunk(read, found.digests) is None
+        assert found.first_bad_chunk(run, read) is None
         part += read[run.skip : run.skip + run.take]
     rows = slice(spec.row_offsets[member] + start, spec.row_offsets[member] + stop)
     wanted = array[rows] if spec.layout == "row_major" else array[layers.start : layers.stop, rows]
@@ -65,7 +66,7 @@ def test_the_whole_column_is_read_once_in_order(made: tuple[ColumnSpec, Array]) 
     runs = list(joined(layout.everything()))
     assert b"".join(content[run.offset : run.offset + run.take] for run in runs) == content
     assert sum(len(run.chunk_bytes) for run in runs) == layout.num_chunks
-    assert all(run.num_bytes <= chunks.WINDOW_BYTES for run in runs)
+    assert all(run.num_bytes <= WINDOW_BYTES for run in runs)
 
 
 def test_the_rows_of_one_member_are_whole_chunks_wherever_they_lie() -> None:
@@ -87,13 +88,13 @@ def test_a_chunk_that_differs_is_found() -> None:
     found = read_chunk_table(chunk_table([spec], {"x": array})).columns["x"]
     array[1999, 7] ^= 1
     (run,) = joined(ChunkLayout.of(spec).everything())
-    assert run.first_bad_chunk(column_bytes(array), found.digests) == 3
+    assert found.first_bad_chunk(run, column_bytes(array)) == 3
 
 
 def test_digests_that_do_not_fit_the_column_are_refused() -> None:
     layout = ChunkLayout.of(ColumnSpec("x", "int32", [600, 8], [0, 600]))
     with pytest.raises(CorruptDataError, match="x has 19200 bytes and 8 bytes of digests; expected 19200 and 16"):
-        layout.check("x", 19200, bytes(DIGEST_BYTES))
+        ColumnDigests(128, bytes(DIGEST_BYTES)).check("x", layout, 19200)
 
 
 def test_a_newer_table_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
