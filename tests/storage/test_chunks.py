@@ -69,6 +69,16 @@ def test_the_whole_column_is_read_once_in_order(made: tuple[ColumnSpec, Array]) 
     assert all(run.num_bytes <= WINDOW_BYTES for run in runs)
 
 
+@pytest.mark.parametrize("rows", [range(100, 1500), range(1400), range(100, 1400), range(1500)])
+def test_layers_that_touch_are_joined_only_where_nothing_lies_between(rows: range) -> None:
+    spec, array = column(3, [1500], 8, "uint8")
+    content = column_bytes(array)
+    runs = list(joined(ChunkLayout.of(spec).rows(range(3), 0, rows)))
+    parts = [content[run.offset + run.skip : run.offset + run.skip + run.take] for run in runs]
+    assert b"".join(parts) == array[:, rows.start : rows.stop].tobytes()
+    assert len(runs) == (1 if len(rows) == 1500 else 3)
+
+
 def test_the_rows_of_one_member_are_whole_chunks_wherever_they_lie() -> None:
     spec, _ = column(6, [777, 1301, 5], 8, "uint8")
     layout = ChunkLayout.of(spec)

@@ -200,6 +200,17 @@ def test_a_file_that_is_still_too_short_is_waited_for_and_then_refused(
         pool.read_rows(ref, "loss_mask", 1)
 
 
+def test_a_read_that_is_repeated_sees_the_file_that_is_there_by_then(
+    pool: Pool, ref: PoolRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, right = pool.root / ref.path, pool.root / "right"
+    pool.read_rows(ref, "tokens", 0)
+    pack.rename(right)
+    pack.write_bytes(bytes(right.stat().st_size))
+    monkeypatch.setattr(pack_file, "sleep", lambda _: right.exists() and right.replace(pack))
+    assert np.array_equal(pool.read_rows(ref, "loss_mask", 0), GROUP.columns["loss_mask"][: SHAPE.num_responses])
+
+
 def test_only_touched_chunks_are_checked(pool: Pool, ref: PoolRef) -> None:
     pack = pool.root / ref.path
     content = bytearray(pack.read_bytes())
