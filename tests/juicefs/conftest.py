@@ -1,0 +1,58 @@
+"""One volume for all tests of the session."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.juicefs.mounts import unmount
+from deploy.juicefs.packages import find_juicefs
+from deploy.juicefs.processes import own_processes
+from deploy.juicefs.services import stop_services
+from deploy.juicefs.volume import Volume
+from tests.juicefs.two_mounts import TwoMounts, call, why_impossible
+
+
+@pytest.fixture(scope="session")
+def volume_folder() -> Iterator[Path]:
+    """Not below pytest's own temporary folders, whose old ones it removes with all that is mounted there."""
+    folder = Path(tempfile.mkdtemp(prefix="vime-juicefs-"))
+    reason = why_impossible(folder)
+    if reason:
+        folder.rmdir()
+        pytest.skip(reason)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def session_volume(volume_folder: Path) -> Iterator[TwoMounts]:
+    volume = TwoMounts(volume_folder)
+    try:
+        volume.up()
+        yield volume
+    finally:
+        done = call("down.sh", volume_folder, "--purge")
+        if done.returncode != 0:
+            _end_by_force(Volume.of(volume_folder))
+        assert own_processes(volume_folder) == [], done.stderr
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def volume(session_volume: TwoMounts) -> TwoMounts:
+    """The session's volume with both clients alive, whatever the test before did to them."""
+    session_volume.up()
+    return session_volume
+
+
+def _end_by_force(volume: Volume) -> None:
+    """After a failed test that still holds files open: cut the clients off, so that nothing stays mounted."""
+    for mount in volume.mounts:
+        TwoMounts(volume.folder).kill_client(mount)
+        unmount(volume, find_juicefs(), mount)
+    stop_services(volume)
