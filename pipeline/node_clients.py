@@ -26,11 +26,13 @@ class Node:
     """One node of the cluster."""
 
     id: str
+    name: str
+    """Its address, unless `ray start --node-name` gave it another."""
     host: str
     address: str
 
     def __str__(self) -> str:
-        return f"{self.host} ({self.address})"
+        return f"{self.name} on {self.host}"
 
 
 def other_nodes() -> list[Node]:
@@ -40,13 +42,13 @@ def other_nodes() -> list[Node]:
 
 
 def find_node(name: str) -> Node:
-    """The node with this host name or address.
+    """The node with this name, host name or address.
 
     Raises:
         StorageError: no live node has it, or several have.
     """
     nodes = _live_nodes()
-    found = [node for node in nodes if name in (node.host, node.address)]
+    found = [node for node in nodes if name in (node.name, node.host, node.address)]
     if len(found) == 1:
         return found[0]
     raise StorageError(
@@ -57,7 +59,7 @@ def find_node(name: str) -> Node:
 
 def _live_nodes() -> list[Node]:
     return [
-        Node(node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"])
+        Node(node["NodeID"], node["NodeName"], node["NodeManagerHostname"], node["NodeManagerAddress"])
         for node in ray.nodes()
         if node["Alive"]
     ]

@@ -61,11 +61,11 @@ def host_checks(host: str, folder: Path, declaration: Mapping[str, Any] | None) 
     name = "other client"
     try:
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    except ConnectionError:
+    except ConnectionError as error:
         return [
             failed(
                 name,
-                f"{host} is no mount on this machine, and no Ray cluster runs here through which it could be asked.",
+                f"{host} is no mount on this machine, and there is no Ray cluster through which to ask it ({error}).",
                 "Give the path of a second mount, or start Ray on both hosts (`ray start`).",
             )
         ]

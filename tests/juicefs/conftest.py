@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +18,9 @@ from deploy.juicefs.services import stop_services
 from deploy.juicefs.volume import Volume
 from tests.juicefs.two_mounts import TwoMounts, call, why_impossible
 
+REQUIRED = "VIME_REQUIRE_JUICEFS"
+"""Set by `make test-juicefs`, where a machine that can't mount is a failure."""
+
 
 @pytest.fixture(scope="session")
 def volume_folder() -> Iterator[Path]:
@@ -24,7 +29,7 @@ def volume_folder() -> Iterator[Path]:
     reason = why_impossible(folder)
     if reason:
         folder.rmdir()
-        pytest.skip(reason)
+        (pytest.fail if REQUIRED in os.environ else pytest.skip)(reason)
     yield folder
     shutil.rmtree(folder)
 
@@ -36,6 +41,7 @@ def session_volume(volume_folder: Path) -> Iterator[TwoMounts]:
         volume.up()
         yield volume
     finally:
+        gc.collect()  # straw closes some files only when its objects go, and a failed write leaves them in a cycle
         done = call("down.sh", volume_folder, "--purge")
         if done.returncode != 0:
             _end_by_force(Volume.of(volume_folder))

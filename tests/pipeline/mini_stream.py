@@ -170,10 +170,15 @@ class MiniStream:
         self.coordinator.close()
 
 
-def run_session(run: Path, reach: Callable[[str], None] = lambda _: None, ckpt_step: int | None = None) -> MiniStream:
+def run_session(
+    run: Path,
+    reach: Callable[[str], None] = lambda _: None,
+    ckpt_step: int | None = None,
+    kind: type[MiniStream] = MiniStream,
+) -> MiniStream:
     """One whole session; the stream is closed when this returns."""
     (run / "training_log").mkdir(parents=True, exist_ok=True)
-    stream = MiniStream(run, reach, ckpt_step)
+    stream = kind(run, reach, ckpt_step)
     try:
         asyncio.run(stream.run())
     finally:
