@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from deploy.juicefs.processes import own_processes
+from deploy.juicefs.services import GATEWAY, REDIS
 from recovery.audit import AuditReport, audit_run
 from storage.lock import CoordinatorLock
 from storage.pool import Pool
@@ -55,23 +58,58 @@ def test_coordinator_killed_at_any_step_goes_on_through_the_same_mount(volume: T
     assert_whole(audit_run(folder))
 
 
-def test_producers_client_killed_in_a_write_loses_nothing(volume: TwoMounts) -> None:
-    folder = new_run(volume)
+@contextmanager
+def stream_in_a_write(volume: TwoMounts, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A session in the middle of its fourth publication; whoever has it says when it may go on."""
     words = [sys.executable, str(DYING), str(folder), "4"]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env=volume.environment(), stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as stream:
-        assert stream.stdin is not None
-        assert stream.stdout is not None
-        assert stream.stdout.readline() == "writing\n"
+        try:
+            assert hear(stream) == "writing"
+            yield stream
+        finally:
+            stream.kill()
+
+
+def hear(stream: subprocess.Popen[str]) -> str:
+    """The next line of the stream."""
+    assert stream.stdout is not None
+    return stream.stdout.readline().strip()
+
+
+def go_on(stream: subprocess.Popen[str]) -> None:
+    assert stream.stdin is not None
+    print(file=stream.stdin, flush=True)
+
+
+def test_producers_client_killed_in_a_write_loses_nothing(volume: TwoMounts) -> None:
+    folder = new_run(volume)
+    with stream_in_a_write(volume, folder) as stream:
         volume.kill_client(volume.there)
-        print("killed", file=stream.stdin, flush=True)
-        assert stream.stdout.readline().startswith("failed ")
+        go_on(stream)
+        assert hear(stream).startswith("failed ")
         in_between = audit_run(folder)
         volume.up()
-        print("mounted", file=stream.stdin, flush=True)
-        assert stream.stdout.readline() == "done\n"
+        go_on(stream)
+        assert hear(stream) == "done"
     assert (in_between.identity_holds, in_between.lost) == (True, [])
-    assert stream.returncode == 0
+    assert_whole(audit_run(folder))
+
+
+@pytest.mark.parametrize("part", [REDIS, GATEWAY])
+def test_server_killed_in_a_write_and_started_again_loses_nothing(volume: TwoMounts, part: str) -> None:
+    """The clients wait for the metadata engine or the object store, or fail; either way the stream ends whole."""
+    folder = new_run(volume)
+    with stream_in_a_write(volume, folder) as stream:
+        for pid in own_processes(volume.folder, part):
+            os.kill(pid, signal.SIGKILL)
+        go_on(stream)
+        volume.up()
+        heard = hear(stream)
+        if heard.startswith("failed "):
+            go_on(stream)
+            heard = hear(stream)
+        assert heard == "done"
     assert_whole(audit_run(folder))
 
 
