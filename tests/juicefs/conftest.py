@@ -56,6 +56,16 @@ def volume(session_volume: TwoMounts) -> TwoMounts:
     return session_volume
 
 
+@pytest.fixture
+def own(volume_folder: Path) -> Iterator[TwoMounts]:
+    """A second volume beside the session's, with a blank in its name; taken down by the test or after it."""
+    volume = TwoMounts(volume_folder / "its own")
+    yield volume
+    done = call("down.sh", volume.folder, "--purge")
+    assert done.returncode == 0, done.stderr
+    assert own_processes(volume.folder) == []
+
+
 def _end_by_force(volume: Volume) -> None:
     """After a failed test that still holds files open: cut the clients off, so that nothing stays mounted."""
     for mount in volume.mounts:

@@ -1,20 +1,20 @@
-"""Nodes of a Ray cluster that have the queue's folder at the same path, each through a client of its own.
+"""A node of a Ray cluster that has the queue's folder at the same path, through a client of its own.
 
-A node is a raylet in a mount namespace of its own, where something else lies at the path of the mount.
+The node is a raylet in a mount namespace of its own, in which something else can lie at the path of the mount.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ import ray
 
 from deploy.juicefs.mounts import mount_command
 from deploy.juicefs.packages import find_juicefs
-from deploy.juicefs.processes import end, own_environment
+from deploy.juicefs.processes import end, own_environment, run, start
 from deploy.juicefs.volume import Volume, choose_port
 from tests.juicefs.two_mounts import ROOT, TwoMounts
 
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.getuid() != 0, reason="only root can give a process mounts of its own"),
 ]
-READY_S = 90.0
+READY_S = 120
 PROVE = """
 import asyncio, pathlib, sys, ray
 from pipeline.storage_proof import prove_nodes
@@ -42,93 +42,124 @@ from vime.errors import StorageError
 ray.init(log_to_driver=False, logging_level="ERROR")
 try:
     asyncio.run(prove_nodes(pathlib.Path(sys.argv[1]), queue_settings(pathlib.Path(sys.argv[2]))))
+    print("proved")
 except StorageError as error:
     print(error)
 """
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
+"""The cluster is on this machine alone."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Two nodes: `head`, which has the mounts of this process, and `other`."""
+
+    volume: TwoMounts
+    address: str
+    other: int
+    """Process id, for its namespace."""
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run Python as a driver on the head."""
+        environment = {**self.volume.environment(), **NO_TOKEN, "RAY_ADDRESS": self.address}
+        return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+
+    def mount_on_other(self, *options: str) -> None:
+        """Give the other node a client of its own at the path of the mount."""
+        described = Volume.of(self.volume.folder)
+        command = mount_command(described, find_juicefs(), self.volume.here)
+        self.clear_other()
+        self._on_other([*command[:-2], *options, *command[-2:]])
+
+    def clear_other(self) -> None:
+        """Take away what lies at the path of the mount on the other node."""
+        here = shlex.quote(str(self.volume.here))
+        self._on_other(["sh", "-c", f"while umount -l {here} 2>/dev/null; do :; done"])
+
+    def _on_other(self, command: list[str]) -> None:
+        environment = own_environment(self.volume.folder, "other", Volume.of(self.volume.folder).credentials())
+        run(["nsenter", "--mount", "--target", str(self.other), *command], environment)
 
 
 @pytest.fixture(scope="module")
-def cluster(session_volume: TwoMounts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs Python words as a driver in a cluster whose nodes `good`, `unsafe` and `absent` have at the mount's path
-    another client, another client with write-back, and nothing.
-    """
+def cluster(session_volume: TwoMounts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     session_volume.up()
     folder = session_volume.folder
     address = f"{ray.util.get_node_ip_address()}:{choose_port(0)}"
-    temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))  # a socket's path must be short
     logs = tmp_path_factory.mktemp("nodes")
-    ray_settings = {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
-    environment = {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", **Volume.of(folder).credentials()}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *words], env={**session_volume.environment(), **ray_settings}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-
+    environment = {"PYTHONPATH": str(ROOT), **NO_TOKEN}
     with ExitStack() as exits:
-        exits.callback(shutil.rmtree, temporary, ignore_errors=True)
-        commands = node_commands(session_volume, address, temporary)
-        for name, command in commands.items():
-            with (logs / name).open("wb") as log:
-                process = subprocess.Popen(
-                    command, env=own_environment(folder, name, environment), stdout=log, stderr=log,
-                    start_new_session=True,
-                )  # fmt: skip
-            exits.callback(process.wait, timeout=30)
+        temporary = exits.enter_context(tempfile.TemporaryDirectory(prefix="vime-nodes-", ignore_cleanup_errors=True))
+        pid = 0
+        for name, command in node_commands(address, temporary).items():
+            pid = start_node(command, own_environment(folder, name, environment), logs / name)
             exits.callback(end, folder, name, grace_s=2.0)
-            if name == "head":
-                wait_started(logs / name)
-        for name in commands:
-            wait_started(logs / name)
-        yield run
+        yield Cluster(session_volume, address, pid)
 
 
-def node_commands(volume: TwoMounts, address: str, temporary: Path) -> dict[str, list[str]]:
+def node_commands(address: str, temporary: str) -> dict[str, list[str]]:
     """Name -> command of a node that runs until it is ended."""
-    mount = mount_command(Volume.of(volume.folder), find_juicefs(), volume.here)
-    unsafe = [*mount[:-2], "--writeback", *mount[-2:]]
-    clear = shlex.join(["umount", "-l", str(volume.here)])
-    first = {"good": f"{clear} && {shlex.join(mount)} && ", "unsafe": f"{clear} && {shlex.join(unsafe)} && "}
-    first["absent"] = f"{clear} && "
     common = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
     common += ["--num-cpus", "1", "--object-store-memory", "80000000"]
-    head = ["--head", "--port", address.partition(":")[2], "--temp-dir", str(temporary), "--include-dashboard", "false"]
-    commands = {"head": [*common, *head, "--node-name", "head"]}
-    for name, before in first.items():
-        join = shlex.join([*common, "--address", address, "--node-name", name])
-        commands[name] = ["unshare", "--mount", "--propagation", "private", "bash", "-c", f"{before}exec {join}"]
-    return commands
+    head = ["--head", "--port", address.partition(":")[2], "--temp-dir", temporary, "--include-dashboard", "false"]
+    apart = ["unshare", "--mount", "--propagation", "private"]
+    return {
+        "head": [*common, *head, "--node-name", "head"],
+        "other": [*apart, *common, "--address", address, "--node-name", "other"],
+    }
 
 
-def wait_started(log: Path) -> None:
-    deadline = time.monotonic() + READY_S
-    while "Ray runtime started" not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.25)
+def start_node(command: list[str], environment: dict[str, str], log: Path) -> int:
+    """Process id of a node that has started. Ray gives up after 30 s, which a busy machine may need: try again."""
+    for attempt in range(3):
+        path = log.with_suffix(f".{attempt}")
+        process = start(command, environment, path)
+        deadline = time.monotonic() + READY_S
+        while process.poll() is None:
+            if "Ray runtime started" in path.read_text():
+                return process.pid
+            assert time.monotonic() < deadline, path.read_text()
+            time.sleep(0.25)
+    pytest.fail(path.read_text())
 
 
-def test_node_with_a_client_of_its_own_at_the_same_path_passes(volume: TwoMounts, cluster: Run) -> None:
+def test_node_with_a_client_of_its_own_at_the_same_path_passes(volume: TwoMounts, cluster: Cluster) -> None:
     folder = volume.new_folder()
+    cluster.mount_on_other()
     declaration = ["--rollout-storage-declaration", str(volume.declaration_path)]
-    done = cluster("-m", "vime", "doctor", "--storage", str(folder), "--peer", "good", *declaration)
+    done = cluster.run("-m", "vime", "doctor", "--storage", str(folder), "--peer", "other", *declaration)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{folder}: same folder, growth, zero tail, fsync of an open file, rename over a file, lock" in done.stdout
     assert list(folder.iterdir()) == []
+    start = cluster.run("-c", PROVE, str(folder), str(volume.declaration_path))
+    assert start.stdout == "proved\n", start.stderr
 
 
-def test_run_is_refused_with_the_reason_of_each_node(volume: TwoMounts, cluster: Run) -> None:
+def test_run_is_refused_where_a_node_lacks_the_folder(volume: TwoMounts, cluster: Cluster) -> None:
     folder = volume.new_folder()
-    done = cluster("-c", PROVE, str(folder), str(volume.declaration_path))
-    assert f"storage on absent on {socket.gethostname()}: {folder}: {folder} does not exist there" in done.stdout
-    assert "writeback is on, allowed: off" in done.stdout
-    assert "good on" not in done.stdout
+    cluster.clear_other()
+    done = cluster.run("-c", PROVE, str(folder), str(volume.declaration_path))
+    assert f"storage on other on {socket.gethostname()}: {folder}: {folder} does not exist there" in done.stdout
     assert "Mount it at the same path on every node." in done.stdout
 
 
-def test_node_that_nobody_knows_is_told_with_those_that_are_there(volume: TwoMounts, cluster: Run) -> None:
-    done = cluster("-m", "vime", "doctor", "--storage", str(volume.here), "--peer", "nobody")
+def test_run_is_refused_where_a_node_has_another_file_system_at_the_path(volume: TwoMounts, cluster: Cluster) -> None:
+    cluster.clear_other()
+    done = cluster.run("-c", PROVE, str(volume.here), str(volume.declaration_path))
+    assert f"{volume.here} lies on" in done.stdout
+    assert "not on fuse.juicefs" in done.stdout
+
+
+def test_run_is_refused_where_a_node_mounts_with_write_back(volume: TwoMounts, cluster: Cluster) -> None:
+    folder = volume.new_folder()
+    cluster.mount_on_other("--writeback")
+    done = cluster.run("-c", PROVE, str(folder), str(volume.declaration_path))
+    assert "storage on other on " in done.stdout
+    assert "writeback is on, allowed: off" in done.stdout
+
+
+def test_node_that_nobody_knows_is_told_with_those_that_are_there(volume: TwoMounts, cluster: Cluster) -> None:
+    done = cluster.run("-m", "vime", "doctor", "--storage", str(volume.here), "--peer", "nobody")
     assert done.returncode == 2
     assert "0 live nodes of the Ray cluster are called 'nobody'; there are: " in done.stdout
-    assert "absent on" in done.stdout
+    assert "other on" in done.stdout

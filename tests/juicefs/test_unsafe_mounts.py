@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy.juicefs.packages import find_juicefs
+from deploy.juicefs.processes import own_environment, run
+from deploy.juicefs.volume import Volume
 from pipeline.doctor.check import Check, Outcome
-from pipeline.doctor.storage import mount_peer_checks, two_clients_check
+from pipeline.doctor.storage import mount_peer_checks, storage_checks, two_clients_check
 from storage.folder_client import FolderClient
 from tests.juicefs.two_mounts import TwoMounts
 from vime.cli.main import main
@@ -53,6 +56,19 @@ def test_entries_that_are_cached_for_long_are_seen_to_be_old(volume: TwoMounts) 
         check = seen_through(volume, mount)
     assert check.outcome is Outcome.FAIL
     assert "rename over a file: the other client sees the replaced file for more than" in check.found
+
+
+def test_file_that_vanishes_when_it_is_replaced_without_a_trash_is_seen_to_be_missing(own: TwoMounts) -> None:
+    own.up()
+    described = Volume.of(own.folder)
+    words = [str(find_juicefs()), "config", described.meta_url, "--trash-days", "0", "--yes"]
+    run(words, own_environment(own.folder, "config", described.credentials()))
+    own.down()
+    own.up()
+    checks = [*storage_checks(own.here, own.declaration), *mount_peer_checks(own.here, own.there)]
+    assert [check.outcome for check in checks] == [Outcome.WARN, Outcome.PASS, Outcome.FAIL]
+    assert "trash-days is 0" in checks[0].found
+    assert "rename over a file: a file that was replaced is missing for the other client" in checks[2].found
 
 
 def test_doctor_names_the_option_and_ends_with_2(volume: TwoMounts, capsys: pytest.CaptureFixture[str]) -> None:

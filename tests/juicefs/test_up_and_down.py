@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,6 @@ from storage.mounts import MOUNT_TABLE, mounted_at
 from tests.juicefs.two_mounts import ROOT, TwoMounts, call
 
 pytestmark = [pytest.mark.juicefs, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def own(volume_folder: Path) -> Iterator[TwoMounts]:
-    """A second volume beside the session's, with a blank in its name; taken down by the test or after it."""
-    volume = TwoMounts(volume_folder / "its own")
-    yield volume
-    done = call("down.sh", volume.folder, "--purge")
-    assert done.returncode == 0, done.stderr
-    assert own_processes(volume.folder) == []
 
 
 def processes(volume: TwoMounts) -> dict[str, list[int]]:
