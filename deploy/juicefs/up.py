@@ -92,7 +92,7 @@ def request(options: argparse.Namespace) -> Volume:
         raise VolumeError("--meta-url holds a password, which others could read. Give it in META_PASSWORD.")
     if asked.bucket is None and asked.meta_url is not None:
         raise VolumeError("--meta-url needs --bucket: other machines can't reach a gateway on this one.")
-    wanted = [str(mount.absolute()) for mount in options.mount] or asked.mounts or [str(volume.folder / "mnt")]
+    wanted = [str(mount.resolve()) for mount in options.mount] or asked.mounts or [str(volume.folder / "mnt")]
     asked.mounts += [mount for mount in wanted if mount not in asked.mounts]
     return volume
 

@@ -137,3 +137,10 @@ def test_taken_port_is_left_for_another() -> None:
 def test_password_in_a_url_is_not_shown() -> None:
     assert without_password("redis://:secret@host:1/2") == "redis://host:1/2"
     assert without_password("redis://host:1/2") == "redis://host:1/2"
+
+
+def test_mount_point_is_named_as_the_kernel_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert up.main([str(tmp_path / "v"), "--dry-run", "--mount", str(tmp_path / "link" / "mnt")]) == 0
+    assert f"{tmp_path}/real/mnt" in capsys.readouterr().out
