@@ -35,8 +35,8 @@ def down(volume: Volume, *, purge: bool) -> None:
         print(f"Nothing of {volume.folder} runs; its data, if any, stays.")
         return
     for mount in volume.mounts:
-        if mount.is_dir():
-            mount.rmdir()  # never what is in it: that would be on another disk
+        if mount.is_dir() and not mount.is_mount():
+            mount.rmdir()  # never what is in it, which is not ours
     for name in OWN:
         path = volume.folder / name
         if path.is_dir():

@@ -74,16 +74,21 @@ def is_alive(volume: Volume, mount: Path) -> bool:
     present = _mounted_at(mount)
     if present is None:
         return False
-    if present != FILE_SYSTEM or not own_processes(volume.folder, str(mount)):
-        try:
-            answers = present != FILE_SYSTEM or bool(read_options(mount))
-        except (OSError, KeyError, TypeError, ValueError):
-            return False  # what a killed client leaves behind
-        if answers:
-            raise VolumeError(f"{mount}: {present} is mounted there by somebody else. Unmount it, or choose another.")
+    if not _is_ours(volume, mount, present):
+        raise VolumeError(f"{mount}: {present} is mounted there by somebody else. Unmount it, or choose another.")
+    return _answers(mount)
+
+
+def _is_ours(volume: Volume, mount: Path, present: str) -> bool:
+    """Whether what is mounted belongs to this volume, or to nobody any more."""
+    return present == FILE_SYSTEM and (bool(own_processes(volume.folder, str(mount))) or not _answers(mount))
+
+
+def _answers(mount: Path) -> bool:
+    """Whether a JuiceFS client serves the mount; a killed one leaves a mount that answers nothing."""
     try:
         read_options(mount)
-    except OSError:
+    except (OSError, KeyError, TypeError, ValueError):
         return False
     return True
 
@@ -142,17 +147,15 @@ def metadata_syncs(volume: Volume) -> str:
 
 
 def unmount(volume: Volume, juicefs: Path, mount: Path) -> None:
-    """Unmount, and end what is left of this volume's client there. Nothing to do is no error.
+    """Unmount, and end what is left of this volume's client there. What is not mounted, or is somebody else's, stays.
 
     Raises:
         VolumeError: it is in use, naming by whom.
     """
-    if _mounted_at(mount) is not None:
-        try:
-            read_options(mount)
-            command, dead = [str(juicefs), "umount", str(mount)], False
-        except (OSError, KeyError, TypeError, ValueError):
-            command, dead = _lazily(mount), True  # its client is gone
+    present = _mounted_at(mount)
+    if present is not None and _is_ours(volume, mount, present):
+        dead = not _answers(mount)
+        command = _lazily(mount) if dead else [str(juicefs), "umount", str(mount)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if _mounted_at(mount) is not None:
             users = "" if dead else ", ".join(users_of(mount))

@@ -150,3 +150,13 @@ def test_object_store_that_cannot_be_reached_is_told_with_its_address(
     assert done.returncode == 1
     assert "`juicefs format` ended with status 1" in done.stderr
     assert "s3://127.0.0.1:9/none" in done.stderr
+
+
+def test_mount_of_somebody_else_is_left_alone(own: TwoMounts, volume: TwoMounts) -> None:
+    done = call("up.sh", own.folder, "--mount", volume.there)
+    assert done.returncode == 1
+    assert f"{volume.there}: fuse.juicefs is mounted there by somebody else" in done.stderr
+    assert own_processes(volume.folder, str(volume.there))
+    own.down("--purge")
+    assert own_processes(volume.folder, str(volume.there))
+    assert (volume.there / ".config").exists()
