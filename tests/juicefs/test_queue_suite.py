@@ -11,11 +11,14 @@ from tests.juicefs.two_mounts import ROOT, TwoMounts
 
 pytestmark = [pytest.mark.juicefs, pytest.mark.slow, pytest.mark.timeout(600)]
 MIN_TESTS = 150
+OFF_THE_MOUNT = ["--ignore", "tests/storage/test_queue_schedules.py"]
+"""It makes its pools by the hundred, in temporary folders of its own."""
 
 
 def test_queue_tests_pass_on_the_mount(volume: TwoMounts) -> None:
     folder = volume.here / "tests"
     words = ["-m", "pytest", "tests/storage", "-m", "not slow", "-q", "--basetemp", str(folder), "--timeout", "120"]
+    words += OFF_THE_MOUNT
     done = subprocess.run(
         [sys.executable, *words, "-p", "no:cacheprovider"],
         env=volume.environment(), cwd=ROOT, capture_output=True, text=True, check=False,
