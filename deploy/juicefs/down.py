@@ -17,9 +17,10 @@ from deploy.juicefs.volume import Volume, VolumeError
 from vime.errors import StorageError
 
 DESCRIPTION = """\
-Unmount the volume in DIR and end the processes that up.sh started for it; they carry DIR in their environment, so no
-others are ever ended. The data stays, and up.sh mounts it again. A second down.sh changes nothing."""
-OWN = ("volume.json", "declaration.json", "redis", "gateway", "logs", "cache", "secrets", "mnt")
+Unmount the volume in DIR and end the processes that up.sh started for it; they carry DIR in their environment and are
+recorded in it, so no others are ever ended. The data stays, and up.sh mounts it again. A second down.sh changes
+nothing."""
+OWN = ("volume.json", "processes.json", "declaration.json", "redis", "gateway", "logs", "cache", "secrets", "mnt")
 """What `up.sh` makes in DIR."""
 
 

@@ -9,7 +9,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from deploy.juicefs.processes import end, last_lines, own_environment, own_processes, run, users_of, wait_gone
+from deploy.juicefs.processes import (
+    end,
+    last_lines,
+    own_environment,
+    own_processes,
+    remember,
+    run,
+    users_of,
+    wait_gone,
+)
 from deploy.juicefs.services import ask_redis
 from deploy.juicefs.volume import NAME, Volume, VolumeError, without_password
 from storage.juicefs import FILE_SYSTEM, ClientOptions, declaration_of, read_options, unsafe_options
@@ -67,6 +76,7 @@ def mount_volume(volume: Volume, juicefs: Path, mount: Path) -> None:
     environment = own_environment(volume.folder, str(mount), volume.credentials())
     run(mount_command(volume, juicefs, mount), environment, log)
     _wait_mounted(mount, log)
+    remember(volume.folder, str(mount))
 
 
 def is_alive(volume: Volume, mount: Path) -> bool:

@@ -1,7 +1,10 @@
-"""Processes of one volume. They carry its folder in their environment, so no others are ever ended."""
+"""Processes of one volume: they carry its folder in their environment, and are recorded in it, so that no others are
+ever ended.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from deploy.juicefs.volume import VolumeError
+from storage.files import write_atomically
 
 FOLDER_VARIABLE = "VIME_JUICEFS_FOLDER"
 PART_VARIABLE = "VIME_JUICEFS_PART"
+RECORD = "processes.json"
 TIMEOUT_S = 60.0
 _POLL_S = 0.05
 
@@ -25,19 +30,43 @@ def own_environment(folder: Path, part: str, more: Mapping[str, str]) -> dict[st
 def own_processes(folder: Path, part: str | None = None) -> list[int]:
     """Ids of the processes of this volume, or of one part of it.
 
-    They are known by their environment: a JuiceFS client overwrites its command line, and cuts it short.
+    Their command lines don't tell: a JuiceFS client overwrites its own, and cuts it short. Some overwrite even their
+    environment after a while; those are known by id and start time, which `remember` has recorded.
     """
     marks = {f"{FOLDER_VARIABLE}={folder}".encode()}
     if part is not None:
         marks.add(f"{PART_VARIABLE}={part}".encode())
-    found = []
+    recorded = [one for name, ones in _recorded(folder).items() if part in (None, name) for one in ones]
+    found = {pid for pid, started in recorded if _start_time(pid) == started}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if marks <= set((process / "environ").read_bytes().split(b"\0")) and int(process.name) != os.getpid():
-                found.append(int(process.name))
+            if marks <= set((process / "environ").read_bytes().split(b"\0")):
+                found.add(int(process.name))
         except OSError:
             continue  # it has ended, or belongs to another user
-    return sorted(found)
+    return sorted(found - {os.getpid()})
+
+
+def remember(folder: Path, part: str) -> None:
+    """Record the processes of one part, which have just been started."""
+    record = _recorded(folder)
+    record[part] = [(pid, started) for pid in own_processes(folder, part) if (started := _start_time(pid)) is not None]
+    write_atomically(folder / RECORD, json.dumps(record).encode())
+
+
+def _recorded(folder: Path) -> dict[str, list[tuple[int, int]]]:
+    path = folder / RECORD
+    content = json.loads(path.read_bytes()) if path.exists() else {}
+    return {part: [(pid, started) for pid, started in ones] for part, ones in content.items()}
+
+
+def _start_time(pid: int) -> int | None:
+    """Clock ticks from the machine's start to that of the process; None when it doesn't run."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state == "Z" else int(fields[18])
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

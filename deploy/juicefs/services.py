@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from deploy.juicefs.processes import end, own_environment, own_processes, run, start, wait_ready
+from deploy.juicefs.processes import end, own_environment, own_processes, remember, run, start, wait_ready
 from deploy.juicefs.volume import LOOPBACK, NAME, Volume, choose_port
 
 REDIS, GATEWAY = "redis", "gateway"
@@ -47,6 +47,7 @@ def start_redis(volume: Volume) -> None:
     log = volume.log(REDIS)
     process = start(redis_command(volume), own_environment(volume.folder, REDIS, {}), log)
     wait_ready(process, "Redis", lambda: _is_up(volume), log)
+    remember(volume.folder, REDIS)
 
 
 def _is_up(volume: Volume) -> bool:
@@ -95,6 +96,7 @@ def start_gateway(volume: Volume, juicefs: Path) -> None:
     log = volume.log(GATEWAY)
     process = start(serve, environment, log)
     wait_ready(process, "The S3 gateway", lambda: _serves(volume), log)
+    remember(volume.folder, GATEWAY)
 
 
 def _serves(volume: Volume) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from deploy.juicefs import packages, up
 from deploy.juicefs.packages import find_juicefs, missing_packages, require_fuse, require_packages
-from deploy.juicefs.processes import own_processes
+from deploy.juicefs.processes import own_environment, own_processes, remember
 from deploy.juicefs.volume import Volume, VolumeError, choose_port, without_password
 from tests.juicefs.two_mounts import call
 
@@ -121,6 +122,29 @@ def test_only_processes_that_carry_the_folder_are_the_volumes(tmp_path: Path) ->
         finally:
             first.kill()
             second.kill()
+
+
+def test_process_that_overwrote_its_environment_is_known_by_its_record(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], env={}) as forgetful:
+        try:
+            fields = Path(f"/proc/{forgetful.pid}/stat").read_text().rpartition(")")[2].split()
+            record = {"gateway": [[forgetful.pid, int(fields[19])]], "redis": [[forgetful.pid, 1], [2**22 + 1, 1]]}
+            (tmp_path / "processes.json").write_text(json.dumps(record))
+            assert own_processes(tmp_path) == own_processes(tmp_path, "gateway") == [forgetful.pid]
+            assert own_processes(tmp_path, "redis") == []  # another process has inherited the number
+        finally:
+            forgetful.kill()
+    assert own_processes(tmp_path) == []
+
+
+def test_started_processes_are_recorded(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], env=own_environment(tmp_path, "redis", {})) as server:
+        try:
+            remember(tmp_path, "redis")
+            (pid, _), *others = json.loads((tmp_path / "processes.json").read_text())["redis"]
+            assert (pid, others) == (server.pid, [])
+        finally:
+            server.kill()
 
 
 def test_taken_port_is_left_for_another() -> None:
