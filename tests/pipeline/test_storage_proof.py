@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import pytest
 
 from pipeline import run as run_module
+from pipeline.cluster import Cluster
+from pipeline.node_clients import other_nodes
 from pipeline.progress import ProgressView
 from pipeline.run import run_training
+from pipeline.storage_proof import prove_nodes
 from storage.juicefs import declaration_of
 from tests.pipeline.preview.planned import write_job
 from tests.storage.test_juicefs import SAFE
 from vime.errors import StorageError
+from vime.settings.groups import ClusterSettings
 from vime.settings.groups.queue import QueueSettings
 from vime.settings.resolve import Resolved, resolve
 
@@ -53,3 +58,11 @@ async def test_nodes_are_tried_before_the_coordinator_starts(tmp_path: Path, mon
     with pytest.raises(StorageError, match="node 7 lacks it"):
         await session._start_all([])
     assert tried == [(folder.queue, resolved.settings.queue)]
+
+
+@pytest.mark.multiproc
+def test_cluster_of_this_machine_alone_has_no_other_node_to_ask(tmp_path: Path) -> None:
+    one = ClusterSettings(actor_num_gpus_per_node=1, rollout_num_gpus=1)
+    with Cluster(one, 1):
+        assert other_nodes() == []
+        asyncio.run(prove_nodes(tmp_path, QueueSettings(rollout_data_transport="straw")))
