@@ -27,6 +27,7 @@ from pipeline.prompt_source import build_prompt_source
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.step_metrics import StepClock, step_record
+from pipeline.storage_proof import prove_here, prove_nodes
 from pipeline.wiring import NUM_PRODUCERS
 from pipeline.workers import Workers
 from recovery.accounting import Identity
@@ -78,6 +79,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             view.note(words)
         if start.plan.mode is RestoreMode.COMPLETE:
             return Ending.DONE
+        prove_here(folder.queue, settings.queue)
         claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
         _remove_leftovers(folder)
         write_atomically(folder.settings, settings_record(resolved))
@@ -219,6 +221,7 @@ class _Session:
 
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
         workers = self._workers
+        await prove_nodes(self._folder.queue, self._settings.queue)
         await workers.start_coordinator(coordinator_config(self._settings, self._start))
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")

@@ -22,10 +22,12 @@ from recovery.branch import Branch, append_branch
 from recovery.commit import CommitParent, commit_path, iteration_directory, read_commit, read_queue_state, write_commit
 from recovery.restore import RestoreMode, plan_restore, scan_run
 from storage import segment_list
-from storage.columns import encode_group
+from storage.columns import EncodedGroup, encode_group
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
+from storage.refs import GroupRef
 from storage.summary import summarize
+from tests.support.shared_mount import create_pool, root_at_peer
 from vime.data.cursor import PromptTask
 from vime.data.prompts import PromptSource
 from vime.utils.types import Sample
@@ -89,7 +91,7 @@ class MiniStream:
         self._parent = parent
         self._config = CoordinatorConfig(self.branch, trained, ROLLOUTS * BATCH, 2 * BATCH, lease_seconds=60)
         self.coordinator = self._open_coordinator()
-        self._pool = Pool.open(self._pool_root)
+        self._pool = Pool.open(root_at_peer(self._pool_root) or self._pool_root)
         append_branch(run, Branch(self.branch, parent, self.plan.directory, 0))
 
     def restart_coordinator(self) -> None:
@@ -108,7 +110,7 @@ class MiniStream:
     def _open_pool(self) -> Pool:
         if (self._pool_root / "vime" / "pool.json").exists():
             return Pool.open(self._pool_root)
-        return Pool.create(self._pool_root, "rollout")
+        return create_pool(self._pool_root, "rollout")
 
     async def produce(self) -> None:
         """Generate and have accepted as many groups as the queue wants."""
@@ -116,7 +118,7 @@ class MiniStream:
             groups = [synthetic_group(decode_prompt(self._pool.read_blob(item.prompt_ref)), 1) for item in work]
             self._reach("publish")
             items = [(encode_group(group), item.lease) for group, item in zip(groups, work, strict=True)]
-            refs = self._pool.publish_groups(items, submission_id=uuid.uuid4().hex)
+            refs = self._publish(items)
             self._reach("accept")
             await self.coordinator.accept(
                 [
@@ -124,6 +126,9 @@ class MiniStream:
                     for item, ref, group in zip(work, refs, groups, strict=True)
                 ]
             )
+
+    def _publish(self, items: list[tuple[EncodedGroup, bytes]]) -> list[GroupRef]:
+        return self._pool.publish_groups(items, submission_id=uuid.uuid4().hex)
 
     async def run(self) -> None:
         """Train what is left, committing every second rollout."""
@@ -165,10 +170,15 @@ class MiniStream:
         self.coordinator.close()
 
 
-def run_session(run: Path, reach: Callable[[str], None] = lambda _: None, ckpt_step: int | None = None) -> MiniStream:
+def run_session(
+    run: Path,
+    reach: Callable[[str], None] = lambda _: None,
+    ckpt_step: int | None = None,
+    kind: type[MiniStream] = MiniStream,
+) -> MiniStream:
     """One whole session; the stream is closed when this returns."""
     (run / "training_log").mkdir(parents=True, exist_ok=True)
-    stream = MiniStream(run, reach, ckpt_step)
+    stream = kind(run, reach, ckpt_step)
     try:
         asyncio.run(stream.run())
     finally:

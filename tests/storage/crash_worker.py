@@ -16,6 +16,7 @@ from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.refs import ref_to_bytes
 from storage.summary import summarize
+from tests.support.shared_mount import create_pool
 
 
 class Bomb:
@@ -70,7 +71,7 @@ def rotate_twice(pool: Pool, queue: GroupQueue, bomb: Bomb) -> None:
 
 def main(scenario: str, root: Path, bomb: Bomb) -> None:
     bomb.armed = scenario == "create"
-    pool = Pool.create(root, "run", fault=bomb) if scenario == "create" else Pool.open(root, fault=bomb)
+    pool = create_pool(root, "run", fault=bomb) if scenario == "create" else Pool.open(root, fault=bomb)
     bomb.armed = scenario in ("create", "recover")
     queue = GroupQueue.open(pool, owner="victim", lease_seconds=60)
     if scenario in ("create", "recover"):

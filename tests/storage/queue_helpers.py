@@ -11,6 +11,7 @@ from storage.pool import Pool
 from storage.queue import GroupQueue
 from storage.queue_types import LeasedGroup, Receipt
 from storage.refs import GroupRef
+from tests.support.shared_mount import create_pool, root_at_peer
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.utils.types import Sample
 
@@ -49,6 +50,10 @@ def samples_of(group_index: int, num_tokens: int = 3) -> list[Sample]:
 def publish(pool: Pool, leased: LeasedGroup, submission_id: str = "") -> GroupRef:
     group = encode_group(samples_of(leased.group_index))
     name = submission_id or f"{leased.group_index}:{leased.attempt}"
+    at_peer = root_at_peer(pool.root)
+    if at_peer is not None and not submission_id:
+        with Pool.open(at_peer) as peer:
+            return peer.publish_groups([(group, leased.lease)], submission_id=name)[0]
     return pool.publish_groups([(group, leased.lease)], submission_id=name)[0]
 
 
@@ -60,7 +65,7 @@ def finish(pool: Pool, queue: GroupQueue, leased: LeasedGroup) -> Receipt:
 def new_queue(
     root: Path, num_groups: int = 0, lease_seconds: float = 60, clock: Callable[[], float] = time.monotonic
 ) -> tuple[Pool, GroupQueue]:
-    pool = Pool.create(root, "run")
+    pool = create_pool(root, "run")
     queue = GroupQueue.open(pool, owner="test", lease_seconds=lease_seconds, clock=clock)
     if num_groups:
         submit(queue, 0, num_groups)
