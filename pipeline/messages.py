@@ -88,6 +88,8 @@ class ProducerStats(msgspec.Struct, frozen=True):
     blocked_s: float
     """Seconds in which the queue was full."""
     wall_s: float
+    failed_samples: dict[str, int] = {}
+    """Reason -> failed samples of every attempt, whether the group was tried again or dropped."""
 
 
 class TrainReport(msgspec.Struct, frozen=True):

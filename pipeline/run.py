@@ -19,6 +19,7 @@ import msgspec
 from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
+from pipeline.failed_fraction import check_failed_fraction
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
@@ -48,7 +49,7 @@ from storage.files import append_durably, make_folder, write_atomically
 from storage.os_errors import os_error
 from storage.positions import PositionRanges
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RestoreError, TooManyFailuresError
+from vime.errors import RestoreError
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
@@ -316,15 +317,9 @@ class _Session:
         return plan
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
-        allowed = self._settings.rollout.rollout_max_failed_fraction
         dropped, generated = this_session(counts, self._at_start)
-        if sum(dropped.values()) > allowed * generated:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
-            raise TooManyFailuresError(
-                f"{sum(dropped.values())} of {generated} groups were set aside ({reasons}), more than "
-                f"--rollout-max-failed-fraction {allowed}.",
-                next_step=f"Look at {self._folder.log('producer_0')} for each reason.",
-            )
+        allowed = self._settings.rollout.rollout_max_failed_fraction
+        check_failed_fraction(dropped, generated, allowed=allowed, run=self._folder.root)
 
     async def _commit(self, rollout_id: int, weight_version: int) -> None:
         """Model, optimizer and RNG of all ranks, then the queue state, then the record that makes them one."""

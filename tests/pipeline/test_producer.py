@@ -1,6 +1,8 @@
 """The producer against a stand-in engine: groups are neither lost nor made in excess, whatever fails."""
 
 import asyncio
+import contextlib
+import fractions
 import json
 import math
 import time
@@ -13,12 +15,20 @@ import pytest
 from jinja2 import TemplateError
 
 from pipeline import producer as producer_module
+from pipeline.planner import PlanSettings, plan_batch
 from storage.columns import decode_group
+from storage.dead_letters import DeadLetter, read_letters
 from storage.pool import Pool
 from tests.pipeline.stream_parts import CharTokenizer, Parts, constant_reward, stream
 from tests.support.standin_engine import StandinEngine
 from vime.errors import StorageError
 from vime.utils.types import Sample
+
+
+PLAN = PlanSettings(
+    rollout_batch_size=4, samples_per_step=8, num_ranks=1, max_tokens=64, micro_batch_size=1, normalize_rewards=True,
+    normalize_std=True,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -139,32 +149,121 @@ def returning(value: Any) -> Any:
     return reward
 
 
+async def varied(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    return float((sample.index or 0) % 2)
+
+
 async def raising(args: Any, sample: Sample) -> float:  # noqa: ARG001
     raise KeyError("no such environment")
 
 
+async def deaf(args: Any, sample: Sample) -> float:
+    """Goes on when it is cancelled for the first time."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(60)
+    return await hanging(args, sample)
+
+
+def letters_of(folder: Path) -> list[DeadLetter]:
+    letters, unreadable = read_letters(folder / "pool" / "vime")
+    assert unreadable == []
+    return letters
+
+
 @pytest.mark.parametrize(
-    "reward",
-    [returning(None), returning(math.nan), returning(math.inf), returning("0.5"), returning(True), raising, hanging],
-    ids=["None", "NaN", "inf", "text", "bool", "raises", "hangs"],
+    ("reward", "reason"),
+    [
+        (returning(None), "reward_none"),
+        (returning(math.nan), "reward_nan"),
+        (returning(math.inf), "reward_infinite"),
+        (returning("0.5"), "reward_not_a_number"),
+        (returning([0.5]), "reward_not_a_number"),
+        (returning(True), "reward_not_a_number"),
+        (returning({"math": 1.0}), "reward_key_missing"),
+        (raising, "reward_raised"),
+        (hanging, "reward_timeout"),
+        (deaf, "reward_timeout"),
+    ],
+    ids=["None", "NaN", "inf", "text", "list", "bool", "dict", "raises", "hangs", "hangs-deaf"],
 )
-async def test_bad_rewards_are_set_aside_with_their_reason(tmp_path: Path, engine: StandinEngine, reward: Any) -> None:
-    first_group: list[int] = []
-
+async def test_bad_rewards_are_set_aside_with_their_own_reason_and_batches_stay_finite(
+    tmp_path: Path, engine: StandinEngine, reward: Any, reason: str
+) -> None:
     async def sometimes(args: Any, sample: Sample) -> Any:
-        first_group.append(sample.group_index or 0)
-        return await (reward if sample.group_index == 0 else constant_reward)(args, sample)
+        return await (reward if sample.group_index == 0 else varied)(args, sample)
 
-    async with stream(tmp_path, engine, reward=sometimes, groups_wanted=3) as parts:
-        await parts.until_pending(3)
+    async with stream(tmp_path, engine, reward=sometimes, groups_wanted=4) as parts:
+        await parts.until_pending(4)
         await settled(parts)
         counts = parts.coordinator.counts()
-        assert counts.dropped == {"reward": 1}
-        assert counts.pending == 3, "a dropped group is replaced"
-        groups = await parts.coordinator.wait_for_groups(3, 1)
+        assert counts.dropped == {reason: 1}
+        assert counts.pending == 4, "a dropped group is replaced"
+        groups = await parts.coordinator.wait_for_groups(4, 1)
         assert groups is not None
-        assert all(value is not None and math.isfinite(value) for group in groups for value in group.summary.rewards)
+        plan = plan_batch(groups, PLAN, branch="b", rollout_id=0, policy_version=1)
+        assert all(math.isfinite(sample.advantage) for sample in plan.samples)
         assert parts.coordinator.identity().holds
+        letters = letters_of(tmp_path)
+        assert {(letter.group_index, letter.reason) for letter in letters} == {(0, reason)}
+        assert {letter.attempt for letter in letters} == {1, 2}
+        assert parts.producer.stats().failed_samples == {reason: len(letters)}
+
+
+async def test_a_failing_sample_keeps_its_content_message_and_trace(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(tmp_path, engine, reward=raising, groups_wanted=1, max_attempts=1) as parts:
+        while not parts.coordinator.counts().dropped:
+            await asyncio.sleep(0.01)
+    letter = letters_of(tmp_path)[0]
+    assert letter.message.endswith("the reward raised KeyError: 'no such environment'.")
+    assert letter.traceback is not None
+    assert "in raising" in letter.traceback
+    assert letter.samples is None
+    assert letter.payload_ref is not None
+    with Pool.open(tmp_path / "pool") as pool:
+        group = pool.read_group(letter.payload_ref)
+    (sample,) = decode_group(group.header, group.columns)
+    assert [sample.index] == letter.sample_indices
+    assert (sample.prompt, sample.response_length, sample.reward) == ("prompt 0", 6, None)
+
+
+class Breaking(fractions.Fraction):
+    """A number that can't be turned into a plain one."""
+
+    def __float__(self) -> float:
+        raise ArithmeticError("no plain number")
+
+
+async def test_what_raises_after_the_hooks_is_set_aside_with_its_trace_and_counted(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async def odd(args: Any, sample: Sample) -> Any:  # noqa: ARG001
+        return Breaking(1, 2) if sample.group_index == 0 else 1.0
+
+    async with stream(tmp_path, engine, reward=odd, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {"unexpected_error": 1}
+        assert parts.producer.stats().failed_samples["unexpected_error"] >= 2
+    letter = letters_of(tmp_path)[0]
+    assert (letter.error, letter.message) == ("ArithmeticError", "no plain number")
+    assert letter.traceback is not None
+    assert "in __float__" in letter.traceback
+
+
+async def test_a_failure_that_a_second_attempt_repairs_leaves_a_letter_and_drops_nothing(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    seen: list[int] = []
+
+    async def flaky(args: Any, sample: Sample) -> Any:  # noqa: ARG001
+        seen.append(sample.group_index or 0)
+        return None if sample.group_index == 0 and seen.count(0) <= 2 else 1.0
+
+    async with stream(tmp_path, engine, reward=flaky, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {}
+    assert {(letter.group_index, letter.attempt) for letter in letters_of(tmp_path)} == {(0, 1)}
 
 
 async def cancelled(args: Any, sample: Sample) -> float:  # noqa: ARG001
@@ -178,7 +277,7 @@ async def test_a_reward_that_raises_cancellation_never_leaves_a_sample_without_r
         while not parts.coordinator.counts().dropped:
             await asyncio.sleep(0.01)
             assert parts.coordinator.counts().pending == 0
-        assert set(parts.coordinator.counts().dropped) == {"reward"}
+        assert set(parts.coordinator.counts().dropped) == {"reward_raised"}
 
 
 @pytest.mark.parametrize("value", [np.float64(0.5), np.float32(0.5), np.int64(1), 1])
@@ -199,6 +298,11 @@ async def test_a_group_that_cannot_be_stored_is_set_aside_alone(tmp_path: Path, 
         await parts.until_pending(3)
         await settled(parts)
         assert parts.coordinator.counts().dropped == {"sample": 1}
+    letter = letters_of(tmp_path)[0]
+    assert letter.payload_ref is None
+    assert letter.samples is not None
+    assert letter.samples[0]["metadata"]["judge"]["type"] == "builtins.object"
+    assert len(letter.samples[0]["tokens"]) > 6
 
 
 async def test_a_prompt_that_the_chat_template_refuses_is_set_aside_alone(
@@ -247,7 +351,9 @@ async def test_null_log_probabilities_never_reach_a_batch(tmp_path: Path, engine
     async with stream(tmp_path, engine, groups_wanted=3, max_attempts=1) as parts:
         await parts.until_pending(3)
         await settled(parts)
-        assert parts.coordinator.counts().dropped["engine"] >= 1
+        dropped = parts.coordinator.counts().dropped["engine"]
+    assert dropped >= 1
+    assert len({letter.group_index for letter in letters_of(tmp_path) if letter.reason == "engine"}) == dropped
 
 
 async def test_stop_gives_unfinished_groups_back(tmp_path: Path, engine: StandinEngine) -> None:
