@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +23,7 @@ from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
+from pipeline.session_lock import session_lock
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.wiring import NUM_PRODUCERS
 from pipeline.workers import Workers
@@ -46,10 +43,8 @@ from recovery.commit import (
 from recovery.fixed import FixedSettings, hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
 from storage.files import append_durably, make_folder, write_atomically
-from storage.os_errors import os_error
 from storage.positions import PositionRanges
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RestoreError
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
@@ -94,36 +89,6 @@ def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int
     dropped = Counter(counts.dropped)
     dropped.subtract(at_start.dropped)
     return dict(+dropped), counts.generated - at_start.generated + at_start.in_flight
-
-
-@contextmanager
-def session_lock(folder: RunFolder) -> Iterator[None]:
-    """One session a run folder.
-
-    Raises:
-        RestoreError: another one holds it.
-        StorageError: it can't be locked.
-    """
-    path = folder.session_lock
-    descriptor = -1
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-    except OSError as error:
-        if descriptor >= 0:
-            os.close(descriptor)
-        if not isinstance(error, BlockingIOError):
-            raise os_error(error, path, 0) from error
-        raise RestoreError(
-            f"{folder.root}: another session is running there (process {path.read_text().strip() or 'unknown'}).",
-            next_step="Wait for it, stop it, or use another --save.",
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:

@@ -19,11 +19,10 @@ from pipeline.planner import PlanSettings, plan_batch
 from storage.columns import decode_group
 from storage.dead_letters import DeadLetter, read_letters
 from storage.pool import Pool
-from tests.pipeline.stream_parts import CharTokenizer, Parts, constant_reward, stream
+from tests.pipeline.stream_parts import CharTokenizer, Parts, stream
 from tests.support.standin_engine import StandinEngine
 from vime.errors import StorageError
 from vime.utils.types import Sample
-
 
 PLAN = PlanSettings(
     rollout_batch_size=4, samples_per_step=8, num_ranks=1, max_tokens=64, micro_batch_size=1, normalize_rewards=True,

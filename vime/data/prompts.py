@@ -59,7 +59,7 @@ class PromptSource:
         self._apply_chat_template = apply_chat_template
         self._shuffle, self._seed, self._n_samples = shuffle, seed, n_samples_per_prompt
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
-        file_path, bounds = _split_slice(str(path))
+        file_path, bounds = split_slice(str(path))
         bad: list[BadRecord] = []
         self._file: RecordFile = open_record_file(
             file_path, self._keys, bad.append if on_bad_record == "skip" else _refuse
@@ -142,7 +142,8 @@ class PromptSource:
         return self._apply_chat_template(record.prompt)
 
 
-def _split_slice(path: str) -> tuple[str, slice]:
+def split_slice(path: str) -> tuple[str, slice]:
+    """`path@[start:stop]` as file and slice. Raises `DataError`."""
     match = _SLICE.fullmatch(path)
     if match is None:
         if "@[" in path:

@@ -1,0 +1,116 @@
+"""Groups one by one, for `vime queue tasks` and `vime queue leases`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from pipeline.lineage import PromptPlace, prompt_places, state_words
+from recovery.branch_line import BranchLine
+from recovery.queue_report import summaries
+from recovery.run_location import RunLocation
+from storage.pool_reader import PoolReader
+from storage.prompt_codec import decode_prompt
+from storage.queue_view import GroupView, QueueView
+
+STATES = ("fresh", "leased", "waiting", "pending", "trained", "dropped")
+
+
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One group."""
+
+    group_index: int
+    segment: int
+    state: str
+    """One of `STATES`: waiting was leased before; pending is accepted and not trained."""
+    attempt: int
+    worker: str | None
+    position: int | None
+    versions: tuple[int, int] | None
+    """Oldest and newest policy version of an accepted group's tokens."""
+    rewards: list[float | None]
+    """Of an accepted group's samples."""
+    reason: str | None
+    requeued_from: int | None
+    prompt: PromptPlace
+
+
+class TaskList(msgspec.Struct, frozen=True):
+    """`vime queue tasks`."""
+
+    tasks: list[TaskRow]
+    num_matching: int
+    """Also those beyond the limit."""
+    num_closed_segments_left_out: int
+
+
+class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One group that is leased."""
+
+    group_index: int
+    segment: int
+    attempt: int
+    worker: str
+    prompt: PromptPlace
+
+
+def list_tasks(
+    location: RunLocation, *, states: Collection[str], groups: Collection[int], closed: bool, limit: int
+) -> TaskList:
+    """Groups by index, of open segments or with `closed` of all; empty `states` and `groups` stand for any."""
+    view = QueueView(location.pool)
+    line = BranchLine(location.root, view.control_dir)
+    segments = view.all_segments() if closed or groups else view.opened
+    matching = [
+        group
+        for segment in segments
+        for group in segment.groups()
+        if (not groups or group.group_index in groups) and (not states or state_words(group, line) in states)
+    ]
+    shown = matching[:limit]
+    return TaskList(list(_rows(location, shown, line)), len(matching), len(view.entries) - len(segments))
+
+
+def list_leases(location: RunLocation) -> list[LeaseRow]:
+    """Groups that are leased now, by index."""
+    view = QueueView(location.pool)
+    leased = [group for segment in view.opened for group in segment.groups() if group.state == "leased"]
+    places = _places(location, leased)
+    return [
+        LeaseRow(
+            group_index=group.group_index,
+            segment=group.segment,
+            attempt=group.attempt,
+            worker=group.worker or "",
+            prompt=places[group.group_index],
+        )
+        for group in leased
+    ]
+
+
+def _rows(location: RunLocation, groups: list[GroupView], line: BranchLine) -> Iterator[TaskRow]:
+    known, _ = summaries(location, groups)
+    places = _places(location, groups)
+    for group in groups:
+        summary = known.get(group.group_index)
+        seen = [] if summary is None else [v for v in (*summary.min_versions, *summary.max_versions) if v is not None]
+        yield TaskRow(
+            group_index=group.group_index,
+            segment=group.segment,
+            state=state_words(group, line),
+            attempt=group.attempt,
+            worker=group.worker,
+            position=group.position,
+            versions=(min(seen), max(seen)) if seen else None,
+            rewards=[] if summary is None else summary.rewards,
+            reason=group.reason,
+            requeued_from=group.requeued_from,
+            prompt=places[group.group_index],
+        )
+
+
+def _places(location: RunLocation, groups: list[GroupView]) -> dict[int, PromptPlace]:
+    with PoolReader.open(location.pool) as pool:
+        prompts = [decode_prompt(pool.read_blob(group.prompt_ref)) for group in groups]
+    return prompt_places(location, prompts)
