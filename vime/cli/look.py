@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from recovery.run_location import RunLocation, locate_run
+from storage.positions import first_position, segment_of
 from vime.cli.exit_codes import exit_codes_help
 
 WIDE = 160
@@ -84,6 +85,13 @@ def num_bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def position_words(position: int | None) -> str | None:
+    """A position as segment:number, both from 0."""
+    if position is None:
+        return None
+    return f"{segment_of(position)}:{position - first_position(segment_of(position))}"
 
 
 def span(pair: tuple[int, int] | None) -> str:

@@ -11,7 +11,7 @@ from pipeline.dead_list import DeadList, DeadRow
 from pipeline.task_list import LeaseRow, TaskList
 from recovery.queue_report import BranchReport, HistoryReport, SegmentReport, StatusReport, VersionsReport
 from storage.holder import CoordinatorView
-from vime.cli.look import duration, moment, num_bytes, one_line, span, table
+from vime.cli.look import duration, moment, num_bytes, one_line, position_words, span, table
 
 
 def status(report: StatusReport) -> RenderableType:
@@ -49,7 +49,7 @@ def tasks(found: TaskList) -> RenderableType:
             row.group_index,
             row.state if row.reason is None else f"{row.state} ({row.reason})",
             row.attempt,
-            row.worker or row.position,
+            row.worker or position_words(row.position),
             span(row.versions),
             " ".join("-" if reward is None else f"{reward:g}" for reward in row.rewards) or None,
             _place(row.prompt.place, row.prompt.row, row.prompt.epoch)

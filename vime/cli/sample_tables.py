@@ -12,7 +12,7 @@ from rich.text import Text
 from pipeline.lineage import PromptPlace, SampleTrace, StepSample
 from pipeline.sample_view import SampleView, TokenView
 from storage.journal_replay import TaskEvent
-from vime.cli.look import one_line, table
+from vime.cli.look import one_line, position_words, table
 
 
 def show(view: SampleView, max_tokens: int | None) -> RenderableType:
@@ -48,7 +48,7 @@ def trace(found: SampleTrace) -> RenderableType:
         ("sample", f"{found.sample_index} of group {found.group_index} ({found.state})"),
         ("prompt", place_words(found.prompt) + again),
         *(("queue", _event(event)) for event in found.history),
-        ("position", "-" if found.position is None else f"{found.position} (segment {found.segment})"),
+        ("position", position_words(found.position) or "-"),
         ("stored in", found.stored_in or "-"),
     ]
     rows += [
