@@ -1,10 +1,9 @@
 """`vime queue` on stopped and live runs, against the independent audit."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from tests.storage.test_queue_view import snapshot
 from tests.support.eventful_run import copy_run, make_run
 from vime.cli.main import main
 
-ROOT = Path(__file__).parents[3]
 READING = (
     "queue status", "queue tasks", "queue tasks --closed", "queue leases", "queue dead", "queue dead --traces",
     "queue versions --closed", "queue history", "sample show 1", "sample show 18", "sample trace 18",
@@ -154,27 +152,20 @@ def test_history_tells_what_was_rolled_back(run: Path, capsys: pytest.CaptureFix
     assert audit_run(run).rolled_back == 4
 
 
-def test_a_run_that_is_trained_meanwhile_shows_a_true_identity_at_every_look(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_live_run_shows_a_true_identity_at_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    (run / "training_log").mkdir(parents=True)
-    script = ROOT / "tests" / "pipeline" / "mini_stream.py"
-    command = [sys.executable, str(script), str(run), "never", "1", "8"]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
-        seen = []
-        while process.poll() is None:
-            if (run / "rollout_data" / "pool" / "vime" / "queue.json").exists():
-                report = read_json(run, "queue status", capsys)
-                assert report["holds"], report
-                seen.append(report)
-                assert call(run, "queue tasks --closed") == 0
-    assert process.returncode == 0
-    assert any(report["coordinator"]["alive"] for report in seen)
-    trained = [report["identity"]["trained"] for report in seen]
+    trained = []
+
+    def look(point: str) -> None:
+        report = read_json(run, "queue status", capsys)
+        assert report["holds"], (point, report)
+        assert report["coordinator"]["alive"] is True
+        trained.append(report["identity"]["trained"])
+        assert call(run, "queue tasks --closed") == 0
+
+    run_session(run, look)
     assert trained == sorted(trained)
-    assert read_json(run, "queue status", capsys)["identity"]["trained"] == 24
-    assert read_json(run, "queue status", capsys)["coordinator"]["alive"] is False
+    assert (trained[0], trained[-1]) == (0, 24)
 
 
 def test_requeued_groups_are_generated_again_and_no_prompt_is_skipped(
@@ -353,7 +344,7 @@ def test_tokens_are_shown_as_text_where_the_tokenizer_is_at_hand(
             assert (folder, local_files_only) == (run, True)
             return Tokenizer()
 
-    monkeypatch.setattr("transformers.AutoTokenizer", Loader)
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoTokenizer=Loader))
     assert call(run, f"sample show 18 --tokenizer {run}") == 0
     assert '"<2>"' in capsys.readouterr().out
 
