@@ -19,6 +19,7 @@ from pipeline.messages import (
 )
 from recovery.accounting import Identity, count_identity
 from recovery.commit import QueueState
+from storage.lease_board import LeaseBoard
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
@@ -58,6 +59,7 @@ class Coordinator:
         self._dropped = facts.dropped_by_reason()
         self._num_accepted = facts.num_accepted
         self._leased: dict[int, bytes] = {}
+        self._board = LeaseBoard(pool.control_dir)
         self._arrival = asyncio.Condition()
         self._backpressured = False
 
@@ -77,6 +79,8 @@ class Coordinator:
             self._leased[group.group_index] = group.lease
             self._fresh.discard(group.group_index)
             self._in_flight.add(group.group_index)
+        self._board.leased(group.lease for group in leased)
+        self._board.write_if_due()
         return LeaseReply(
             LeaseStatus.WORK, [Work(group.lease, group.group_index, group.prompt_ref) for group in leased]
         )
@@ -86,6 +90,10 @@ class Coordinator:
         alive = [state is LeaseState.EXTENDED for state in self._queue.heartbeat(leases)]
         ended = {lease for lease, holds in zip(leases, alive, strict=True) if not holds}
         self._leased = {group: lease for group, lease in self._leased.items() if lease not in ended}
+        for lease in ended:
+            self._board.ended(lease)
+        self._board.extended(leases)
+        self._board.write_if_due()
         return alive
 
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
@@ -133,6 +141,7 @@ class Coordinator:
 
     async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None:
         """All waiting groups once there are `count`; None when that takes longer than `timeout_s`."""
+        self._board.write_if_due()
         async with self._arrival:
             try:
                 await asyncio.wait_for(self._arrival.wait_for(lambda: len(self._waiting) >= count), timeout_s)
@@ -207,6 +216,7 @@ class Coordinator:
         self._fresh.update(prompt.group_index for prompt in prompts)
 
     def _forget_lease(self, group_index: int, lease: bytes) -> None:
+        self._board.ended(lease)
         if self._leased.get(group_index) == lease:
             del self._leased[group_index]
 

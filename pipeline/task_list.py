@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
 
 import msgspec
@@ -10,6 +11,7 @@ from pipeline.lineage import PromptPlace, prompt_places, state_words
 from recovery.branch_line import BranchLine
 from recovery.queue_report import summaries
 from recovery.run_location import RunLocation
+from storage.lease_board import read_lease_times
 from storage.pool_reader import PoolReader
 from storage.prompt_codec import decode_prompt
 from storage.queue_view import GroupView, QueueView
@@ -52,6 +54,10 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     segment: int
     attempt: int
     worker: str
+    age_s: float | None
+    """Since it was leased; None when the coordinator has not noted it (yet)."""
+    heartbeat_age_s: float | None
+    """Since it was last extended."""
     prompt: PromptPlace
 
 
@@ -76,13 +82,15 @@ def list_leases(location: RunLocation) -> list[LeaseRow]:
     """Groups that are leased now, by index."""
     view = QueueView(location.pool)
     leased = [group for segment in view.opened for group in segment.groups() if group.state == "leased"]
-    places = _places(location, leased)
+    places, times, now = _places(location, leased), read_lease_times(view.control_dir), time.time()
     return [
         LeaseRow(
             group_index=group.group_index,
             segment=group.segment,
             attempt=group.attempt,
             worker=group.worker or "",
+            age_s=now - noted.leased_at if (noted := times.get(group.attempt_id or "")) else None,
+            heartbeat_age_s=now - noted.extended_at if noted else None,
             prompt=places[group.group_index],
         )
         for group in leased

@@ -18,6 +18,7 @@ from recovery.run_location import RunLocation
 from storage.columns import summary_from_header
 from storage.dead_letters import read_letters
 from storage.holder import CoordinatorView, read_coordinator
+from storage.lease_board import read_lease_times
 from storage.pool_reader import PoolReader
 from storage.queue_view import GroupView, QueueView
 from storage.step_log import TrainedRecord
@@ -57,6 +58,8 @@ class StatusReport(msgspec.Struct, frozen=True):
     identity: Identity
     holds: bool
     num_leased: int
+    oldest_lease_s: float | None
+    """Age of the oldest lease; None when there is none, or none was noted."""
     num_waiting: int
     """Leased before, waiting to be leased again; with the leased ones: in flight."""
     num_fresh: int
@@ -144,6 +147,7 @@ def status(location: RunLocation) -> StatusReport:
         identity=identity,
         holds=identity.holds,
         num_leased=states["leased"],
+        oldest_lease_s=_oldest_lease_s(view, groups),
         num_waiting=states["waiting"],
         num_fresh=states["fresh"],
         pending_versions=_version_range(known.values()),
@@ -213,6 +217,12 @@ def summaries(location: RunLocation, groups: Iterable[GroupView]) -> tuple[dict[
                 except StorageError:
                     unreadable.append(group.group_index)
     return found, unreadable
+
+
+def _oldest_lease_s(view: QueueView, groups: Iterable[GroupView]) -> float | None:
+    times = read_lease_times(view.control_dir)
+    began = [times[g.attempt_id].leased_at for g in groups if g.attempt_id is not None and g.attempt_id in times]
+    return time.time() - min(began) if began else None
 
 
 def _version_range(known: Iterable[GroupSummary]) -> tuple[int, int] | None:

@@ -23,7 +23,7 @@ def status(report: StatusReport) -> RenderableType:
         ("run", f"{report.run} ({session})"),
         ("coordinator", _coordinator(report.coordinator)),
         ("groups", str(report.identity)),
-        ("in flight", f"{report.num_leased} leased, {report.num_waiting} waiting for another attempt"),
+        ("in flight", _in_flight(report)),
         ("not begun", f"{report.num_fresh} prompts"),
         ("pending versions", span(report.pending_versions)),
         ("trained", f"{report.rollouts_trained} rollouts on branch {report.branch}; newest commit: {commit}"),
@@ -71,10 +71,18 @@ def leases(found: list[LeaseRow]) -> RenderableType:
     if not found:
         return Text("No group is leased.")
     rows = [
-        (row.group_index, row.worker, row.attempt, _place(row.prompt.place, row.prompt.row, row.prompt.epoch))
+        (
+            row.group_index,
+            row.worker,
+            row.attempt,
+            None if row.age_s is None else duration(row.age_s),
+            None if row.heartbeat_age_s is None else duration(row.heartbeat_age_s),
+            _place(row.prompt.place, row.prompt.row, row.prompt.epoch),
+        )
         for row in found
     ]
-    return table(("group", "worker", "attempt", "prompt"), rows, right=("group", "attempt"))
+    numbers = ("group", "attempt", "age", "last heartbeat")
+    return table(("group", "worker", "attempt", "age", "last heartbeat", "prompt"), rows, right=numbers)
 
 
 def dead(found: DeadList, *, traces: bool) -> RenderableType:
@@ -131,6 +139,11 @@ def history(report: HistoryReport) -> RenderableType:
         ),
     ]
     return Group(*parts, *(Text(f"Cut: {one_line(line)}") for line in report.repairs))
+
+
+def _in_flight(report: StatusReport) -> str:
+    oldest = "" if report.oldest_lease_s is None else f" (the oldest for {duration(report.oldest_lease_s)})"
+    return f"{report.num_leased} leased{oldest}, {report.num_waiting} waiting for another attempt"
 
 
 def _coordinator(view: CoordinatorView | None) -> str:

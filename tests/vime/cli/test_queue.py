@@ -13,7 +13,7 @@ from pipeline.session_lock import session_lock
 from recovery.audit import audit_run
 from storage.pool import Pool
 from storage.queue import GroupQueue
-from tests.pipeline.mini_stream import run_session
+from tests.pipeline.mini_stream import MiniStream, run_session
 from tests.storage.test_queue_view import snapshot
 from tests.support.eventful_run import copy_run, make_run
 from vime.cli.main import main
@@ -103,6 +103,25 @@ def test_tasks_show_state_reason_and_the_line_of_the_prompt(run: Path, capsys: p
     assert [task["worker"] for task in leased] == ["producer-1"] * 2
     assert call(run, "queue tasks --state dropped") == 0
     assert "dropped (reward_raised)" in capsys.readouterr().out
+
+
+def test_leases_have_an_age_while_the_coordinator_notes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    (run / "training_log").mkdir(parents=True)
+    stream = MiniStream(run)
+    try:
+        assert len(stream.coordinator.lease("producer-1", 2).work) == 2
+        found = read_json(run, "queue leases", capsys)
+        assert [(row["group_index"], row["worker"], row["attempt"]) for row in found] == [
+            (0, "producer-1", 1),
+            (1, "producer-1", 1),
+        ]
+        assert all(0 <= row["heartbeat_age_s"] <= row["age_s"] < 60 for row in found)
+        assert 0 <= read_json(run, "queue status", capsys)["oldest_lease_s"] < 60
+        assert call(run, "queue leases") == 0
+        assert "producer-1" in capsys.readouterr().out
+    finally:
+        stream.close()
 
 
 def test_the_limit_says_how_much_it_hides(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
