@@ -20,7 +20,7 @@ from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
-from pipeline.prompt_source import build_prompt_source
+from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
@@ -45,6 +45,7 @@ from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, 
 from storage.files import append_durably, make_folder, write_atomically
 from storage.positions import PositionRanges
 from vime.backends.vllm_utils.client import EngineClient
+from vime.data.prompts import PromptSource
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
@@ -65,13 +66,16 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     """Run `vime train` to its end. Errors come out as `VimeError`."""
     settings = resolved.settings
     folder = RunFolder.of(settings)
-    fixed = _fixed_settings(settings)
+    source = build_prompt_source(settings)
+    fixed = _fixed_settings(settings, source)
     folder.make()
     with session_lock(folder):
         start = _prepare(settings, folder)
         hold_to_fixed(folder.root, fixed)
         for words in start.plan.words:
             view.note(words)
+        if (skipped := set_bad_prompts_aside(source, folder.bad_prompts)) is not None:
+            view.note(skipped)
         if start.plan.mode is RestoreMode.COMPLETE:
             return Ending.DONE
         claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
@@ -106,11 +110,11 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
     )
 
 
-def _fixed_settings(settings: Settings) -> FixedSettings:
+def _fixed_settings(settings: Settings, source: PromptSource) -> FixedSettings:
     data = settings.data
     return FixedSettings(
         run_id=settings.queue.rollout_queue_run_id,
-        dataset_digest=build_prompt_source(settings).dataset_digest(),
+        dataset_digest=source.dataset_digest(),
         n_samples_per_prompt=data.n_samples_per_prompt,
         rollout_shuffle=data.rollout_shuffle,
         rollout_seed=data.rollout_seed,

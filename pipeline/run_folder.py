@@ -40,6 +40,11 @@ class RunFolder:
         return self.root / "settings.json"
 
     @property
+    def bad_prompts(self) -> Path:
+        """Records of the prompt file that were skipped."""
+        return self.root / "bad_prompts.jsonl"
+
+    @property
     def session_lock(self) -> Path:
         return self.root / "rollout" / "session.lock"
 

@@ -22,6 +22,8 @@ class PromptFacts:
     """What was found in the prompt file."""
 
     num_prompts: int
+    num_bad_records: int
+    """Skipped, with --bad-prompt-records skip."""
     rollouts_per_epoch: float
     epochs: float
 
@@ -37,7 +39,7 @@ class RewardTrial:
 
 def prompt_facts(settings: Settings, source: PromptSource) -> PromptFacts:
     per_epoch = len(source) / (settings.data.rollout_batch_size or 1)
-    return PromptFacts(len(source), per_epoch, (settings.data.num_rollout or 0) / per_epoch)
+    return PromptFacts(len(source), len(source.bad_records), per_epoch, (settings.data.num_rollout or 0) / per_epoch)
 
 
 def first_prompts(source: PromptSource, count: int) -> list[PromptTask]:

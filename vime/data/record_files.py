@@ -191,7 +191,7 @@ class ParquetFile:
 def _bad(where: str, reason: str, text: bytes) -> BadRecord:
     return BadRecord(
         f"{where}: {reason}.",
-        next_step="Correct the record, or set bad records aside with on_bad_record='skip'.",
+        next_step="Correct the record, or set bad records aside with --bad-prompt-records skip.",
         where=where,
         reason=reason,
         text=text.decode(errors="replace"),
