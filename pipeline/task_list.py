@@ -11,6 +11,7 @@ from pipeline.lineage import PromptPlace, prompt_places, state_words
 from recovery.branch_line import BranchLine
 from recovery.queue_report import summaries
 from recovery.run_location import RunLocation
+from storage.holder import read_coordinator
 from storage.lease_board import read_lease_times
 from storage.pool_reader import PoolReader
 from storage.prompt_codec import decode_prompt
@@ -61,6 +62,14 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptPlace
 
 
+class LeaseList(msgspec.Struct, frozen=True):
+    """`vime queue leases`."""
+
+    leases: list[LeaseRow]
+    coordinator_alive: bool | None
+    """False: it has ended, so the leases are stale. None: it is on another host, or there never was one."""
+
+
 def list_tasks(
     location: RunLocation, *, states: Collection[str], groups: Collection[int], closed: bool, limit: int
 ) -> TaskList:
@@ -78,12 +87,12 @@ def list_tasks(
     return TaskList(list(_rows(location, shown, line)), len(matching), len(view.entries) - len(segments))
 
 
-def list_leases(location: RunLocation) -> list[LeaseRow]:
+def list_leases(location: RunLocation) -> LeaseList:
     """Groups that are leased now, by index."""
     view = QueueView(location.pool)
     leased = [group for segment in view.opened for group in segment.groups() if group.state == "leased"]
     places, times, now = _places(location, leased), read_lease_times(view.control_dir), time.time()
-    return [
+    rows = [
         LeaseRow(
             group_index=group.group_index,
             segment=group.segment,
@@ -95,6 +104,8 @@ def list_leases(location: RunLocation) -> list[LeaseRow]:
         )
         for group in leased
     ]
+    coordinator = read_coordinator(view.control_dir)
+    return LeaseList(rows, None if coordinator is None else coordinator.alive)
 
 
 def _rows(location: RunLocation, groups: list[GroupView], line: BranchLine) -> Iterator[TaskRow]:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pipeline.dead_list import DeadList, DeadRow
-from pipeline.task_list import LeaseRow, TaskList
+from pipeline.task_list import LeaseList, TaskList
 from recovery.queue_report import BranchReport, HistoryReport, SegmentReport, StatusReport, VersionsReport
 from storage.holder import CoordinatorView
 from vime.cli.look import duration, moment, num_bytes, one_line, position_words, span, table
@@ -66,9 +66,9 @@ def tasks(found: TaskList) -> RenderableType:
     return Group(*parts)
 
 
-def leases(found: list[LeaseRow]) -> RenderableType:
+def leases(found: LeaseList) -> RenderableType:
     """`vime queue leases`."""
-    if not found:
+    if not found.leases:
         return Text("No group is leased.")
     rows = [
         (
@@ -79,10 +79,15 @@ def leases(found: list[LeaseRow]) -> RenderableType:
             None if row.heartbeat_age_s is None else duration(row.heartbeat_age_s),
             _place(row.prompt.place, row.prompt.row, row.prompt.epoch),
         )
-        for row in found
+        for row in found.leases
     ]
     numbers = ("group", "attempt", "age", "last heartbeat")
-    return table(("group", "worker", "attempt", "age", "last heartbeat", "prompt"), rows, right=numbers)
+    shown = table(("group", "worker", "attempt", "age", "last heartbeat", "prompt"), rows, right=numbers)
+    if found.coordinator_alive is not False:
+        return shown
+    return Group(
+        shown, Text("The coordinator has ended, so these leases are stale: a start hands their groups out again.")
+    )
 
 
 def dead(found: DeadList, *, traces: bool) -> RenderableType:

@@ -1,6 +1,7 @@
 """`vime queue` on stopped and live runs, against the independent audit."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,7 +112,7 @@ def test_leases_have_an_age_while_the_coordinator_notes_it(tmp_path: Path, capsy
     stream = MiniStream(run)
     try:
         assert len(stream.coordinator.lease("producer-1", 2).work) == 2
-        found = read_json(run, "queue leases", capsys)
+        found = read_json(run, "queue leases", capsys)["leases"]
         assert [(row["group_index"], row["worker"], row["attempt"]) for row in found] == [
             (0, "producer-1", 1),
             (1, "producer-1", 1),
@@ -119,9 +120,20 @@ def test_leases_have_an_age_while_the_coordinator_notes_it(tmp_path: Path, capsy
         assert all(0 <= row["heartbeat_age_s"] <= row["age_s"] < 60 for row in found)
         assert 0 <= read_json(run, "queue status", capsys)["oldest_lease_s"] < 60
         assert call(run, "queue leases") == 0
-        assert "producer-1" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "producer-1" in printed
+        assert "stale" not in printed
     finally:
         stream.close()
+
+
+def test_leases_of_a_coordinator_that_ended_are_called_stale(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (epoch,) = (run / "rollout_data" / "pool" / "vime" / "epochs").glob("*.json")
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait(timeout=60)
+    epoch.write_text(json.dumps({**json.loads(epoch.read_text()), "pid": child.pid}))
+    assert call(run, "queue leases") == 0
+    assert "these leases are stale" in capsys.readouterr().out
 
 
 def test_the_limit_says_how_much_it_hides(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
