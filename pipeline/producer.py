@@ -22,7 +22,7 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.data.cursor import PromptTask
 from vime.errors import EngineError, GenerationAborted
 from vime.rollout.generate import SampleGenerator
-from vime.rollout.rewards import RewardFunction, reward_value, score
+from vime.rollout.rewards import GroupRewardFunction, RewardFunction, reward_value, score, score_group
 from vime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -77,9 +77,12 @@ class Producer:
         generator: SampleGenerator,
         reward: RewardFunction,
         hook_args: Any,
+        group_reward: GroupRewardFunction | None = None,
     ) -> None:
+        """With `group_reward` that is called once for all members of a group, and `reward` never."""
         self._settings, self._queue, self._pool = settings, queue, pool
         self._engines, self._generator, self._reward, self._hook_args = engines, generator, reward, hook_args
+        self._group_reward = group_reward
         self._policy_version = 0
         self._admitting = asyncio.Event()
         self._stopping = False
@@ -214,6 +217,7 @@ class Producer:
         prompt = decode_prompt(await asyncio.to_thread(self._pool.read_blob, work.prompt_ref))
         samples = [_fresh_sample(prompt, member) for member in range(self._settings.n_samples_per_prompt)]
         failures = await self._generate_members(samples)
+        failures = failures or await self._score_group(samples)
         failures = failures or [Failure([s], error) for s in samples if (error := self._fault(s)) is not None]
         if failures:
             return failures
@@ -243,6 +247,19 @@ class Producer:
             raise aborted
         return failures
 
+    async def _score_group(self, samples: list[Sample]) -> list[Failure]:
+        """Reward all members by one call, where the settings say so; a failure is that of the whole group."""
+        if self._group_reward is None:
+            return []
+        started = time.monotonic()
+        try:
+            await score_group(self._group_reward, self._hook_args, samples, timeout_s=self._settings.reward_timeout_s)
+        except Exception as error:  # the boundary to what the reward returned
+            return [Failure(samples, error)]
+        for sample in samples:
+            sample.non_generation_time += time.monotonic() - started
+        return []
+
     def _fault(self, sample: Sample) -> Exception | None:
         """Why a generated sample can't be trained on."""
         try:
@@ -261,6 +278,8 @@ class Producer:
             await self._generator.generate(engine, sample, cache_salt=salt)
         finally:
             self._count_requests(-1)
+        if self._group_reward is not None:
+            return
         started = time.monotonic()
         await score(
             self._reward,

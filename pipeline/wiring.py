@@ -18,7 +18,7 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
 from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.rewards import load_reward
+from vime.rollout.rewards import load_group_reward, load_reward
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 
@@ -102,7 +102,8 @@ async def build_producer(
         ),
     )
     reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
-    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings))
+    grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
+    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings), grouped)
 
     async def close_pool() -> None:
         pool.close()

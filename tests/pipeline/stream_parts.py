@@ -17,7 +17,7 @@ from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.data.prompts import PromptSource
 from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.rewards import RewardFunction
+from vime.rollout.rewards import GroupRewardFunction, RewardFunction
 from vime.utils.types import Sample
 
 SETTINGS = ProducerSettings(
@@ -102,6 +102,7 @@ async def stream(
     max_groups: int = 8,
     response_tokens: int = 6,
     apply_chat_template: bool = False,
+    group_reward: GroupRewardFunction | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
     """A running producer, admitted at policy version 1."""
@@ -117,7 +118,9 @@ async def stream(
     generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template))
     with Pool.open(folder / "pool") as pool:
         async with EngineClient(engine.address) as client:
-            producer = Producer(replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None)
+            producer = Producer(
+                replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None, group_reward
+            )
             running = asyncio.create_task(producer.run())
             producer.resume_admission(1)
             try:

@@ -208,6 +208,54 @@ async def test_bad_rewards_are_set_aside_with_their_own_reason_and_batches_stay_
         assert parts.producer.stats().failed_samples == {reason: len(letters)}
 
 
+def grouped(values: Any) -> Any:
+    """A reward of whole groups that returns `values` for group 0."""
+
+    async def reward(args: Any, samples: list[Sample]) -> Any:  # noqa: ARG001
+        return values if samples[0].group_index == 0 else [0.0, 1.0]
+
+    return reward
+
+
+@pytest.mark.parametrize(
+    ("values", "reason", "samples"),
+    [
+        ([1.0], "reward_count", [[0, 1]]),
+        ([1.0, 2.0, 3.0], "reward_count", [[0, 1]]),
+        (1.0, "reward_count", [[0, 1]]),
+        (None, "reward_count", [[0, 1]]),
+        ([1.0, None], "reward_none", [[1]]),
+        ([math.nan, math.nan], "reward_nan", [[0], [1]]),
+    ],
+    ids=["too-few", "too-many", "one-for-all", "None", "one-None", "NaN"],
+)
+async def test_bad_rewards_of_a_group_are_set_aside_and_never_spread_over_its_samples(
+    tmp_path: Path, engine: StandinEngine, values: Any, reason: str, samples: list[list[int]]
+) -> None:
+    async with stream(tmp_path, engine, group_reward=grouped(values), groups_wanted=3, max_attempts=1) as parts:
+        await parts.until_pending(3)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {reason: 1}
+        groups = await parts.coordinator.wait_for_groups(3, 1)
+        assert groups is not None
+        assert {tuple(group.summary.rewards) for group in groups} == {(0.0, 1.0)}
+    assert [letter.sample_indices for letter in letters_of(tmp_path)] == samples
+
+
+async def test_a_group_reward_is_called_once_for_all_samples_of_a_group(tmp_path: Path, engine: StandinEngine) -> None:
+    calls: list[list[int]] = []
+
+    async def counting(args: Any, samples: list[Sample]) -> list[float]:  # noqa: ARG001
+        calls.append([sample.index or 0 for sample in samples])
+        assert all(sample.response_length for sample in samples)
+        return [0.5] * len(samples)
+
+    async with stream(tmp_path, engine, group_reward=counting, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        await settled(parts)
+    assert sorted(calls) == [[0, 1], [2, 3]]
+
+
 async def test_a_failing_sample_keeps_its_content_message_and_trace(tmp_path: Path, engine: StandinEngine) -> None:
     async with stream(tmp_path, engine, reward=raising, groups_wanted=1, max_attempts=1) as parts:
         while not parts.coordinator.counts().dropped:

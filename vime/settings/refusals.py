@@ -150,7 +150,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "An aborted group is generated anew.",
         "continuation of aborted samples",
     ),
-    *unless_default("--group-rm", "Rewards are computed sample by sample.", "rewards of whole groups"),
     Refusal(
         "--rm-type",
         "f1, random, or --custom-rm-path",

@@ -68,7 +68,9 @@ class RolloutSettings:
         check=dotted_path,
         common=True,
     )
-    group_rm: bool = flag(False, "Call the reward once for a whole group.")
+    group_rm: bool = flag(
+        False, "Call your reward once for a whole group: `async def f(args, samples) -> list` of one for each."
+    )
     reward_key: str | None = flag(None, "Key of the reward to train on, when the reward is a dict.")
     rm_url: str | None = flag(None, "Address that --rm-type remote_rm posts samples to.")
     reward_timeout: float = flag(600.0, "Seconds after which a reward call counts as failed.", check=above(0))
