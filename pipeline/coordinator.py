@@ -49,7 +49,15 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
 class Coordinator:
     """The queue's state and rules, in one process. Methods without `await` are atomic."""
 
-    def __init__(self, pool: Pool, queue: GroupQueue, source: PromptSource, config: CoordinatorConfig) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        queue: GroupQueue,
+        source: PromptSource,
+        config: CoordinatorConfig,
+        board: LeaseBoard | None = None,
+    ) -> None:
+        """`board` notes when leases began, for people who look in."""
         self._pool, self._queue, self._source, self._config = pool, queue, source, config
         self._trained = PositionRanges([*config.trained, *queue.trained_by(config.branch).ranges()])
         queue.reopen(self._trained)
@@ -59,7 +67,7 @@ class Coordinator:
         self._dropped = facts.dropped_by_reason()
         self._num_accepted = facts.num_accepted
         self._leased: dict[int, bytes] = {}
-        self._board = LeaseBoard(pool.control_dir)
+        self._board = board or LeaseBoard(None)
         self._arrival = asyncio.Condition()
         self._backpressured = False
 
@@ -232,7 +240,7 @@ def open_coordinator(
         pool.close()
         raise
     try:
-        return Coordinator(pool, queue, source, config)
+        return Coordinator(pool, queue, source, config, LeaseBoard(pool.control_dir))
     except BaseException:
         queue.close()
         pool.close()

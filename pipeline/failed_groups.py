@@ -48,7 +48,8 @@ class PayloadStore(Protocol):
 class FailedGroups:
     """Writes the letters of one producer."""
 
-    def __init__(self, box: DeadLetterBox, payloads: PayloadStore) -> None:
+    def __init__(self, box: DeadLetterBox, payloads: PayloadStore | None) -> None:
+        """Without `payloads` (a pool that does not outlive the run) the letters hold the samples themselves."""
         self._box, self._payloads = box, payloads
         self.num_samples_by_reason: Counter[str] = Counter()
         """Failed samples of every attempt, also of those that were tried again."""
@@ -72,7 +73,9 @@ class FailedGroups:
         )
 
     def _publish(self, work: Work, failure: Failure, attempt_id: str) -> GroupRef | None:
-        """The failed samples in the pool; None where they can't be encoded as they are."""
+        """The failed samples in the pool; None without one, or where they can't be encoded as they are."""
+        if self._payloads is None:
+            return None
         try:
             group = encode_group(failure.samples)
         except Exception:  # the boundary to what user code left in the samples: the letter then holds them as JSON

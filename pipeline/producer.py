@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from pipeline.failed_groups import FailedGroups, Failure, most_telling
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
 from storage.columns import EncodedGroup, encode_group
-from storage.dead_letters import DeadLetterBox
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
 from storage.summary import GroupSummary, summarize
@@ -77,6 +76,7 @@ class Producer:
         generator: SampleGenerator,
         reward: RewardFunction,
         hook_args: Any,
+        failed_groups: FailedGroups,
         group_reward: GroupRewardFunction | None = None,
     ) -> None:
         """With `group_reward` that is called once for all members of a group, and `reward` never."""
@@ -88,7 +88,7 @@ class Producer:
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[bytes, tuple[Work, asyncio.Task[None]]] = {}
-        self._failed = FailedGroups(DeadLetterBox(pool.control_dir, settings.worker_id), pool)
+        self._failed = failed_groups
         self._failures: dict[int, int] = {}
         self._outbox: asyncio.Queue[_Finished] = asyncio.Queue()
         self._published = 0

@@ -63,14 +63,14 @@ def groups_to_drop(view: QueueView, indices: Sequence[int]) -> list[GroupView]:
 
 def requeue(location: RunLocation, groups: Sequence[GroupView]) -> list[int]:
     """Submit their prompts again; the new groups. Raises `RestoreError` while the run is live."""
-    with _stopped(location) as (_, editor):
+    with _stopped(location) as editor:
         return editor.requeue(groups) if groups else []
 
 
 def drop(location: RunLocation, groups: Sequence[GroupView], reason: str) -> None:
     """Drop groups with a letter each. Raises `RestoreError` while the run is live."""
-    with _stopped(location) as (pool, editor):
-        box = DeadLetterBox(pool.control_dir, "vime-queue")
+    with _stopped(location) as editor:
+        box = DeadLetterBox(location.dead_letters, "vime-queue")
         for group in groups:
             box.put(
                 GroupsDroppedByHand(f"group {group.group_index} was dropped by hand", reason=reason),
@@ -85,7 +85,7 @@ def drop(location: RunLocation, groups: Sequence[GroupView], reason: str) -> Non
 
 
 @contextmanager
-def _stopped(location: RunLocation) -> Iterator[tuple[Pool, QueueEditor]]:
+def _stopped(location: RunLocation) -> Iterator[QueueEditor]:
     """The run held against being started, with its queue opened for changes."""
     try:
         with (
@@ -93,7 +93,7 @@ def _stopped(location: RunLocation) -> Iterator[tuple[Pool, QueueEditor]]:
             Pool.open(location.pool) as pool,
             QueueEditor(pool, owner=OWNER) as editor,
         ):
-            yield pool, editor
+            yield editor
     except (CoordinatorBusyError, SessionRunningError) as error:
         raise RestoreError(
             f"The run is live, and its queue can't be changed: {error.message}",

@@ -84,7 +84,7 @@ def show_sample(location: RunLocation, sample_index: int, token_text: TokenText 
     """
     view = QueueView(location.pool)
     group = group_of_sample(view, sample_index)
-    letter = None if group.result_ref is not None else _letter(view, sample_index)
+    letter = None if group.result_ref is not None else _letter(location, sample_index)
     ref = letter.payload_ref if letter is not None else group.result_ref
     if ref is None:
         raise NoRunError(
@@ -127,9 +127,9 @@ def show_sample(location: RunLocation, sample_index: int, token_text: TokenText 
     )
 
 
-def _letter(view: QueueView, sample_index: int) -> DeadLetter | None:
+def _letter(location: RunLocation, sample_index: int) -> DeadLetter | None:
     """The newest letter about a sample, one with a stored payload if there is any."""
-    about = [letter for letter in read_letters(view.control_dir)[0] if sample_index in letter.sample_indices]
+    about = [letter for letter in read_letters(location.dead_letters)[0] if sample_index in letter.sample_indices]
     return next((letter for letter in reversed(about) if letter.payload_ref is not None), about[-1] if about else None)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from pipeline.devices import visible_gpus
+from pipeline.failed_groups import FailedGroups
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
+from storage.dead_letters import DeadLetterBox
 from storage.pool import Pool
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.vllm_utils.arguments import split_vllm_flags
@@ -103,7 +105,8 @@ async def build_producer(
     )
     reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
     grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
-    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings), grouped)
+    failed = FailedGroups(DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id), pool)
+    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings), failed, grouped)
 
     async def close_pool() -> None:
         pool.close()

@@ -152,7 +152,7 @@ def status(location: RunLocation) -> StatusReport:
         num_fresh=states["fresh"],
         pending_versions=_version_range(known.values()),
         unreadable_groups=unreadable,
-        dead_letters=dict(Counter(letter.reason for letter in read_letters(view.control_dir)[0])),
+        dead_letters=dict(Counter(letter.reason for letter in read_letters(location.dead_letters)[0])),
         num_open_segments=len(view.opened),
         num_closed_segments=len(view.entries) - len(view.opened),
         pool_bytes=_bytes_below(location.pool),

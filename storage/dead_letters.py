@@ -1,6 +1,6 @@
 """What could not be trained: failing samples with their reason, their trace and their content.
 
-One folder a pool, one file a writing process (`<worker>-<random>.jsonl`), one line a letter, synced before the queue
+One folder a run, one file a writing process (`<worker>-<random>.jsonl`), one line a letter, synced before the queue
 is told. Letters are evidence: the queue alone decides whether a group is dropped.
 """
 
@@ -67,9 +67,10 @@ class UnreadableLine:
 class DeadLetterBox:
     """Where one process writes its letters. The file is made with the first."""
 
-    def __init__(self, control_dir: Path, worker: str) -> None:
+    def __init__(self, folder: Path, worker: str) -> None:
+        """`folder` is that of the run's letters."""
         self._worker = worker
-        self.path = letters_folder(control_dir) / f"{worker}-{uuid.uuid4().hex[:8]}.jsonl"
+        self.path = folder / f"{worker}-{uuid.uuid4().hex[:8]}.jsonl"
 
     def put(
         self,
@@ -103,19 +104,19 @@ class DeadLetterBox:
         return letter
 
 
-def letters_folder(control_dir: Path) -> Path:
-    """The folder of a pool's letters; it doesn't exist before the first."""
-    return control_dir / "dead_letters"
+def letters_folder(run: Path) -> Path:
+    """The folder of a run's letters; it doesn't exist before the first."""
+    return run / "dead_letters"
 
 
-def read_letters(control_dir: Path) -> tuple[list[DeadLetter], list[UnreadableLine]]:
+def read_letters(folder: Path) -> tuple[list[DeadLetter], list[UnreadableLine]]:
     """All letters, oldest first, while others may be written; and the lines that can't be read.
 
     A last line without its newline is still being written, or was cut off by a crash: it counts as neither.
     """
     letters: list[DeadLetter] = []
     unreadable: list[UnreadableLine] = []
-    for path in sorted(letters_folder(control_dir).glob("*.jsonl")):
+    for path in sorted(folder.glob("*.jsonl")):
         for entry in _read_file(path):
             if isinstance(entry, DeadLetter):
                 letters.append(entry)

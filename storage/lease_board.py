@@ -29,10 +29,10 @@ class LeaseTimes(msgspec.Struct, frozen=True):
 
 
 class LeaseBoard:
-    """Keeps the file of one coordinator."""
+    """Keeps the file of one coordinator; without a folder it keeps nothing on the disk."""
 
-    def __init__(self, control_dir: Path, clock: Callable[[], float] = time.time) -> None:
-        self._path, self._clock = _board_path(control_dir), clock
+    def __init__(self, control_dir: Path | None, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock = None if control_dir is None else _board_path(control_dir), clock
         self._times: dict[str, LeaseTimes] = {}
         self._changed = False
         self._written_at = 0.0
@@ -59,7 +59,7 @@ class LeaseBoard:
 
     def write_if_due(self) -> None:
         """Replace the file when something has changed and the last time was long enough ago."""
-        if not self._changed or self._clock() - self._written_at < WRITE_INTERVAL_S:
+        if self._path is None or not self._changed or self._clock() - self._written_at < WRITE_INTERVAL_S:
             return
         self._changed, self._written_at = False, self._clock()
         temporary = self._path.with_suffix(".new")

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.failed_groups import FailedGroups
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
+from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.pool import Pool
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
@@ -118,9 +120,9 @@ async def stream(
     generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template))
     with Pool.open(folder / "pool") as pool:
         async with EngineClient(engine.address) as client:
-            producer = Producer(
-                replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None, group_reward
-            )
+            failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
+            settings = replace(SETTINGS, **changes)
+            producer = Producer(settings, queue, pool, [client], generator, reward, None, failed, group_reward)
             running = asyncio.create_task(producer.run())
             producer.resume_admission(1)
             try:

@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from pipeline import producer as producer_module
 from pipeline.planner import PlanSettings, plan_batch
 from storage.columns import decode_group
-from storage.dead_letters import DeadLetter, read_letters
+from storage.dead_letters import DeadLetter, letters_folder, read_letters
 from storage.pool import Pool
 from tests.pipeline.stream_parts import CharTokenizer, Parts, stream
 from tests.support.standin_engine import StandinEngine
@@ -164,7 +164,7 @@ async def deaf(args: Any, sample: Sample) -> float:
 
 
 def letters_of(folder: Path) -> list[DeadLetter]:
-    letters, unreadable = read_letters(folder / "pool" / "vime")
+    letters, unreadable = read_letters(letters_folder(folder))
     assert unreadable == []
     return letters
 

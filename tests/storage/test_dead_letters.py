@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.dead_letters import DeadLetterBox, letters_folder, read_letters
+from storage.dead_letters import DeadLetterBox, read_letters
 from storage.plain_json import to_plain_json
 from vime.errors import RewardError, SampleError
 from vime.utils.types import Sample
@@ -41,7 +41,7 @@ def test_letters_of_several_writers_are_read_in_the_order_of_their_time(tmp_path
         put(boxes[group_index % 2], group_index, RewardError("the reward is None"))
     letters, unreadable = read_letters(tmp_path)
     assert [letter.group_index for letter in letters] == list(range(6))
-    assert len(list(letters_folder(tmp_path).iterdir())) == 2, "one writer a file"
+    assert len(list(tmp_path.iterdir())) == 2, "one writer a file"
     assert unreadable == []
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from storage import segment_list
 from storage.columns import encode_group
-from storage.dead_letters import DeadLetterBox
+from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
 from tests.pipeline.mini_stream import MiniStream, synthetic_group
@@ -76,7 +76,7 @@ def _fail_first_group(run: Path, stream: MiniStream) -> None:
         sample = synthetic_group(decode_prompt(pool.read_blob(work.prompt_ref)), 1)[1]
         sample.reward = None
         (ref,) = pool.publish_groups([(encode_group([sample]), work.lease)], submission_id="dead")
-        DeadLetterBox(pool.control_dir, "producer").put(
+        DeadLetterBox(letters_folder(run), "producer").put(
             _raised(), reason="reward_raised", group_index=0, attempt=1, samples=[sample], prompt_ref=work.prompt_ref,
             payload_ref=ref,
         )  # fmt: skip

@@ -35,9 +35,9 @@ def command_parser(prog: str, description: str, examples: str) -> argparse.Argum
     return parser
 
 
-def run_of(options: argparse.Namespace) -> RunLocation:
+def run_of(options: argparse.Namespace, *, needs_queue: bool = True) -> RunLocation:
     """The run that a command is about. Raises `NoRunError`."""
-    return locate_run(options.run, options.pool)
+    return locate_run(options.run, options.pool, needs_queue=needs_queue)
 
 
 def print_json(report: Any) -> None:

@@ -116,7 +116,7 @@ def _dead(words: list[str]) -> None:
     parser.add_argument("--export", type=Path, default=None, metavar="FILE", help="write all that match as JSON lines")
     parser.add_argument("--limit", type=_count, default=20, help="most letters to show (default 20)")
     options = parser.parse_args(words)
-    location = run_of(options)
+    location = run_of(options, needs_queue=False)
     limit = None if options.export is not None else options.limit
     found = list_dead(location, reasons=options.reason, groups=options.group, limit=limit)
     if options.export is not None:

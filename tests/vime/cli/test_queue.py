@@ -1,6 +1,7 @@
 """`vime queue` on stopped and live runs, against the independent audit."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -165,6 +166,17 @@ def test_dead_letters_are_exported_with_the_whole_sample(
     assert letter["samples"][0]["tokens"] == [1, 2, 3]
     assert call(run, f"queue dead --export {target}") == 1
     assert "File exists" in capsys.readouterr().err
+
+
+def test_letters_of_a_run_whose_queue_was_in_memory_are_shown_alone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "rollout_data")
+    (run / "settings.json").write_text('{"queue": {"rollout_data_transport": "object-store"}}')
+    (dead,) = read_json(run, "queue dead", capsys)["letters"]
+    assert (dead["letter"]["reason"], dead["state"]) == ("reward_raised", "unknown")
+    assert call(run, "queue status") == 1
+    assert "was in memory (--rollout-data-transport object-store)" in capsys.readouterr().err
 
 
 def test_versions_count_what_each_made(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
