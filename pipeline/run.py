@@ -137,6 +137,8 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
         groups_wanted=len(PositionRanges(trained)) + left * batch,
         max_groups=queue.rollout_queue_max_groups or 2 * batch,
         lease_seconds=queue.rollout_queue_lease_seconds,
+        batch=max(1, batch),
+        max_staleness=queue.max_staleness,
     )
 
 
