@@ -18,8 +18,10 @@ from pipeline.messages import (
     QueueCounts,
     Work,
 )
-from recovery.accounting import Identity, count_identity
+from pipeline.storage_care import StorageCare
+from recovery.accounting import RECLAIMED, Identity, count_identity
 from recovery.commit import QueueState
+from storage.disk_reserve import DiskReserve
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
@@ -29,6 +31,8 @@ from vime.errors import StaleLeaseError
 
 logger = logging.getLogger(__name__)
 
+HOUSEKEEPING_S = 10.0
+"""Longest time between two looks for expired leases."""
 REFILL_GROUPS = (8, 64)
 """Fewest and most prompts taken from the data set at a time."""
 
@@ -48,6 +52,10 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     """Groups that one rollout batch trains."""
     max_staleness: int | None = None
     """Most versions that a token may be older than the one under which its batch is planned; None: no bound."""
+    online_gc: bool = False
+    """Whether payloads that no kept commit needs are reclaimed."""
+    reserve_bytes: int = 0
+    """Free space of the pool's file system below which production pauses."""
 
 
 class _Leased(msgspec.Struct, frozen=True):
@@ -64,12 +72,20 @@ class Coordinator:
     def __init__(self, pool: Pool, queue: GroupQueue, source: PromptSource, config: CoordinatorConfig) -> None:
         self._pool, self._queue, self._source, self._config = pool, queue, source, config
         self._trained = PositionRanges([*config.trained, *queue.trained_by(config.branch).ranges()])
+        queue.begin_session(config.branch)
         queue.reopen(self._trained)
-        self._waiting = {group.position: group for group in queue.accepted(except_for=self._trained)}
+        self._reclaimed = queue.released.minus(self._trained)
+        """Groups that other branches trained, and whose payloads may be gone; they count as dropped."""
+        gone = PositionRanges([*self._trained.ranges(), *self._reclaimed.ranges()])
+        self._waiting = {group.position: group for group in queue.accepted(except_for=gone)}
         facts = queue.facts()
         self._fresh, self._in_flight = set(facts.fresh), set(facts.in_flight)
         self._dropped = facts.dropped_by_reason()
-        self._num_accepted = facts.num_accepted
+        self._num_accepted = facts.num_accepted - len(self._reclaimed)
+        if self._reclaimed:
+            self._dropped[RECLAIMED] = len(self._reclaimed)
+            logger.warning("%d groups of other branches were reclaimed and can't be trained", len(self._reclaimed))
+        self._storage = StorageCare(queue, DiskReserve(pool.root, config.reserve_bytes), online_gc=config.online_gc)
         self._leased: dict[int, _Leased] = {}
         self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness)
         self._next_version = queue.highest_trained_version() + 1
@@ -86,6 +102,8 @@ class Coordinator:
         self._backpressured = room <= 0
         if room <= 0:
             return LeaseReply(LeaseStatus.DONE if still_needed <= 0 else LeaseStatus.BACKPRESSURE)
+        if not self._storage.has_space():
+            return LeaseReply(LeaseStatus.DISK_LOW)
         leased = self._queue.lease(worker_id, room)
         if not leased:
             self._refill(room)
@@ -183,7 +201,7 @@ class Coordinator:
             self._waiting.pop(position, None)
 
     def identity(self) -> Identity:
-        return count_identity(self._queue.facts(), self._trained)
+        return count_identity(self._queue.facts(), self._trained, self._reclaimed)
 
     def counts(self) -> QueueCounts:
         """The same counts as `identity`, from running books: cheap enough for every step."""
@@ -195,6 +213,7 @@ class Coordinator:
             dropped=dict(self._dropped),
             fresh=len(self._fresh),
             backpressured=self._backpressured,
+            notices=self._storage.notices(),
         )
 
     def highest_version(self) -> int:
@@ -218,11 +237,30 @@ class Coordinator:
                 "in_flight": counts.in_flight,
                 "dropped": sum(counts.dropped.values()),
             },
+            accepted=self._queue.accepted_positions().ranges(),
         )
 
-    def rotate(self, committed: QueueState) -> None:
-        """Leave behind what has come to an end; to be called when the commit with this state is on disk."""
-        self._queue.rotate(self._config.branch, PositionRanges(committed.trained))
+    def rotate(self, committed: QueueState, released: PositionRanges | None = None) -> None:
+        """Leave behind what has come to an end; to be called when the commit with this state is on disk.
+
+        With online garbage collection `released` are the positions that no commit needs which is kept.
+        """
+        ended = (released or PositionRanges()) if self._config.online_gc else None
+        self._queue.rotate(self._config.branch, PositionRanges(committed.trained), ended)
+        self._storage.collect()
+
+    @property
+    def work_in_progress(self) -> int:
+        """Groups that are leased now."""
+        return len(self._leased)
+
+    async def keep_house(self) -> None:
+        """End expired leases and reclaim storage at intervals, until cancelled. Raises `StorageError`."""
+        interval_s = min(max(self._config.lease_seconds / 3, 0.1), HOUSEKEEPING_S)
+        while True:
+            await asyncio.sleep(interval_s)
+            self.sweep()
+            self._storage.collect_at_intervals()
 
     def close(self) -> None:
         self._queue.close()

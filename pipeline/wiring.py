@@ -39,12 +39,19 @@ def create_or_open_pool(settings: Settings) -> Pool:
         queue.rollout_queue_run_id,
         profile="juicefs" if queue.rollout_storage_profile == "juicefs" else "local",
         declaration=read_declaration(queue.rollout_storage_declaration),
+        segment_bytes=_segment_bytes(settings),
     )
 
 
 def open_pool(settings: Settings) -> Pool:
     """The run's pool."""
-    return Pool.open(RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id)
+    queue = settings.queue
+    return Pool.open(RunFolder.of(settings).queue, queue.rollout_queue_run_id, segment_bytes=_segment_bytes(settings))
+
+
+def _segment_bytes(settings: Settings) -> int | None:
+    mib = settings.queue.rollout_queue_segment_mib
+    return None if mib is None else mib * 2**20
 
 
 def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:
