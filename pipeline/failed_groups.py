@@ -49,7 +49,7 @@ class FailedGroups:
     """Writes the letters of one producer."""
 
     def __init__(self, box: DeadLetterBox, payloads: PayloadStore | None) -> None:
-        """Without `payloads` (a pool that does not outlive the run) the letters hold the samples themselves."""
+        """Without `payloads` (a pool that keeps only what is trained) the letters hold the samples themselves."""
         self._box, self._payloads = box, payloads
         self.num_samples_by_reason: Counter[str] = Counter()
         """Failed samples of every attempt, also of those that were tried again."""

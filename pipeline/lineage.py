@@ -108,6 +108,11 @@ def group_of_sample(view: QueueView, sample_index: int) -> GroupView:
     size = max(1, cursor.next_sample_index // max(1, cursor.next_group_index))
     segment = view.with_group(sample_index // size) if sample_index >= 0 else None
     group = None if segment is None else segment.group(sample_index // size)
+    if group is None and 0 <= sample_index < cursor.next_sample_index:
+        raise NoRunError(
+            f"Sample {sample_index} is of group {sample_index // size}, whose part of the queue was reclaimed.",
+            next_step="`vime sample trace RUN --step ROLLOUT` still lists what a step trained.",
+        )
     if group is None:
         raise NoRunError(
             f"There is no sample {sample_index}; the run has samples 0 to {cursor.next_sample_index - 1} "

@@ -41,12 +41,19 @@ def create_or_open_pool(settings: Settings) -> Pool:
         queue.rollout_queue_run_id,
         profile="juicefs" if queue.rollout_storage_profile == "juicefs" else "local",
         declaration=read_declaration(queue.rollout_storage_declaration),
+        segment_bytes=_segment_bytes(settings),
     )
 
 
 def open_pool(settings: Settings) -> Pool:
     """The run's pool."""
-    return Pool.open(RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id)
+    queue = settings.queue
+    return Pool.open(RunFolder.of(settings).queue, queue.rollout_queue_run_id, segment_bytes=_segment_bytes(settings))
+
+
+def _segment_bytes(settings: Settings) -> int | None:
+    mib = settings.queue.rollout_queue_segment_mib
+    return None if mib is None else mib * 2**20
 
 
 def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:
@@ -105,7 +112,8 @@ async def build_producer(
     )
     reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
     grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
-    failed = FailedGroups(DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id), pool)
+    box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
+    failed = FailedGroups(box, None if settings.queue.rollout_queue_online_gc else pool)
     producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings), failed, grouped)
 
     async def close_pool() -> None:

@@ -20,6 +20,7 @@ from storage.dead_letters import read_letters
 from storage.holder import CoordinatorView, read_coordinator
 from storage.lease_board import read_lease_times
 from storage.pool_reader import PoolReader
+from storage.positions import PositionRanges
 from storage.queue_view import GroupView, QueueView
 from storage.step_log import TrainedRecord
 from storage.summary import GroupSummary
@@ -130,9 +131,10 @@ def status(location: RunLocation) -> StatusReport:
     view = QueueView(location.pool)
     lineage = BranchLine(location.root, view.control_dir)
     groups = [group for segment in view.opened for group in segment.groups()]
-    identity = count_identity(view.facts(), lineage.trained)
+    identity = count_identity(view.facts(), lineage.trained, view.released())
     states = Counter(group.state for group in groups)
-    pending = [g for g in groups if g.position is not None and g.position not in lineage.trained]
+    gone = PositionRanges([*lineage.trained.ranges(), *view.released().ranges()])
+    pending = [group for group in groups if group.position is not None and group.position not in gone]
     known, unreadable = summaries(location, pending)
     usage = shutil.disk_usage(location.pool)
     return StatusReport(

@@ -39,8 +39,6 @@ class Replay:
 
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By task id: `spec`, `state`, `generation` (leases so far), `lease` (the newest) and `failure`."""
-    receipts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By task id, of accepted tasks: straw's commit receipt; its position counts from 0 in the segment."""
     history: dict[str, list[TaskEvent]] = field(default_factory=lambda: defaultdict(list))
     producer_state: dict[str, Any] | None = None
     """What came with the newest submission: the prompt cursor."""
@@ -103,10 +101,6 @@ def _apply(state: Replay, event: Event) -> None:
                 task.update(state="leased", generation=lease["generation"], lease=lease)
                 happened = TaskEvent("leased", lease["generation"], lease["worker_id"])
                 state.history[lease["task_id"]].append(happened)
-        case "Completed":
-            task_id = event["receipt"]["task_id"]
-            state.receipts[task_id] = event["receipt"]
-            _end(state, task_id, "completed", "accepted")
         case "Failed":
             for task_id in event["task_ids"]:
                 dropped = event["response"] == "failed"
@@ -114,7 +108,8 @@ def _apply(state: Replay, event: Event) -> None:
                 state.tasks[task_id]["failure"] = event["failure"]
         case "Yielded":
             state.tasks[event["task_id"]]["spec"] |= _changes(event)
-            _end(state, event["task_id"], "pending", "returned")
+            accepted = (event.get("metadata") or {}).get("position") is not None
+            _end(state, event["task_id"], "pending", "accepted" if accepted else "returned")
         case "TaskProgress":
             state.tasks[event["task_id"]]["spec"] |= _changes(event)
         case "Cancelled":

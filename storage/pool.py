@@ -42,7 +42,9 @@ class PoolFile(msgspec.Struct, frozen=True):
 class Pool:
     """Payloads of one run under one root. Thread-safe; belongs to the process that made it (straw can't fork)."""
 
-    def __init__(self, root: Path, file: PoolFile, fault: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, root: Path, file: PoolFile, fault: Callable[[str], None] | None, segment_bytes: int | None = None
+    ) -> None:
         self.root = root
         self.run_id = file.run_id
         self.profile = file.profile
@@ -53,9 +55,12 @@ class Pool:
             backend = FilesystemBackend(root, profile=file.profile, declaration=file.declaration, fault=fault)
         except ValueError as error:
             raise StorageError(f"{root}: {error}.", next_step="Correct the storage profile's declaration.") from error
+        size = {} if segment_bytes is None else {"segment_target_bytes": segment_bytes}
         with translated(f"open pool {root}", root):
             self._store = self._exit.enter_context(
-                straw.SharedFilesystemStore(root, file.run_id, backend=backend, codecs=CODECS, online_gc=file.online_gc)
+                straw.SharedFilesystemStore(
+                    root, file.run_id, backend=backend, codecs=CODECS, online_gc=file.online_gc, **size
+                )
             )
             self._reader = self._exit.enter_context(self._store.read_session())
 
@@ -69,11 +74,13 @@ class Pool:
         declaration: dict[str, Any] | None = None,
         online_gc: bool = False,
         fault: Callable[[str], None] | None = None,
+        segment_bytes: int | None = None,
     ) -> Pool:
         """Make a pool in `root` and open it.
 
         `profile`, `declaration` (what the operator asserts about a JuiceFS mount; straw refuses a wrong one) and
         `online_gc` hold for the life of the pool. `fault` is called with the name of every I/O phase (for tests).
+        A pack gets no more publications once it has `segment_bytes`; straw's own size when None.
         Raises `StorageError` when `root` already holds a pool.
         """
         root = Path(root).resolve()
@@ -89,7 +96,7 @@ class Pool:
             sync_directory(root)
         except OSError as error:
             raise os_error(error, root, 0) from error
-        pool = cls(root, file, fault)
+        pool = cls(root, file, fault, segment_bytes)
         try:
             write_atomically(path, msgspec.json.encode(file))
         except OSError as error:
@@ -98,7 +105,14 @@ class Pool:
         return pool
 
     @classmethod
-    def open(cls, root: Path | str, run_id: str | None = None, *, fault: Callable[[str], None] | None = None) -> Pool:
+    def open(
+        cls,
+        root: Path | str,
+        run_id: str | None = None,
+        *,
+        fault: Callable[[str], None] | None = None,
+        segment_bytes: int | None = None,
+    ) -> Pool:
         """Open an existing pool. Raises `StorageError` when there is none or it belongs to another run."""
         root = Path(root).resolve()
         path = root / "vime" / "pool.json"
@@ -113,7 +127,7 @@ class Pool:
                 f"{root} belongs to run {file.run_id!r}, not to {run_id!r}.",
                 next_step="Use that run id, or another folder.",
             )
-        return cls(root, file, fault)
+        return cls(root, file, fault, segment_bytes)
 
     @property
     def control_dir(self) -> Path:

@@ -11,11 +11,10 @@ import msgspec
 import straw
 
 from storage.coordinator import CoordinatorSession
-from storage.facts import PROMPT_PRODUCER, TASK_PREFIX
+from storage.facts import PROMPT_PRODUCER, TaskNotes, task_of
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt, encode_prompt
-from storage.queue_view import REQUEUED_FROM, GroupView
-from storage.refs import to_straw_ref
+from storage.queue_view import GroupView
 from storage.submission import MAX_ATTEMPTS
 from vime.data.cursor import PromptCursor
 from vime.errors import StorageError
@@ -33,7 +32,7 @@ class QueueEditor:
 
     def drop(self, group_index: int, reason: str) -> None:
         """End a group that waits, for good. Raises `StorageError` for one that is accepted or dropped."""
-        task_id = f"{TASK_PREFIX}{group_index}"
+        task_id = task_of(group_index)
         with self._session.changing(f"drop group {group_index}") as segments:
             coordinator = segments.with_group(group_index).coordinator
             assignments = coordinator.acquire(self._owner, 1, task_ids=[task_id]).assignments
@@ -72,9 +71,10 @@ class QueueEditor:
             refs = self._pool.publish_prompts(payloads, submission_id=f"prompts:{first}:{content}")
             tasks = [
                 straw.TaskSpec(
-                    f"{TASK_PREFIX}{first + number}",
-                    input_ref=to_straw_ref(ref),
-                    metadata={"digest": sha256(payload).hexdigest(), REQUEUED_FROM: group.group_index},
+                    task_of(first + number),
+                    metadata=msgspec.to_builtins(
+                        TaskNotes(sha256(payload).hexdigest(), prompt=ref, requeued_from=group.group_index)
+                    ),
                     max_attempts=MAX_ATTEMPTS,
                     scheduling_key=first + number,
                 )

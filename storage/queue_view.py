@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import straw
 
-from storage.facts import TASK_PREFIX, drop_reason, group_of, sort_out
+from storage.facts import GroupPhase, group_of, group_state, group_states, sort_out, task_of
 from storage.journal_replay import Replay, TaskEvent, read_journal, segment_folders
-from storage.positions import first_position
+from storage.positions import PositionRanges, first_position
 from storage.queue_types import ClosedSegment, QueueFacts
-from storage.refs import PoolRef, from_straw_ref
+from storage.refs import PoolRef
+from storage.retention import Retention
 from storage.segments import SegmentEntry, queue_file, read_segments
 from vime.data.cursor import PromptCursor
 from vime.errors import CorruptDataError, StorageError
-
-REQUEUED_FROM = "requeued_from"
-"""Key in a task's metadata: the dropped group whose prompt it takes up again."""
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,17 +54,16 @@ class SegmentView:
     def groups(self) -> Iterator[GroupView]:
         """Its groups, by index."""
         for task_id in sorted(self.replay.tasks, key=group_of):
-            yield self._group(task_id, self.replay.tasks[task_id])
+            yield self._group(self.replay.tasks[task_id])
 
     def group(self, group_index: int) -> GroupView | None:
         """One group, None when it is of another segment."""
-        task_id = f"{TASK_PREFIX}{group_index}"
-        task = self.replay.tasks.get(task_id)
-        return None if task is None else self._group(task_id, task)
+        task = self.replay.tasks.get(task_of(group_index))
+        return None if task is None else self._group(task)
 
     def history(self, group_index: int) -> list[TaskEvent]:
         """What happened to a group of this segment."""
-        return list(self.replay.history.get(f"{TASK_PREFIX}{group_index}", []))
+        return list(self.replay.history.get(task_of(group_index), []))
 
     def cursor(self) -> PromptCursor:
         """Where the prompts stood after its newest submission."""
@@ -75,21 +71,24 @@ class SegmentView:
             return self.entry.cursor
         return msgspec.convert(self.replay.producer_state, PromptCursor)
 
-    def _group(self, task_id: str, task: dict[str, Any]) -> GroupView:
-        receipt = self.replay.receipts.get(task_id)
-        leased = task["state"] == "leased"
+    def _group(self, task: dict[str, Any]) -> GroupView:
+        state = group_state(task)
+        accepted, leased = state.phase is GroupPhase.ACCEPTED, state.phase is GroupPhase.LEASED
+        local = state.notes.position
+        if state.notes.prompt is None:
+            raise CorruptDataError(f"Group {state.group_index}: its entry in the queue doesn't name its prompt.")
         return GroupView(
-            group_index=group_of(task_id),
+            group_index=state.group_index,
             segment=self.entry.index,
-            state=_state(task),
+            state=state.phase.value,
             attempt=task["generation"],
             worker=task["lease"]["worker_id"] if leased else None,
             attempt_id=task["lease"]["attempt_id"] if leased else None,
-            position=None if receipt is None else first_position(self.entry.index) + receipt["position"],
-            reason=drop_reason(task) if task["state"] == "failed" else None,
-            requeued_from=task["spec"]["metadata"].get(REQUEUED_FROM),
-            prompt_ref=from_straw_ref(straw.RecordSetRef.from_dict(task["spec"]["input_ref"])),
-            result_ref=None if receipt is None else from_straw_ref(straw.RecordSetRef.from_dict(receipt["result_ref"])),
+            position=None if local is None else first_position(self.entry.index) + local,
+            reason=state.reason if state.phase is GroupPhase.DROPPED else None,
+            requeued_from=state.notes.requeued_from,
+            prompt_ref=state.notes.prompt,
+            result_ref=state.ref if accepted else None,
         )
 
 
@@ -113,9 +112,14 @@ class QueueView:
         return self.root / "vime"
 
     def segment(self, index: int) -> SegmentView:
-        """A segment, open or closed, with its journal. Raises `StorageError`."""
+        """A segment, open or closed, with its journal. Raises `StorageError`, also for one that was reclaimed."""
         if index not in self._read:
             entry = self.entries[index]
+            if entry.is_reclaimed:
+                raise StorageError(
+                    f"Segment {index} of the queue in {self.root} was reclaimed: its groups have ended, and only "
+                    "their counts are left."
+                )
             if entry.queue_id not in self._folders:
                 raise CorruptDataError(
                     f"{self.root}: queue {entry.queue_id} is missing.", next_step="Restore the pool from a copy."
@@ -124,18 +128,24 @@ class QueueView:
         return self._read[index]
 
     def all_segments(self) -> list[SegmentView]:
-        """Every segment, oldest first; reads the journals of closed ones."""
-        return [self.segment(entry.index) for entry in self.entries]
+        """Every segment that was not reclaimed, oldest first; reads the journals of closed ones."""
+        return [self.segment(entry.index) for entry in self.entries if not entry.is_reclaimed]
 
     def with_group(self, group_index: int) -> SegmentView | None:
-        """The segment that a group was submitted to, None when it wasn't."""
+        """The segment that a group was submitted to, None when it wasn't or when the segment was reclaimed."""
         index = sum(entry.cursor.next_group_index <= group_index for entry in self.entries) - 1
+        if self.entries[max(index, 0)].is_reclaimed:
+            return None
         segment = self.segment(max(index, 0))
         return segment if segment.group(group_index) is not None else None
 
     def cursor(self) -> PromptCursor:
         """Where the prompts stand."""
         return self.opened[-1].cursor()
+
+    def released(self) -> PositionRanges:
+        """Positions whose payloads may be gone."""
+        return Retention(self.control_dir).released
 
     def facts(self) -> QueueFacts:
         """Where every group is, as `storage.queue.GroupQueue.facts` tells it of an open queue."""
@@ -146,12 +156,5 @@ class QueueView:
         ]
         facts = QueueFacts([], [], {}, {}, closed, self.cursor())
         for segment in self.opened:
-            start = first_position(segment.entry.index)
-            positions = [(task_id, start + r["position"]) for task_id, r in segment.replay.receipts.items()]
-            sort_out(segment.replay.tasks, positions, facts)
+            sort_out(group_states(segment.replay.tasks), first_position(segment.entry.index), facts)
         return facts
-
-
-def _state(task: dict[str, Any]) -> str:
-    named = {"completed": "accepted", "failed": "dropped", "leased": "leased"}
-    return named.get(task["state"]) or ("waiting" if task["generation"] else "fresh")
