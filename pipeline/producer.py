@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from pipeline.failed_groups import FailedGroups, Failure, most_telling
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
+from storage.checks import EnqueueRequirements, check_sample
 from storage.columns import EncodedGroup, encode_group
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
@@ -52,6 +53,10 @@ class ProducerSettings:
     reward_timeout_s: float
     reward_key: str | None
     salt_by_version: bool
+    needs: EnqueueRequirements
+    """What training needs of each sample."""
+    sc_dtype: str
+    """Stored type of the candidates' log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +228,9 @@ class Producer:
             return failures
         key = self._settings.reward_key
         try:
-            return _Finished(work, samples, encode_group(samples, reward_key=key), summarize(samples, reward_key=key))
+            return _Finished(work, samples, self._encode(samples), summarize(samples, reward_key=key))
         except Exception as error:  # the boundary to what user code left in the samples
-            return [_of_one_sample(samples, error, key)]
+            return [self._of_one_sample(samples, error)]
 
     async def _generate_members(self, samples: list[Sample]) -> list[Failure]:
         """Generate and score; what failed. Raises `GenerationAborted` when nothing else went wrong."""
@@ -263,11 +268,29 @@ class Producer:
     def _fault(self, sample: Sample) -> Exception | None:
         """Why a generated sample can't be trained on."""
         try:
-            sample.check_trainable()
+            check_sample(sample, self._settings.needs)
             reward_value(sample, self._settings.reward_key)
         except Exception as error:  # the boundary to what user code left in the sample
             return error
         return None
+
+    def _encode(self, samples: Sequence[Sample]) -> EncodedGroup:
+        routes = self._settings.needs.routes
+        return encode_group(
+            samples,
+            reward_key=self._settings.reward_key,
+            sc_dtype=self._settings.sc_dtype,
+            num_experts=None if routes is None else routes.num_experts,
+        )
+
+    def _of_one_sample(self, samples: list[Sample], error: Exception) -> Failure:
+        """The failure to store a group, as that of the one sample that can't be stored by itself, if there is one."""
+        for sample in samples:
+            try:
+                self._encode([sample])
+            except Exception as its_error:  # the boundary to what user code left in the sample
+                return Failure([sample], its_error)
+        return Failure(samples, error)
 
     async def _generate_sample(self, sample: Sample) -> None:
         await self._admitting.wait()
@@ -321,7 +344,7 @@ class Producer:
         self._published += 1
         self._samples += len(samples)
         self._tokens += sum(sample.response_length for sample in samples)
-        self._spanning += sum(len(sample.version_spans) > 1 for sample in samples)
+        self._spanning += sum(len({version for version, _, _ in sample.version_spans}) > 1 for sample in samples)
 
     async def _heartbeat_loop(self) -> None:
         while True:
@@ -368,13 +391,3 @@ class _Stopwatch:
 
     def total_s(self) -> float:
         return self._total + (time.monotonic() - self._since if self._since is not None else 0.0)
-
-
-def _of_one_sample(samples: list[Sample], error: Exception, reward_key: str | None) -> Failure:
-    """The failure to store a group, as that of the one sample that can't be stored by itself, if there is one."""
-    for sample in samples:
-        try:
-            encode_group([sample], reward_key=reward_key)
-        except Exception as its_error:  # the boundary to what user code left in the sample
-            return Failure([sample], its_error)
-    return Failure(samples, error)

@@ -13,6 +13,7 @@ from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinato
 from pipeline.failed_groups import FailedGroups
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
+from storage.checks import EnqueueRequirements
 from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.pool import Pool
 from tests.support.standin_engine import StandinEngine
@@ -31,6 +32,8 @@ SETTINGS = ProducerSettings(
     reward_timeout_s=0.5,
     reward_key=None,
     salt_by_version=True,
+    needs=EnqueueRequirements(),
+    sc_dtype="float16",
 )
 
 
@@ -112,7 +115,7 @@ async def stream(
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
     coordinator = open_coordinator(
         open_pool=lambda: Pool.create(folder / "pool", "rollout"),
-        source=PromptSource(prompts, n_samples_per_prompt=2),
+        source=PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2)),
         owner="test",
         config=CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0),
     )

@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 
 from pipeline import producer as producer_module
 from pipeline.planner import PlanSettings, plan_batch
+from storage.checks import EnqueueRequirements, check_enqueue
 from storage.columns import decode_group
 from storage.dead_letters import DeadLetter, letters_folder, read_letters
 from storage.pool import Pool
@@ -84,8 +85,8 @@ async def test_stored_groups_are_what_the_engine_said(tmp_path: Path, engine: St
         with Pool.open(tmp_path / "pool") as pool:
             stored = pool.read_group(groups[0].ref)
         samples = decode_group(stored.header, stored.columns)
+    check_enqueue(samples, EnqueueRequirements())
     for sample in samples:
-        sample.check_trainable()
         assert sample.response_length == 6
         assert sample.version_spans == [(1, 0, 6)]
         assert sample.reward == 1.0
@@ -300,11 +301,11 @@ async def test_what_raises_after_the_hooks_is_set_aside_with_its_trace_and_count
 async def test_a_failure_that_a_second_attempt_repairs_leaves_a_letter_and_drops_nothing(
     tmp_path: Path, engine: StandinEngine
 ) -> None:
-    seen: list[int] = []
+    seen: list[int | None] = []
 
     async def flaky(args: Any, sample: Sample) -> Any:  # noqa: ARG001
-        seen.append(sample.group_index or 0)
-        return None if sample.group_index == 0 and seen.count(0) <= 2 else 1.0
+        seen.append(sample.index)
+        return None if sample.index == 0 and seen.count(0) == 1 else 1.0
 
     async with stream(tmp_path, engine, reward=flaky, groups_wanted=2) as parts:
         await parts.until_pending(2)
@@ -344,7 +345,7 @@ async def test_a_group_that_cannot_be_stored_is_set_aside_alone(tmp_path: Path, 
     async with stream(tmp_path, engine, reward=annotating, groups_wanted=3) as parts:
         await parts.until_pending(3)
         await settled(parts)
-        assert parts.coordinator.counts().dropped == {"sample": 1}
+        assert parts.coordinator.counts().dropped == {"unstorable": 1}
     letter = letters_of(tmp_path)[0]
     assert letter.payload_ref is None
     assert letter.samples is not None
