@@ -16,7 +16,6 @@ from storage.columns import decode_group
 from storage.dead_letters import DeadLetter, read_letters
 from storage.plain_json import to_plain_json
 from storage.pool import Pool
-from storage.pool_reader import PoolReader
 from storage.queue_view import QueueView
 from vime.errors import NoRunError, StorageError
 
@@ -74,7 +73,7 @@ def export_dead(location: RunLocation, found: DeadList, path: Path) -> None:
     """Write the letters as JSON lines, each with its samples' full content. Raises `NoRunError` when `path` exists."""
     try:
         with path.open("xb") as file, ExitStack() as stack:
-            pool = stack.enter_context(PoolReader.open(location.pool)) if location.has_queue else None
+            pool = stack.enter_context(Pool.open(location.pool)) if location.has_queue else None
             for row in found.letters:
                 file.write(msgspec.json.encode(_with_samples(row, pool)) + b"\n")
     except OSError as error:

@@ -14,7 +14,6 @@ from recovery.branch_line import BranchLine
 from recovery.run_location import RunLocation
 from storage.journal_replay import TaskEvent
 from storage.pool import Pool
-from storage.pool_reader import PoolReader
 from storage.prompt_codec import decode_prompt
 from storage.queue_view import GroupView, QueueView
 from vime.data.cursor import PromptTask
@@ -127,7 +126,7 @@ def trace_sample(location: RunLocation, sample_index: int) -> SampleTrace:
     view = QueueView(location.pool)
     group = group_of_sample(view, sample_index)
     line = BranchLine(location.root, view.control_dir)
-    with PoolReader.open(location.pool) as pool:
+    with Pool.open(location.pool) as pool:
         prompt = decode_prompt(pool.read_blob(group.prompt_ref))
         planned = list(_planned(pool, line, group.position, sample_index))
     trained = [
@@ -172,7 +171,7 @@ def trace_step(location: RunLocation, rollout_id: int, step: int | None, branch:
             next_step="`vime queue history RUN` lists the branches and their rollouts.",
         )
     groups = {index for entry in entries for index in entry.group_indices}
-    with PoolReader.open(location.pool) as pool:
+    with Pool.open(location.pool) as pool:
         plans = {(plan.branch, plan.rollout_id): plan for plan in _plans(pool, line, None, rollout_id)}
         found = (view.with_group(index) for index in sorted(groups))
         views = [

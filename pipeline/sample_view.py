@@ -13,7 +13,7 @@ from recovery.run_location import RunLocation
 from storage.columns import decode_group, read_header
 from storage.dead_letters import DeadLetter, read_letters
 from storage.plain_json import to_plain_json
-from storage.pool_reader import PoolReader
+from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
 from storage.queue_view import QueueView
 from vime.errors import NoRunError
@@ -92,7 +92,7 @@ def show_sample(location: RunLocation, sample_index: int, token_text: TokenText 
             + (": nothing of it is stored." if letter is None else "; its dead letter holds it as JSON."),
             next_step="" if letter is None else f"`vime queue dead RUN --group {group.group_index} --json` prints it.",
         )
-    with PoolReader.open(location.pool) as pool:
+    with Pool.open(location.pool) as pool:
         prompt = decode_prompt(pool.read_blob(group.prompt_ref))
         stored = pool.read_group(ref)
     samples = decode_group(stored.header, stored.columns)

@@ -13,7 +13,7 @@ from recovery.queue_report import summaries
 from recovery.run_location import RunLocation
 from storage.holder import read_coordinator
 from storage.lease_board import read_lease_times
-from storage.pool_reader import PoolReader
+from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
 from storage.queue_view import GroupView, QueueView
 
@@ -130,6 +130,6 @@ def _rows(location: RunLocation, groups: list[GroupView], line: BranchLine) -> I
 
 
 def _places(location: RunLocation, groups: list[GroupView]) -> dict[int, PromptPlace]:
-    with PoolReader.open(location.pool) as pool:
+    with Pool.open(location.pool) as pool:
         prompts = [decode_prompt(pool.read_blob(group.prompt_ref)) for group in groups]
     return prompt_places(location, prompts)

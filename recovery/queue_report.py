@@ -19,7 +19,7 @@ from storage.columns import summary_from_header
 from storage.dead_letters import read_letters
 from storage.holder import CoordinatorView, read_coordinator
 from storage.lease_board import read_lease_times
-from storage.pool_reader import PoolReader
+from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue_view import GroupView, QueueView
 from storage.step_log import TrainedRecord
@@ -211,7 +211,7 @@ def summaries(location: RunLocation, groups: Iterable[GroupView]) -> tuple[dict[
     """
     found: dict[int, GroupSummary] = {}
     unreadable: list[int] = []
-    with PoolReader.open(location.pool) as pool:
+    with Pool.open(location.pool) as pool:
         for group in groups:
             if group.result_ref is not None:
                 try:

@@ -16,6 +16,7 @@ from pipeline.producer import Producer, ProducerSettings
 from storage.checks import EnqueueRequirements
 from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.pool import Pool
+from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.data.prompts import PromptSource
@@ -108,6 +109,7 @@ async def stream(
     response_tokens: int = 6,
     apply_chat_template: bool = False,
     group_reward: GroupRewardFunction | None = None,
+    write_limits: WriteLimits | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
     """A running producer, admitted at policy version 1."""
@@ -125,7 +127,9 @@ async def stream(
         async with EngineClient(engine.address) as client:
             failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
             settings = replace(SETTINGS, **changes)
-            producer = Producer(settings, queue, pool, [client], generator, reward, None, failed, group_reward)
+            producer = Producer(
+                settings, queue, pool, [client], generator, reward, None, failed, group_reward, write_limits
+            )
             running = asyncio.create_task(producer.run())
             producer.resume_admission(1)
             try:

@@ -15,7 +15,6 @@ from storage import segment_list
 from storage.holder import process_lives, read_coordinator
 from storage.journal_replay import replay
 from storage.pool import Pool
-from storage.pool_reader import PoolReader
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.queue_types import LeasedGroup
@@ -109,7 +108,7 @@ def test_looking_into_an_open_queue_takes_no_lock_and_changes_no_byte(tmp_path: 
     with pool, queue:
         receipt = finish(pool, queue, queue.lease("worker", 1)[0])
         before = snapshot(tmp_path)
-        with PoolReader.open(tmp_path / "pool") as reader:
+        with Pool.open(tmp_path / "pool") as reader:
             view = QueueView(tmp_path / "pool")
             group = view.opened[0].group(0)
             assert group is not None
