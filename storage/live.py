@@ -23,8 +23,8 @@ RETRY_WAITS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _Resource = TypeVar("_Resource")
 _Result = TypeVar("_Result")
 
-_FAILED = (straw.StorageUnavailable, straw.IndeterminateCommit, straw.WriterFenced, OSError)
-"""After these an open store is of no more use: it stays broken when the mount is back."""
+_FAILED = (straw.StorageUnavailable, straw.IndeterminateCommit, straw.WriterFenced, straw.UnsafeRecovery, OSError)
+"""After these an open store is of no more use: it stays broken when the mount is back, or the disk has space again."""
 
 
 class Live(Generic[_Resource]):

@@ -61,7 +61,7 @@ class Pool:
         self._lock = threading.Lock()
         self._store: straw.SharedFilesystemStore | None = None
         with translated(f"open pool {root}", root):
-            self._new_store().close()
+            self._new_store()  # refuses a declaration that is wrong
         self._writer = PoolWriter(self._opened_writer, root)
         self._reading = Live(lambda: ReadingStore.opened(self._store_in_place()), root)
         self._reader = GroupReader(self._reading, root)

@@ -33,8 +33,8 @@ class ReadingStore:
     @classmethod
     @contextmanager
     def opened(cls, store: straw.SharedFilesystemStore) -> Iterator[ReadingStore]:
-        """Around `store`, which is closed with it."""
-        with store, store.read_session() as session:
+        """Around `store`, which is not closed: to close a store, straw makes the folder of a writer."""
+        with store.read_session() as session:
             yield cls(store, session)
 
 

@@ -181,6 +181,14 @@ def test_a_full_disk_is_told_at_once_and_the_same_call_succeeds_when_there_is_sp
     assert [read_elsewhere(pool, before), read_elsewhere(pool, ref)] == [b"before", b"payload"]
 
 
+@pytest.mark.parametrize("phase", ["writer_gate:before_file_sync", "writer_gate:before_journal_write"])
+def test_a_writer_that_could_not_even_begin_on_a_full_disk_is_replaced(pool: Pool, faults: Faults, phase: str) -> None:
+    faults.pending = [(phase, errors.QuotaExceeded("No space left on device (os error 28)"))]
+    with pytest.raises(DiskFullError):
+        pool.publish_blob(b"payload", submission_id="x")
+    assert read_elsewhere(pool, pool.publish_blob(b"payload", submission_id="x")) == b"payload"
+
+
 def test_the_writer_is_replaced_after_so_many_publications_and_all_stay_readable(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +259,13 @@ def test_a_kill_while_writers_are_replaced_loses_nothing_that_was_acknowledged(t
 def test_a_kill_at_every_third_phase_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     for phase in range(1, 200, 3):
         check_kill(tmp_path / str(phase), phase)
+
+
+def test_a_pool_that_is_only_read_writes_nothing(pool: Pool) -> None:
+    ref = pool.publish_blob(b"payload", submission_id="x")
+    before = {path: path.stat().st_mtime_ns for path in pool.root.rglob("*")}
+    assert read_elsewhere(pool, ref) == b"payload"
+    assert {path: path.stat().st_mtime_ns for path in pool.root.rglob("*")} == before
 
 
 GROWTH = """
