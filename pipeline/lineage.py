@@ -202,6 +202,8 @@ def state_words(group: GroupView, line: BranchLine) -> str:
     """The state of a group, with what the newest branch did to it."""
     if group.position is None:
         return group.state
+    if group.position in line.reclaimed:
+        return "reclaimed"
     return "trained" if group.position in line.trained else "pending"
 
 

@@ -17,7 +17,7 @@ from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
 from storage.queue_view import GroupView, QueueView
 
-STATES = ("fresh", "leased", "waiting", "pending", "trained", "dropped")
+STATES = ("fresh", "leased", "waiting", "pending", "trained", "dropped", "reclaimed")
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,8 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     group_index: int
     segment: int
     state: str
-    """One of `STATES`: waiting was leased before; pending is accepted and not trained."""
+    """One of `STATES`: waiting was leased before; pending is accepted and not trained; reclaimed was trained by another
+    branch, and its samples are gone."""
     attempt: int
     worker: str | None
     position: int | None

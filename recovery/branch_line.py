@@ -9,6 +9,7 @@ from recovery.branch import Branch, ancestry, read_branches
 from recovery.commit import committed_rollouts, read_queue_state
 from storage.positions import PositionRanges
 from storage.queue_types import PlanRecord
+from storage.retention import Retention
 from storage.step_log import TrainedRecord, read_step_log
 
 
@@ -32,6 +33,8 @@ class BranchLine:
         """Position -> policy version under which it was trained."""
         self.trained = PositionRanges(_trained_before(run, self.branches))
         self.trained.update(self.version_of)
+        self.reclaimed = Retention(control_dir).released.minus(self.trained)
+        """Positions that other branches trained, and whose payloads may be gone."""
 
     def counts(self, branch: str, rollout_id: int) -> bool:
         """Whether a rollout of a branch was not rolled back by a later session."""

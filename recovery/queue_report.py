@@ -131,9 +131,9 @@ def status(location: RunLocation) -> StatusReport:
     view = QueueView(location.pool)
     lineage = BranchLine(location.root, view.control_dir)
     groups = [group for segment in view.opened for group in segment.groups()]
-    identity = count_identity(view.facts(), lineage.trained, view.released())
+    identity = count_identity(view.facts(), lineage.trained, lineage.reclaimed)
     states = Counter(group.state for group in groups)
-    gone = PositionRanges([*lineage.trained.ranges(), *view.released().ranges()])
+    gone = PositionRanges([*lineage.trained.ranges(), *lineage.reclaimed.ranges()])
     pending = [group for group in groups if group.position is not None and group.position not in gone]
     known, unreadable = summaries(location, pending)
     usage = shutil.disk_usage(location.pool)

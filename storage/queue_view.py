@@ -11,10 +11,9 @@ import msgspec
 
 from storage.facts import GroupPhase, group_of, group_state, group_states, sort_out, task_of
 from storage.journal_replay import Replay, TaskEvent, read_journal, segment_folders
-from storage.positions import PositionRanges, first_position
+from storage.positions import first_position
 from storage.queue_types import ClosedSegment, QueueFacts
 from storage.refs import PoolRef
-from storage.retention import Retention
 from storage.segments import SegmentEntry, queue_file, read_segments
 from vime.data.cursor import PromptCursor
 from vime.errors import CorruptDataError, StorageError
@@ -142,10 +141,6 @@ class QueueView:
     def cursor(self) -> PromptCursor:
         """Where the prompts stand."""
         return self.opened[-1].cursor()
-
-    def released(self) -> PositionRanges:
-        """Positions whose payloads may be gone."""
-        return Retention(self.control_dir).released
 
     def facts(self) -> QueueFacts:
         """Where every group is, as `storage.queue.GroupQueue.facts` tells it of an open queue."""

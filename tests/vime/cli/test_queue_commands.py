@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
 from recovery.audit import audit_run
+from storage import segment_list
 from storage.pool import Pool
 from storage.queue import GroupQueue
 from tests.pipeline.mini_stream import MiniStream, run_session
@@ -401,3 +403,36 @@ def test_a_moved_run_is_found_by_its_folder_or_by_its_pool(
     pool = (moved / "rollout_data" / "pool").rename(tmp_path / "elsewhere")
     assert call(moved, "queue status") == 1
     assert read_json(moved, f"queue status --pool {pool}", capsys)["identity"] == before
+
+
+@pytest.mark.parametrize("ckpt_step", [None, 1])
+def test_a_run_whose_storage_was_reclaimed_shows_what_is_left_and_the_same_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ckpt_step: int | None
+) -> None:
+    monkeypatch.setattr(segment_list, "MAX_SEGMENT_GROUPS", 4)
+    run = tmp_path / "run"
+    run_session(run, rollouts=12, online_gc=True)
+    if ckpt_step is not None:
+        MiniStream(run, ckpt_step=7, rollouts=12, online_gc=True).close()
+    report, audit = read_json(run, "queue status", capsys), audit_run(run)
+    found = report["identity"]
+    assert report["holds"]
+    assert (found["trained"], found["pending"], found["in_flight"]) == (audit.trained, audit.pending, audit.in_flight)
+    assert sum(found["dropped"].values()) == sum(audit.dropped.values())
+    for words in ("queue tasks --closed", "queue versions --closed", "queue history", "sample trace --step 11"):
+        assert call(run, words) == (0 if ckpt_step is None or "--step" not in words else 1), words
+    assert call(run, "sample trace 0") == 1
+    assert "whose part of the queue was reclaimed" in capsys.readouterr().err
+
+
+def test_groups_of_another_branch_whose_samples_are_gone_are_called_reclaimed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run_session(run, online_gc=True)
+    MiniStream(run, ckpt_step=1, online_gc=True).close()
+    audit = audit_run(run)
+    states = Counter(task["state"] for task in read_json(run, "queue tasks", capsys)["tasks"])
+    assert states["reclaimed"] == audit.dropped["reclaimed"] > 0
+    assert (states["pending"], states["trained"]) == (audit.pending, audit.trained)
+    assert read_json(run, "queue status", capsys)["identity"]["dropped"] == audit.dropped
