@@ -19,7 +19,7 @@ from storage.queue_view import GroupView, QueueView
 from vime.data.cursor import PromptTask
 from vime.data.prompts import split_slice
 from vime.data.record_files import record_places
-from vime.errors import DataError, NoRunError
+from vime.errors import DataError, NoRunError, StorageError
 
 
 class PromptPlace(msgspec.Struct, frozen=True):
@@ -65,7 +65,8 @@ class SampleTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     sample_index: int
     group_index: int
-    prompt: PromptPlace
+    prompt: PromptPlace | None
+    """None where it can't be read any more."""
     requeued_from: int | None
     segment: int
     state: str
@@ -127,7 +128,7 @@ def trace_sample(location: RunLocation, sample_index: int) -> SampleTrace:
     group = group_of_sample(view, sample_index)
     line = BranchLine(location.root, view.control_dir)
     with Pool.open(location.pool) as pool:
-        prompt = decode_prompt(pool.read_blob(group.prompt_ref))
+        prompts = read_prompts(pool, [group])
         planned = list(_planned(pool, line, group.position, sample_index))
     trained = [
         TrainedStep(e.branch, e.rollout_id, e.step, e.data_parallel_rank, line.counts(e.branch, e.rollout_id))
@@ -137,7 +138,7 @@ def trace_sample(location: RunLocation, sample_index: int) -> SampleTrace:
     return SampleTrace(
         sample_index=sample_index,
         group_index=group.group_index,
-        prompt=prompt_places(location, [prompt])[group.group_index],
+        prompt=prompt_places(location, prompts.values()).get(group.group_index),
         requeued_from=group.requeued_from,
         segment=group.segment,
         state=state_words(group, line),
@@ -177,8 +178,8 @@ def trace_step(location: RunLocation, rollout_id: int, step: int | None, branch:
         views = [
             g for segment, index in zip(found, sorted(groups), strict=True) if segment and (g := segment.group(index))
         ]
-        prompts = [decode_prompt(pool.read_blob(group.prompt_ref)) for group in views]
-    places = prompt_places(location, prompts)
+        prompts = read_prompts(pool, views)
+    places = prompt_places(location, prompts.values())
     return [
         _step_sample(sample_index, entry, plans.get((entry.branch, rollout_id)), places, line)
         for entry in entries
@@ -186,16 +187,27 @@ def trace_step(location: RunLocation, rollout_id: int, step: int | None, branch:
     ]
 
 
-def prompt_places(location: RunLocation, prompts: Sequence[PromptTask]) -> dict[int, PromptPlace]:
+def read_prompts(pool: Pool, groups: Iterable[GroupView]) -> dict[int, PromptTask]:
+    """Group index -> prompt; without those that can't be read, as it may be once their groups have ended."""
+    prompts: dict[int, PromptTask] = {}
+    for group in groups:
+        try:
+            prompts[group.group_index] = decode_prompt(pool.read_blob(group.prompt_ref))
+        except StorageError:
+            continue
+    return prompts
+
+
+def prompt_places(location: RunLocation, prompts: Iterable[PromptTask]) -> dict[int, PromptPlace]:
     """Group index -> where its prompt comes from."""
-    path = location.settings.data.prompt_data
+    path, found = location.settings.data.prompt_data, list(prompts)
     places: dict[int, str] = {}
     if path is not None:
         try:
-            places = record_places(split_slice(path)[0], [prompt.row for prompt in prompts])
+            places = record_places(split_slice(path)[0], [prompt.row for prompt in found])
         except DataError:
             places = {}  # the file is gone or elsewhere: the record's number still says which it was
-    return {p.group_index: PromptPlace(p.row, p.epoch, places.get(p.row)) for p in prompts}
+    return {p.group_index: PromptPlace(p.row, p.epoch, places.get(p.row)) for p in found}
 
 
 def state_words(group: GroupView, line: BranchLine) -> str:

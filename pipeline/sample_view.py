@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 
-from pipeline.lineage import PromptPlace, group_of_sample, prompt_places, state_words
+from pipeline.lineage import PromptPlace, group_of_sample, prompt_places, read_prompts, state_words
 from recovery.branch_line import BranchLine
 from recovery.run_location import RunLocation
 from storage.columns import decode_group, read_header
 from storage.dead_letters import DeadLetter, read_letters
 from storage.plain_json import to_plain_json
 from storage.pool import Pool
-from storage.prompt_codec import decode_prompt
 from storage.queue_view import QueueView
 from vime.errors import NoRunError
 from vime.utils.types import Sample
@@ -57,7 +56,7 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     """"accepted", or the dead letter that it was found in."""
     state: str
     """Of its group: pending, trained, dropped, ..."""
-    place: PromptPlace
+    place: PromptPlace | None
     prompt: Any
     label: Any
     status: str
@@ -93,7 +92,7 @@ def show_sample(location: RunLocation, sample_index: int, token_text: TokenText 
             next_step="" if letter is None else f"`vime queue dead RUN --group {group.group_index} --json` prints it.",
         )
     with Pool.open(location.pool) as pool:
-        prompt = decode_prompt(pool.read_blob(group.prompt_ref))
+        prompts = read_prompts(pool, [group])
         stored = pool.read_group(ref)
     samples = decode_group(stored.header, stored.columns)
     member = next((n for n, sample in enumerate(samples) if sample.index == sample_index), None)
@@ -109,7 +108,7 @@ def show_sample(location: RunLocation, sample_index: int, token_text: TokenText 
         member=member,
         source="accepted" if letter is None else f"dead letter {letter.letter_id[:8]} ({letter.reason})",
         state=state_words(group, BranchLine(location.root, view.control_dir)),
-        place=prompt_places(location, [prompt])[group.group_index],
+        place=prompt_places(location, prompts.values()).get(group.group_index),
         prompt=to_plain_json(sample.prompt),
         label=to_plain_json(sample.label),
         status=sample.status.value,

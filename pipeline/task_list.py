@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from pipeline.lineage import PromptPlace, prompt_places, state_words
+from pipeline.lineage import PromptPlace, prompt_places, read_prompts, state_words
 from recovery.branch_line import BranchLine
 from recovery.queue_report import summaries
 from recovery.run_location import RunLocation
 from storage.holder import read_coordinator
 from storage.lease_board import read_lease_times
 from storage.pool import Pool
-from storage.prompt_codec import decode_prompt
 from storage.queue_view import GroupView, QueueView
 
 STATES = ("fresh", "leased", "waiting", "pending", "trained", "dropped", "reclaimed")
@@ -37,7 +36,8 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of an accepted group's samples."""
     reason: str | None
     requeued_from: int | None
-    prompt: PromptPlace
+    prompt: PromptPlace | None
+    """None where it can't be read any more."""
 
 
 class TaskList(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """Since it was leased; None when the coordinator has not noted it (yet)."""
     heartbeat_age_s: float | None
     """Since it was last extended."""
-    prompt: PromptPlace
+    prompt: PromptPlace | None
 
 
 class LeaseList(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ def list_leases(location: RunLocation) -> LeaseList:
             worker=group.worker or "",
             age_s=now - noted.leased_at if (noted := times.get(group.attempt_id or "")) else None,
             heartbeat_age_s=now - noted.extended_at if noted else None,
-            prompt=places[group.group_index],
+            prompt=places.get(group.group_index),
         )
         for group in leased
     ]
@@ -126,11 +126,10 @@ def _rows(location: RunLocation, groups: list[GroupView], line: BranchLine) -> I
             rewards=[] if summary is None else summary.rewards,
             reason=group.reason,
             requeued_from=group.requeued_from,
-            prompt=places[group.group_index],
+            prompt=places.get(group.group_index),
         )
 
 
 def _places(location: RunLocation, groups: list[GroupView]) -> dict[int, PromptPlace]:
     with Pool.open(location.pool) as pool:
-        prompts = [decode_prompt(pool.read_blob(group.prompt_ref)) for group in groups]
-    return prompt_places(location, prompts)
+        return prompt_places(location, read_prompts(pool, groups).values())

@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from pipeline.lineage import PromptPlace
 from recovery.run_location import RunLocation, locate_run
 from storage.positions import first_position, segment_of
 from vime.cli.exit_codes import exit_codes_help
@@ -92,6 +93,13 @@ def position_words(position: int | None) -> str | None:
     if position is None:
         return None
     return f"{segment_of(position)}:{position - first_position(segment_of(position))}"
+
+
+def place_words(place: PromptPlace | None) -> str:
+    """Where a prompt comes from."""
+    if place is None:
+        return "-"
+    return (place.place or f"record {place.row}") + (f", epoch {place.epoch}" if place.epoch else "")
 
 
 def span(pair: tuple[int, int] | None) -> str:

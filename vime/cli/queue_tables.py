@@ -11,7 +11,7 @@ from pipeline.dead_list import DeadList, DeadRow
 from pipeline.task_list import LeaseList, TaskList
 from recovery.queue_report import BranchReport, HistoryReport, SegmentReport, StatusReport, VersionsReport
 from storage.holder import CoordinatorView
-from vime.cli.look import duration, moment, num_bytes, one_line, position_words, span, table
+from vime.cli.look import duration, moment, num_bytes, one_line, place_words, position_words, span, table
 
 
 def status(report: StatusReport) -> RenderableType:
@@ -52,7 +52,7 @@ def tasks(found: TaskList) -> RenderableType:
             row.worker or position_words(row.position),
             span(row.versions),
             " ".join("-" if reward is None else f"{reward:g}" for reward in row.rewards) or None,
-            _place(row.prompt.place, row.prompt.row, row.prompt.epoch)
+            place_words(row.prompt)
             + ("" if row.requeued_from is None else f" (again, after group {row.requeued_from})"),
         )
         for row in found.tasks
@@ -77,7 +77,7 @@ def leases(found: LeaseList) -> RenderableType:
             row.attempt,
             None if row.age_s is None else duration(row.age_s),
             None if row.heartbeat_age_s is None else duration(row.heartbeat_age_s),
-            _place(row.prompt.place, row.prompt.row, row.prompt.epoch),
+            place_words(row.prompt),
         )
         for row in found.leases
     ]
@@ -157,10 +157,6 @@ def _coordinator(view: CoordinatorView | None) -> str:
     alive = {True: "alive", False: "ended", None: "on another host"}[view.alive]
     since = f"since {moment(view.since)} ({duration(time.time() - view.since)})"
     return f"epoch {view.epoch}, {view.owner!r}, process {view.pid} on {view.host}: {alive}, {since}"
-
-
-def _place(place: str | None, row: int, epoch: int) -> str:
-    return (place or f"record {row}") + (f", epoch {epoch}" if epoch else "")
 
 
 def _letters(found: DeadList) -> RenderableType:

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.lineage import PromptPlace, SampleTrace, StepSample
+from pipeline.lineage import SampleTrace, StepSample
 from pipeline.sample_view import SampleView, TokenView
 from storage.journal_replay import TaskEvent
-from vime.cli.look import one_line, position_words, table
+from vime.cli.look import one_line, place_words, position_words, table
 
 
 def show(view: SampleView, max_tokens: int | None) -> RenderableType:
@@ -83,18 +83,13 @@ def step(samples: Sequence[StepSample]) -> RenderableType:
             None if sample.reward is None else f"{sample.reward:g}",
             None if sample.advantage is None else f"{sample.advantage:.4f}",
             sample.age_versions,
-            None if sample.prompt is None else place_words(sample.prompt),
+            place_words(sample.prompt),
             f"{sample.branch}{_undone(sample.counts)}",
         )
         for sample in samples
     ]
     numbers = ("sample", "group", "step", "rank", "reward", "advantage", "age")
     return table((*numbers, "prompt", "branch"), rows, right=numbers)
-
-
-def place_words(place: PromptPlace) -> str:
-    """Where a prompt comes from."""
-    return (place.place or f"record {place.row}") + (f", epoch {place.epoch}" if place.epoch else "")
 
 
 def _facts(rows: Sequence[tuple[str, str]]) -> Table:
