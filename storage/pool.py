@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -62,7 +62,7 @@ class Pool:
         self._store: straw.SharedFilesystemStore | None = None
         with translated(f"open pool {root}", root):
             self._new_store()  # refuses a declaration that is wrong
-        self._writer = PoolWriter(self._opened_writer, root)
+        self._writer = PoolWriter(self._store_in_place, root)
         self._reading = Live(lambda: ReadingStore.opened(self._store_in_place()), root)
         self._reader = GroupReader(self._reading, root)
 
@@ -220,13 +220,6 @@ class Pool:
     def _close_store(self) -> None:
         with translated("close the pool", self.root):
             self._exit.close()
-
-    @contextmanager
-    def _opened_writer(self) -> Iterator[straw.SharedFilesystemStore]:
-        """A store whose last pack is sealed at the end, so that it can be reclaimed."""
-        with self._store_in_place() as store:
-            yield store
-            store.seal()
 
     def _store_in_place(self) -> straw.SharedFilesystemStore:
         """A new store of an existing pool; straw would make another pool where a file system is not mounted."""

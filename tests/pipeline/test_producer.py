@@ -457,6 +457,24 @@ async def test_a_full_disk_is_waited_for_and_loses_nothing(
         assert (failures, counts.generated, counts.dropped, parts.queue.released) == ([], 3, {}, [])
 
 
+async def test_a_producer_that_stops_does_not_wait_for_a_full_disk(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    def full(*_: Any, **__: Any) -> Any:
+        asked.set()
+        raise DiskFullError("the file system is full")
+
+    monkeypatch.setattr(Pool, "publish_groups", full)
+    async with stream(tmp_path, engine, groups_wanted=1, write_limits=WriteLimits(full_disk_retry_s=0.01)) as parts:
+        await asked.wait()
+        assert not parts.running.done()
+        parts.producer.stop()
+        with pytest.raises(DiskFullError):
+            await asyncio.wait_for(parts.running, 10)
+
+
 async def test_a_dropped_connection_is_retried_and_nothing_is_lost(tmp_path: Path, engine: StandinEngine) -> None:
     engine.faults.num_dropped_connections = 1
     async with stream(tmp_path, engine, groups_wanted=3) as parts:

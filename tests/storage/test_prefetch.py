@@ -48,6 +48,16 @@ def test_a_second_pass_loads_again() -> None:
         assert [prefetcher.take(number) for number in (0, 1, 0, 1)] == [0, 10, 0, 10]
 
 
+def test_what_was_loaded_ahead_and_passed_over_is_let_go() -> None:
+    loads = Loads(5)
+    with Prefetcher(loads.all, ahead=1) as prefetcher:
+        prefetcher.take(0)
+        assert loads.reached[1].wait(10)
+        prefetcher.take(3)
+        prefetcher.take(1)
+    assert loads.started.count(1) == 2
+
+
 def test_an_error_comes_at_the_thing_that_has_it() -> None:
     def fail() -> int:
         raise ValueError("damaged")

@@ -157,6 +157,23 @@ async def test_a_producer_beyond_the_limit_waits_and_nothing_is_dropped(limits: 
     assert [context for context, _ in consumer.found] == list(range(12))
 
 
+async def test_a_large_group_that_waits_for_room_is_not_overtaken_by_small_ones() -> None:
+    disk = Disk()
+    disk.free.clear()
+    writer: GroupWriter[int] = GroupWriter(disk, "w", replace(LIMITS, waiting_bytes=45))
+    async with consuming(writer) as consumer:
+        await put(writer, 0, num_bytes=40)
+        await reached(lambda: disk.at_once == 1)
+        large = asyncio.create_task(put(writer, 1, num_bytes=30))
+        assert await blocked(large)
+        small = asyncio.create_task(put(writer, 2, num_bytes=5))
+        assert await blocked(small)
+        disk.free.set()
+        await asyncio.gather(large, small)
+        await writer.join()
+    assert [context for context, _ in consumer.found] == [0, 1, 2]
+
+
 async def test_the_next_transaction_waits_until_the_consumer_is_ready() -> None:
     disk = Disk()
     writer: GroupWriter[int] = GroupWriter(disk, "w", replace(LIMITS, batch_groups=1))
