@@ -28,6 +28,7 @@ from pipeline.wiring import (
     create_or_open_pool,
 )
 from recovery.commit import QueueState
+from storage.positions import PositionRanges
 from vime.errors import VimeError
 from vime.settings.groups import Settings
 
@@ -51,6 +52,7 @@ class CoordinatorActor:
         decoded = _decode_settings(settings)
         folder = RunFolder.of(decoded)
         log_to_file(folder.log("coordinator"))
+        self._house: asyncio.Task[None] | None = None
         self._coordinator: Coordinator | VimeError
         try:
             self._coordinator = open_coordinator(
@@ -73,8 +75,8 @@ class CoordinatorActor:
         """Never returns; its caller learns when the process dies."""
         await asyncio.Event().wait()
 
-    async def lease(self, worker_id: str, max_groups: int) -> bytes:
-        return encode(self._opened().lease(worker_id, max_groups))
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> bytes:
+        return encode(self._opened().lease(worker_id, max_groups, policy_version))
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         return self._opened().heartbeat(leases)
@@ -110,15 +112,23 @@ class CoordinatorActor:
     async def queue_state(self) -> bytes:
         return encode(self._opened().queue_state())
 
-    async def rotate(self, committed: bytes) -> None:
-        self._opened().rotate(decode(committed, QueueState))
+    async def rotate(self, committed: bytes, released: list[tuple[int, int]]) -> None:
+        self._opened().rotate(decode(committed, QueueState), PositionRanges(released))
 
     async def close(self) -> None:
-        self._opened().close()
+        coordinator = self._opened()
+        if self._house is not None:
+            self._house.cancel()
+        coordinator.close()
 
     def _opened(self) -> Coordinator:
+        """The coordinator, with its housekeeping under way; raises what went wrong with either."""
         if isinstance(self._coordinator, VimeError):
             raise self._coordinator
+        if self._house is None:
+            self._house = asyncio.create_task(self._coordinator.keep_house())
+        if self._house.done() and not self._house.cancelled():
+            self._house.result()
         return self._coordinator
 
 
@@ -269,8 +279,8 @@ class RayQueueClient:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        return decode(await self._actor.lease.remote(worker_id, max_groups), LeaseReply)
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
+        return decode(await self._actor.lease.remote(worker_id, max_groups, policy_version), LeaseReply)
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         alive: list[bool] = await self._actor.heartbeat.remote(leases)

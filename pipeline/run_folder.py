@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.dead_letters import letters_folder
 from storage.files import make_folder
 from vime.settings.groups import Settings
 
@@ -38,6 +39,16 @@ class RunFolder:
     @property
     def settings(self) -> Path:
         return self.root / "settings.json"
+
+    @property
+    def bad_prompts(self) -> Path:
+        """Records of the prompt file that were skipped."""
+        return self.root / "bad_prompts.jsonl"
+
+    @property
+    def dead_letters(self) -> Path:
+        """Samples that failed."""
+        return letters_folder(self.root)
 
     @property
     def session_lock(self) -> Path:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
+from pipeline.failed_groups import FailedGroups
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
+from storage.dead_letters import DeadLetterBox
 from storage.pool import Pool
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import read_hf_config
@@ -20,7 +22,7 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
 from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.rewards import load_reward
+from vime.rollout.rewards import load_group_reward, load_reward
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 
@@ -41,12 +43,19 @@ def create_or_open_pool(settings: Settings) -> Pool:
         queue.rollout_queue_run_id,
         profile="juicefs" if queue.rollout_storage_profile == "juicefs" else "local",
         declaration=read_declaration(queue.rollout_storage_declaration),
+        segment_bytes=_segment_bytes(settings),
     )
 
 
 def open_pool(settings: Settings) -> Pool:
     """The run's pool."""
-    return Pool.open(RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id)
+    queue = settings.queue
+    return Pool.open(RunFolder.of(settings).queue, queue.rollout_queue_run_id, segment_bytes=_segment_bytes(settings))
+
+
+def _segment_bytes(settings: Settings) -> int | None:
+    mib = settings.queue.rollout_queue_segment_mib
+    return None if mib is None else mib * 2**20
 
 
 def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:
@@ -110,7 +119,10 @@ async def build_producer(
         ),
     )
     reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
-    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings))
+    grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
+    box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
+    failed = FailedGroups(box, None if settings.queue.rollout_queue_online_gc else pool)
+    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings), failed, grouped)
 
     async def close_pool() -> None:
         pool.close()

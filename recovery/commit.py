@@ -59,6 +59,8 @@ class QueueState(msgspec.Struct, frozen=True):
     next_group_index: int
     identity: dict[str, int]
     version: int = COMMIT_VERSION
+    accepted: list[tuple[int, int]] = []
+    """Positions of all groups that had been accepted, as ranges."""
 
 
 def iteration_directory(directory: Path, rollout_id: int) -> Path:

@@ -120,8 +120,16 @@ class CommitError(VimeError):
     """A commit record is missing, incomplete or damaged."""
 
 
+class NoRunError(VimeError):
+    """A folder holds no run, or the run has not what was asked for."""
+
+
 class RestoreError(VimeError):
     """A run can't be started or resumed as asked."""
+
+
+class SessionRunningError(RestoreError):
+    """Another session is running in the run folder."""
 
 
 class TrainerError(VimeError):

@@ -1,7 +1,7 @@
 """The stream without engines and Ray: real pool, queue, coordinator, planner and commit; synthetic samples.
 
 Run as a script it trains until it is done, or kills itself at a named point:
-`python mini_stream.py RUN POINT OCCURRENCE SEGMENT_GROUPS`.
+`python mini_stream.py RUN POINT OCCURRENCE SEGMENT_GROUPS [gc]`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptRequest, encode
@@ -21,6 +22,7 @@ from pipeline.training_log import log_step
 from recovery.branch import Branch, append_branch
 from recovery.commit import CommitParent, commit_path, iteration_directory, read_commit, read_queue_state, write_commit
 from recovery.restore import RestoreMode, plan_restore, scan_run
+from recovery.retention import releasable
 from storage import segment_list
 from storage.columns import EncodedGroup, encode_group
 from storage.pool import Pool
@@ -33,6 +35,8 @@ from vime.data.prompts import PromptSource
 from vime.utils.types import Sample
 
 BATCH, MEMBERS, ROLLOUTS, SAVE_EVERY = 4, 2, 6, 2
+KEPT_COMMITS = 2
+PACK_BYTES = 4096
 POINTS = ("publish", "accept", "plan", "train", "training_completed", "save", "commit", "rotate", "rotated", "done")
 PLAN = PlanSettings(
     rollout_batch_size=BATCH,
@@ -74,12 +78,20 @@ def synthetic_group(prompt: PromptTask, version: int) -> list[Sample]:
 class MiniStream:
     """One session on a run folder."""
 
-    def __init__(self, run: Path, reach: Callable[[str], None] = lambda _: None, ckpt_step: int | None = None) -> None:
-        self._run, self._reach = run, reach
+    def __init__(
+        self,
+        run: Path,
+        reach: Callable[[str], None] = lambda _: None,
+        ckpt_step: int | None = None,
+        *,
+        rollouts: int = ROLLOUTS,
+        online_gc: bool = False,
+    ) -> None:
+        self._run, self._reach, self._rollouts, self._online_gc = run, reach, rollouts, online_gc
         self._pool_root = run / "rollout_data" / "pool"
         self.branch = uuid.uuid4().hex[:8]
         self.plan = plan_restore(
-            scan_run(run, self._pool_root), load=None, save=str(run), ckpt_step=ckpt_step, num_rollout=ROLLOUTS,
+            scan_run(run, self._pool_root), load=None, save=str(run), ckpt_step=ckpt_step, num_rollout=rollouts,
             new_branch=self.branch,
         )  # fmt: skip
         parent, trained = None, []
@@ -89,9 +101,11 @@ class MiniStream:
             parent = CommitParent(record.branch, self.plan.commit_rollout)
             trained = read_queue_state(directory, self.plan.commit_rollout).trained
         self._parent = parent
-        self._config = CoordinatorConfig(self.branch, trained, ROLLOUTS * BATCH, 2 * BATCH, lease_seconds=60)
+        self._config = CoordinatorConfig(
+            self.branch, trained, rollouts * BATCH, 2 * BATCH, lease_seconds=60, online_gc=online_gc
+        )
         self.coordinator = self._open_coordinator()
-        self._pool = Pool.open(root_at_peer(self._pool_root) or self._pool_root)
+        self._pool = Pool.open(root_at_peer(self._pool_root) or self._pool_root, segment_bytes=PACK_BYTES)
         append_branch(run, Branch(self.branch, parent, self.plan.directory, 0))
 
     def restart_coordinator(self) -> None:
@@ -109,8 +123,8 @@ class MiniStream:
 
     def _open_pool(self) -> Pool:
         if (self._pool_root / "vime" / "pool.json").exists():
-            return Pool.open(self._pool_root)
-        return create_pool(self._pool_root, "rollout")
+            return Pool.open(self._pool_root, segment_bytes=PACK_BYTES)
+        return create_pool(self._pool_root, "rollout", segment_bytes=PACK_BYTES)
 
     async def produce(self) -> None:
         """Generate and have accepted as many groups as the queue wants."""
@@ -134,7 +148,7 @@ class MiniStream:
         """Train what is left, committing every second rollout."""
         if self.plan.mode is RestoreMode.COMPLETE:
             return
-        for rollout_id in range(self.plan.start_rollout, ROLLOUTS):
+        for rollout_id in range(self.plan.start_rollout, self._rollouts):
             await self.produce()
             groups = await self.coordinator.wait_for_groups(BATCH, 5)
             assert groups is not None
@@ -162,7 +176,7 @@ class MiniStream:
             run_id="rollout", rollout_data_dir="", queue_state=state,
         )  # fmt: skip
         self._reach("rotate")
-        self.coordinator.rotate(state)
+        self.coordinator.rotate(state, releasable(self._run, self.plan.directory, KEPT_COMMITS))
         self._reach("rotated")
 
     def close(self) -> None:
@@ -175,10 +189,11 @@ def run_session(
     reach: Callable[[str], None] = lambda _: None,
     ckpt_step: int | None = None,
     kind: type[MiniStream] = MiniStream,
+    **options: Any,
 ) -> MiniStream:
     """One whole session; the stream is closed when this returns."""
     (run / "training_log").mkdir(parents=True, exist_ok=True)
-    stream = kind(run, reach, ckpt_step)
+    stream = kind(run, reach, ckpt_step, **options)
     try:
         asyncio.run(stream.run())
     finally:
@@ -200,4 +215,4 @@ def _kill_at(wanted: str, occurrence: int) -> Callable[[str], None]:
 
 if __name__ == "__main__":
     segment_list.MAX_SEGMENT_GROUPS = int(sys.argv[4])
-    run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])))
+    run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])), online_gc=sys.argv[5:] == ["gc"])

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.failed_groups import FailedGroups
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
 from storage.checks import EnqueueRequirements
+from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.pool import Pool
 from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.data.prompts import PromptSource
 from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.rewards import RewardFunction
+from vime.rollout.rewards import GroupRewardFunction, RewardFunction
 from vime.utils.types import Sample
 
 SETTINGS = ProducerSettings(
@@ -60,8 +62,8 @@ class LocalQueue:
         self.coordinator = coordinator
         self.released: list[str] = []
 
-    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        return self.coordinator.lease(worker_id, max_groups)
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
+        return self.coordinator.lease(worker_id, max_groups, policy_version)
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         return self.coordinator.heartbeat(leases)
@@ -106,6 +108,7 @@ async def stream(
     max_groups: int = 8,
     response_tokens: int = 6,
     apply_chat_template: bool = False,
+    group_reward: GroupRewardFunction | None = None,
     write_limits: WriteLimits | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
@@ -122,8 +125,10 @@ async def stream(
     generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template))
     with Pool.open(folder / "pool") as pool:
         async with EngineClient(engine.address) as client:
+            failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
+            settings = replace(SETTINGS, **changes)
             producer = Producer(
-                replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None, write_limits
+                settings, queue, pool, [client], generator, reward, None, failed, group_reward, write_limits
             )
             running = asyncio.create_task(producer.run())
             producer.resume_admission(1)

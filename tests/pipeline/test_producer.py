@@ -1,6 +1,8 @@
 """The producer against a stand-in engine: groups are neither lost nor made in excess, whatever fails."""
 
 import asyncio
+import contextlib
+import fractions
 import json
 import math
 import threading
@@ -14,14 +16,21 @@ import pytest
 from jinja2 import TemplateError
 
 from pipeline import producer as producer_module
+from pipeline.planner import PlanSettings, plan_batch
 from storage.checks import EnqueueRequirements, check_enqueue
 from storage.columns import decode_group
+from storage.dead_letters import DeadLetter, letters_folder, read_letters
 from storage.pool import Pool
 from storage.writer import WriteLimits
-from tests.pipeline.stream_parts import CharTokenizer, Parts, constant_reward, stream
+from tests.pipeline.stream_parts import CharTokenizer, Parts, stream
 from tests.support.standin_engine import StandinEngine
 from vime.errors import DiskFullError, StorageError
 from vime.utils.types import Sample
+
+PLAN = PlanSettings(
+    rollout_batch_size=4, samples_per_step=8, num_ranks=1, max_tokens=64, micro_batch_size=1, normalize_rewards=True,
+    normalize_std=True,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -142,32 +151,169 @@ def returning(value: Any) -> Any:
     return reward
 
 
+async def varied(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    return float((sample.index or 0) % 2)
+
+
 async def raising(args: Any, sample: Sample) -> float:  # noqa: ARG001
     raise KeyError("no such environment")
 
 
+async def deaf(args: Any, sample: Sample) -> float:
+    """Goes on when it is cancelled for the first time."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(60)
+    return await hanging(args, sample)
+
+
+def letters_of(folder: Path) -> list[DeadLetter]:
+    letters, unreadable = read_letters(letters_folder(folder))
+    assert unreadable == []
+    return letters
+
+
 @pytest.mark.parametrize(
-    "reward",
-    [returning(None), returning(math.nan), returning(math.inf), returning("0.5"), returning(True), raising, hanging],
-    ids=["None", "NaN", "inf", "text", "bool", "raises", "hangs"],
+    ("reward", "reason"),
+    [
+        (returning(None), "reward_none"),
+        (returning(math.nan), "reward_nan"),
+        (returning(math.inf), "reward_infinite"),
+        (returning("0.5"), "reward_not_a_number"),
+        (returning([0.5]), "reward_not_a_number"),
+        (returning(True), "reward_not_a_number"),
+        (returning({"math": 1.0}), "reward_key_missing"),
+        (raising, "reward_raised"),
+        (hanging, "reward_timeout"),
+        (deaf, "reward_timeout"),
+    ],
+    ids=["None", "NaN", "inf", "text", "list", "bool", "dict", "raises", "hangs", "hangs-deaf"],
 )
-async def test_bad_rewards_are_set_aside_with_their_reason(tmp_path: Path, engine: StandinEngine, reward: Any) -> None:
-    first_group: list[int] = []
-
+async def test_bad_rewards_are_set_aside_with_their_own_reason_and_batches_stay_finite(
+    tmp_path: Path, engine: StandinEngine, reward: Any, reason: str
+) -> None:
     async def sometimes(args: Any, sample: Sample) -> Any:
-        first_group.append(sample.group_index or 0)
-        return await (reward if sample.group_index == 0 else constant_reward)(args, sample)
+        return await (reward if sample.group_index == 0 else varied)(args, sample)
 
-    async with stream(tmp_path, engine, reward=sometimes, groups_wanted=3) as parts:
-        await parts.until_pending(3)
+    async with stream(tmp_path, engine, reward=sometimes, groups_wanted=4) as parts:
+        await parts.until_pending(4)
         await settled(parts)
         counts = parts.coordinator.counts()
-        assert counts.dropped == {"reward": 1}
-        assert counts.pending == 3, "a dropped group is replaced"
+        assert counts.dropped == {reason: 1}
+        assert counts.pending == 4, "a dropped group is replaced"
+        groups = await parts.coordinator.wait_for_groups(4, 1)
+        assert groups is not None
+        plan = plan_batch(groups, PLAN, branch="b", rollout_id=0, policy_version=1)
+        assert all(math.isfinite(sample.advantage) for sample in plan.samples)
+        assert parts.coordinator.identity().holds
+        letters = letters_of(tmp_path)
+        assert {(letter.group_index, letter.reason) for letter in letters} == {(0, reason)}
+        assert {letter.attempt for letter in letters} == {1, 2}
+        assert parts.producer.stats().failed_samples == {reason: len(letters)}
+
+
+def grouped(values: Any) -> Any:
+    """A reward of whole groups that returns `values` for group 0."""
+
+    async def reward(args: Any, samples: list[Sample]) -> Any:  # noqa: ARG001
+        return values if samples[0].group_index == 0 else [0.0, 1.0]
+
+    return reward
+
+
+@pytest.mark.parametrize(
+    ("values", "reason", "samples"),
+    [
+        ([1.0], "reward_count", [[0, 1]]),
+        ([1.0, 2.0, 3.0], "reward_count", [[0, 1]]),
+        (1.0, "reward_count", [[0, 1]]),
+        (None, "reward_count", [[0, 1]]),
+        ([1.0, None], "reward_none", [[1]]),
+        ([math.nan, math.nan], "reward_nan", [[0], [1]]),
+    ],
+    ids=["too-few", "too-many", "one-for-all", "None", "one-None", "NaN"],
+)
+async def test_bad_rewards_of_a_group_are_set_aside_and_never_spread_over_its_samples(
+    tmp_path: Path, engine: StandinEngine, values: Any, reason: str, samples: list[list[int]]
+) -> None:
+    async with stream(tmp_path, engine, group_reward=grouped(values), groups_wanted=3, max_attempts=1) as parts:
+        await parts.until_pending(3)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {reason: 1}
         groups = await parts.coordinator.wait_for_groups(3, 1)
         assert groups is not None
-        assert all(value is not None and math.isfinite(value) for group in groups for value in group.summary.rewards)
-        assert parts.coordinator.identity().holds
+        assert {tuple(group.summary.rewards) for group in groups} == {(0.0, 1.0)}
+    assert [letter.sample_indices for letter in letters_of(tmp_path)] == samples
+
+
+async def test_a_group_reward_is_called_once_for_all_samples_of_a_group(tmp_path: Path, engine: StandinEngine) -> None:
+    calls: list[list[int]] = []
+
+    async def counting(args: Any, samples: list[Sample]) -> list[float]:  # noqa: ARG001
+        calls.append([sample.index or 0 for sample in samples])
+        assert all(sample.response_length for sample in samples)
+        return [0.5] * len(samples)
+
+    async with stream(tmp_path, engine, group_reward=counting, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        await settled(parts)
+    assert sorted(calls) == [[0, 1], [2, 3]]
+
+
+async def test_a_failing_sample_keeps_its_content_message_and_trace(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(tmp_path, engine, reward=raising, groups_wanted=1, max_attempts=1) as parts:
+        while not parts.coordinator.counts().dropped:
+            await asyncio.sleep(0.01)
+    letter = letters_of(tmp_path)[0]
+    assert letter.message.endswith("the reward raised KeyError: 'no such environment'.")
+    assert letter.traceback is not None
+    assert "in raising" in letter.traceback
+    assert letter.samples is None
+    assert letter.payload_ref is not None
+    with Pool.open(tmp_path / "pool") as pool:
+        group = pool.read_group(letter.payload_ref)
+    (sample,) = decode_group(group.header, group.columns)
+    assert [sample.index] == letter.sample_indices
+    assert (sample.prompt, sample.response_length, sample.reward) == ("prompt 0", 6, None)
+
+
+class Breaking(fractions.Fraction):
+    """A number that can't be turned into a plain one."""
+
+    def __float__(self) -> float:
+        raise ArithmeticError("no plain number")
+
+
+async def test_what_raises_after_the_hooks_is_set_aside_with_its_trace_and_counted(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async def odd(args: Any, sample: Sample) -> Any:  # noqa: ARG001
+        return Breaking(1, 2) if sample.group_index == 0 else 1.0
+
+    async with stream(tmp_path, engine, reward=odd, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {"unexpected_error": 1}
+        assert parts.producer.stats().failed_samples["unexpected_error"] >= 2
+    letter = letters_of(tmp_path)[0]
+    assert (letter.error, letter.message) == ("ArithmeticError", "no plain number")
+    assert letter.traceback is not None
+    assert "in __float__" in letter.traceback
+
+
+async def test_a_failure_that_a_second_attempt_repairs_leaves_a_letter_and_drops_nothing(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    seen: list[int | None] = []
+
+    async def flaky(args: Any, sample: Sample) -> Any:  # noqa: ARG001
+        seen.append(sample.index)
+        return None if sample.index == 0 and seen.count(0) == 1 else 1.0
+
+    async with stream(tmp_path, engine, reward=flaky, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {}
+    assert {(letter.group_index, letter.attempt) for letter in letters_of(tmp_path)} == {(0, 1)}
 
 
 async def cancelled(args: Any, sample: Sample) -> float:  # noqa: ARG001
@@ -181,7 +327,7 @@ async def test_a_reward_that_raises_cancellation_never_leaves_a_sample_without_r
         while not parts.coordinator.counts().dropped:
             await asyncio.sleep(0.01)
             assert parts.coordinator.counts().pending == 0
-        assert set(parts.coordinator.counts().dropped) == {"reward"}
+        assert set(parts.coordinator.counts().dropped) == {"reward_raised"}
 
 
 @pytest.mark.parametrize("value", [np.float64(0.5), np.float32(0.5), np.int64(1), 1])
@@ -201,7 +347,12 @@ async def test_a_group_that_cannot_be_stored_is_set_aside_alone(tmp_path: Path, 
     async with stream(tmp_path, engine, reward=annotating, groups_wanted=3) as parts:
         await parts.until_pending(3)
         await settled(parts)
-        assert parts.coordinator.counts().dropped == {"sample": 1}
+        assert parts.coordinator.counts().dropped == {"unstorable": 1}
+    letter = letters_of(tmp_path)[0]
+    assert letter.payload_ref is None
+    assert letter.samples is not None
+    assert letter.samples[0]["metadata"]["judge"]["type"] == "builtins.object"
+    assert len(letter.samples[0]["tokens"]) > 6
 
 
 async def test_a_prompt_that_the_chat_template_refuses_is_set_aside_alone(
@@ -337,7 +488,9 @@ async def test_null_log_probabilities_never_reach_a_batch(tmp_path: Path, engine
     async with stream(tmp_path, engine, groups_wanted=3, max_attempts=1) as parts:
         await parts.until_pending(3)
         await settled(parts)
-        assert parts.coordinator.counts().dropped["engine"] >= 1
+        dropped = parts.coordinator.counts().dropped["engine"]
+    assert dropped >= 1
+    assert len({letter.group_index for letter in letters_of(tmp_path) if letter.reason == "engine"}) == dropped
 
 
 async def test_stop_gives_unfinished_groups_back(tmp_path: Path, engine: StandinEngine) -> None:
@@ -356,7 +509,7 @@ async def test_a_lost_lease_stops_the_work_and_its_result_is_refused(tmp_path: P
     engine.faults.step_s = 0.1
     async with stream(tmp_path, engine, groups_wanted=2, response_tokens=20, lease_seconds=0.3) as parts:
         await running_requests(parts, 4)
-        for group_index, lease in list(parts.coordinator._leased.items()):
+        for group_index, lease in [(group, held.lease) for group, held in parts.coordinator._leased.items()]:
             parts.coordinator.release(group_index, lease, "taken away")
         await parts.until_pending(2)
         identity = parts.coordinator.identity()

@@ -37,6 +37,7 @@ EXIT_CODES: dict[type[Exception], ExitCode] = {
     errors.SettingsError: ExitCode.USER,
     errors.DataError: ExitCode.USER,
     errors.ModelError: ExitCode.USER,
+    errors.NoRunError: ExitCode.USER,
     errors.RestoreError: ExitCode.USER,
     errors.VersionMismatchError: ExitCode.ENVIRONMENT,
     errors.EngineStartError: ExitCode.ENVIRONMENT,

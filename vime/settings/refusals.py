@@ -150,7 +150,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "An aborted group is generated anew.",
         "continuation of aborted samples",
     ),
-    *unless_default("--group-rm", "Rewards are computed sample by sample.", "rewards of whole groups"),
     Refusal(
         "--rm-type",
         "f1, random, or --custom-rm-path",
@@ -245,9 +244,9 @@ REFUSALS: tuple[Refusal, ...] = (
         accepts=("straw",),
     ),
     *unless_default(
-        "--rollout-queue-online-gc --rollout-queue-segment-mib --rollout-io-concurrency",
-        "The pool is kept whole, in segments of straw's own size.",
-        "storage reclaim and tuning in the pool",
+        "--rollout-io-concurrency",
+        "A process reads and writes with as many threads as it needs.",
+        "a bound on reads and writes in the pool",
     ),
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     *unless_default(
