@@ -116,10 +116,11 @@ class CoordinatorActor:
         self._opened().rotate(decode(committed, QueueState), PositionRanges(released))
 
     async def close(self) -> None:
-        coordinator = self._opened()
+        if isinstance(self._coordinator, VimeError):
+            raise self._coordinator
         if self._house is not None:
             self._house.cancel()
-        coordinator.close()
+        self._coordinator.close()
 
     def _opened(self) -> Coordinator:
         """The coordinator, with its housekeeping under way; raises what went wrong with either."""

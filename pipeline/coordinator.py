@@ -264,11 +264,6 @@ class Coordinator:
         self._queue.rotate(self._config.branch, PositionRanges(committed.trained), ended)
         self._storage.collect()
 
-    @property
-    def work_in_progress(self) -> int:
-        """Groups that are leased now."""
-        return len(self._leased)
-
     async def keep_house(self) -> None:
         """End expired leases and reclaim storage at intervals, until cancelled. Raises `StorageError`."""
         interval_s = min(max(self._config.lease_seconds / 3, 0.1), HOUSEKEEPING_S)

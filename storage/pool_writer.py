@@ -11,8 +11,10 @@ from pathlib import Path
 import straw
 from straw import errors
 
+from storage.ended_writers import mark_writer_ended
 from storage.live import Live
 from storage.refs import PoolRef, from_straw_ref
+from vime.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ class PoolWriter:
     ) -> None:
         self._live, self._root = Live(open_store, root), root
         self._num_publications = 0
+        self._writer_ids: list[str] = []
+        """Writers of straw that have published here and are not marked as ended; the last one is in use."""
         self._lock = threading.Lock()
 
     def publish(self, publications: Sequence[straw.Publication], submission_id: str) -> list[PoolRef]:
@@ -49,22 +53,40 @@ class PoolWriter:
             if recorded is not None:
                 return recorded
             tried.append(store.writer_id)
+            if store.writer_id not in self._writer_ids:
+                self._writer_ids.append(store.writer_id)
             written = list(store.publish_many(publications, submission_id=submission_id))
             check_in_place(self._root, *{ref.manifest.segment.path for ref in written})
             return written
 
         with self._lock:
             refs = self._live.call(f"publish {submission_id}", publish, num_bytes=num_bytes)
+            self._mark_ended(self._writer_ids[:-1])
             self._num_publications += len(refs)
             if self._num_publications >= MAX_PUBLICATIONS:
                 self._num_publications = 0
                 self._live.renew()
+                self._mark_ended(self._writer_ids)
         return [from_straw_ref(ref) for ref in refs]
 
     def close(self) -> None:
         """Wait for a running publication, then close the writer."""
         with self._lock:
             self._live.close()
+            self._mark_ended(self._writer_ids)
+
+    def _mark_ended(self, writer_ids: Sequence[str]) -> None:
+        """Let the queue reclaim also the last packs of writers that were closed or replaced.
+
+        Where that fails, for example because the mount is gone, the next session does it.
+        """
+        for writer_id in list(writer_ids):
+            self._writer_ids.remove(writer_id)
+            try:
+                check_in_place(self._root)
+                mark_writer_ended(self._root / "vime", writer_id)
+            except (errors.StorageUnavailable, StorageError) as error:
+                logger.warning("writer %s of %s is not marked as ended: %s", writer_id, self._root, error)
 
 
 def check_in_place(root: Path, *paths: str) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from storage.files import make_folder, write_atomically
+from storage.ended_writers import ended_writers, forget_writer, has_ended, mark_writer_ended
+from storage.files import write_atomically
 from storage.os_errors import os_error
 from storage.segment_list import SegmentList
 from vime.errors import CorruptDataError
@@ -35,7 +36,7 @@ class Reclaimer:
     def __init__(self, root: Path, control_dir: Path) -> None:
         self._root = root
         self._session = control_dir / "session.json"
-        self._ended = control_dir / "ended_writers"
+        self._control_dir = control_dir
         self._idle_since: dict[Path, int] = {}
         """Pack -> the newest lease when it was first seen to be finished and not needed."""
 
@@ -49,9 +50,8 @@ class Reclaimer:
                 return
         except ValueError as error:
             raise CorruptDataError(f"{self._session} can't be read: {error}.", next_step="Delete it.") from error
-        make_folder(self._ended)
         for folder in [*self._root.glob("raw/*/*"), *self._root.glob("control/writers/*/*")]:
-            (self._ended / folder.name).touch()
+            mark_writer_ended(self._control_dir, folder.name)
         write_atomically(self._session, json.dumps({"name": name}).encode())
 
     def collect(self, segments: SegmentList, needed: set[str]) -> Reclaimed:
@@ -80,19 +80,19 @@ class Reclaimer:
         """Packs that nobody appends to: all but the newest of each writer that may be alive."""
         for folder in self._root.glob("raw/*/*"):
             packs = sorted(folder.glob("*.pack"), key=lambda path: path.stat().st_mtime_ns)
-            yield from packs if (self._ended / folder.name).exists() else packs[:-1]
+            yield from packs if has_ended(self._control_dir, folder.name) else packs[:-1]
 
     def _remove_ended_writers(self) -> None:
         """straw's notes on writers that have ended and have no pack left."""
-        for marker in self._ended.glob("*"):
-            folder = self._root / "raw" / marker.name[:2] / marker.name
+        for writer_id in ended_writers(self._control_dir):
+            folder = self._root / "raw" / writer_id[:2] / writer_id
             if folder.exists() and any(folder.glob("*.pack")):
                 continue
-            shutil.rmtree(folder, ignore_errors=True)
-            notes = self._root / "control" / "writers" / marker.name[:2] / marker.name
-            if notes.exists():
-                shutil.rmtree(notes)
-            marker.unlink()
+            notes = self._root / "control" / "writers" / writer_id[:2] / writer_id
+            for leftover in (folder, notes):
+                if leftover.exists():
+                    shutil.rmtree(leftover)
+            forget_writer(self._control_dir, writer_id)
 
     def _remove_journals(self, kept: set[str]) -> int:
         """Delete straw queues of groups that the list of segments doesn't name, or calls reclaimed."""

@@ -153,14 +153,3 @@ def test_production_pauses_before_the_disk_is_full_and_says_need_against_free(
     assert coordinator.lease("w", 1).status is LeaseStatus.WORK
     assert coordinator.counts().notices == []
     coordinator.close()
-
-
-async def test_housekeeping_ends_leases_though_nobody_asks(tmp_path: Path) -> None:
-    coordinator = opened(tmp_path, lease_seconds=0.2)
-    coordinator.lease("w", 4)
-    house = asyncio.create_task(coordinator.keep_house())
-    async with asyncio.timeout(10):
-        while coordinator.work_in_progress:
-            await asyncio.sleep(0.01)
-    house.cancel()
-    coordinator.close()

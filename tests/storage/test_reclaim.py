@@ -196,17 +196,30 @@ def test_garbage_of_earlier_sessions_goes_whole(root: Path) -> None:
         submit(queue, 0, 2)
         finish_two(producer, queue)
         train(queue, 0, 1)
-    writers = len(list(root.glob("control/writers/*/*")))
+    shutil.rmtree(root / "vime" / "ended_writers")  # as if all had been killed
     with Pool.open(root) as again, GroupQueue.open(again, owner="test", lease_seconds=60) as later:
         later.begin_session("first")  # the coordinator was restarted: its producers live
         assert later.collect_garbage() == Reclaimed(journals=1)
-        assert len(packs(root)) == writers == 2
+        assert len(packs(root)) == 2
         later.begin_session("second")
         later.collect_garbage()
         assert packs(root) == set()
         assert list(root.glob("control/writers/*/*")) == []
         submit(later, 2, 4)
         assert [again.read_blob(group.prompt_ref) for group in later.lease("w", 2)]
+
+
+def test_the_last_pack_of_a_producer_goes_once_its_pool_is_closed(
+    opened: tuple[Pool, Pool, GroupQueue], root: Path
+) -> None:
+    _, producer, queue = opened
+    finish_two(producer, queue)
+    train(queue, 0, 1)
+    queue.collect_garbage()
+    before = packs(root)
+    producer.close()
+    assert queue.collect_garbage().packs == 1
+    assert len(packs(root)) == len(before) - 1 == 1  # that of the coordinator, which may go on with it
 
 
 def test_a_half_made_segment_is_removed(opened: tuple[Pool, Pool, GroupQueue], root: Path) -> None:
