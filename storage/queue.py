@@ -268,6 +268,9 @@ class GroupQueue:
                 sort_out(segment.coordinator.tasks, positions, facts)
             return facts
 
+    def snapshot(self, trained: PositionRanges) -> None:  # noqa: ARG002 - see QueueOfGroups
+        """None: a resume reads this queue itself."""
+
     def close(self) -> None:
         """Give the queue up; its leases become stale when it is opened again."""
         self._session.close()

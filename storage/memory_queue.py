@@ -1,0 +1,358 @@
+"""The queue of groups in memory: the contract of `GroupQueue` but for its promise to outlive its process."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+
+from storage.facts import group_of
+from storage.memory_group import MemoryGroup
+from storage.memory_pool import MemoryPool, attempt_of
+from storage.positions import PositionRanges, first_position, segment_of
+from storage.prompt_codec import encode_prompt
+from storage.queue_types import (
+    AcceptedGroup,
+    ClosedSegment,
+    LeasedGroup,
+    LeaseState,
+    MemorySnapshot,
+    PlanRecord,
+    QueueFacts,
+    Receipt,
+)
+from storage.refs import GroupRef, Lease, PoolRef, lease_from_bytes
+from storage.step_log import StepLog, TrainedRecord
+from storage.summary import GroupSummary
+from vime.data.cursor import PromptCursor, PromptTask
+from vime.errors import CorruptDataError, StaleLeaseError, StorageError
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryQueue:
+    """Groups in memory, with a step log on disk. Thread-safe; its methods are those of `GroupQueue`.
+
+    What it forgets when its process ends is what `snapshot` says; `restore` hands that out again. A payload is
+    released when its group is trained, when its result is refused, or, at the next rotation, when it is dropped.
+    """
+
+    def __init__(
+        self, pool: MemoryPool, log: StepLog, *, lease_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pool, self._log = pool, log
+        self._lease_seconds, self._clock = lease_seconds, clock
+        self._mutex = threading.RLock()
+        self._closed = False
+        self._queue_id = f"memory-{uuid.uuid4().hex}"
+        self._groups: dict[int, MemoryGroup] = {}
+        self._by_position: dict[int, MemoryGroup] = {}
+        self._cursor = PromptCursor()
+        self._left_behind = PositionRanges()
+        """Positions of trained groups that are not kept one by one any more."""
+        self._dropped_before: Counter[str] = Counter()
+        self._segment = 0
+        self._num_accepted_here = 0
+        self._plans: dict[str, PlanRecord] = {}
+
+    def restore(
+        self,
+        snapshot: MemorySnapshot,
+        trained: PositionRanges,
+        prompts: Sequence[PromptTask],
+        cursor: PromptCursor,
+    ) -> None:
+        """Begin where a commit stood: `trained` stays trained, and `prompts`, those of its unfinished groups, wait.
+
+        `cursor` is the commit's. Raises `CorruptDataError` when the parts don't cover all groups before it.
+        """
+        expected = [index for first, last in snapshot.unfinished for index in range(first, last + 1)]
+        found = [task.group_index for task in prompts]
+        covered = len(trained) + len(expected) + sum(snapshot.dropped.values())
+        if found != expected or covered != cursor.next_group_index:
+            raise CorruptDataError(
+                f"The commit has {len(trained)} trained, {len(expected)} unfinished and "
+                f"{sum(snapshot.dropped.values())} dropped groups of {cursor.next_group_index}, and the prompts of "
+                f"{len(found)} were read again.",
+                next_step="Resume from another commit.",
+            )
+        with self._guarded("restore the queue"):
+            self._left_behind = PositionRanges(trained.ranges())
+            self._dropped_before = Counter(snapshot.dropped)
+            self._segment = max((segment_of(last) + 1 for _, last in trained.ranges()), default=0)
+            self._add(prompts, [encode_prompt(task) for task in prompts])
+            self._cursor = cursor
+
+    @property
+    def num_accepted(self) -> int:
+        """Number of groups that were ever accepted."""
+        with self._guarded("count accepted groups"):
+            return len(self._left_behind) + len(self._by_position)
+
+    def reopen(self, trained: PositionRanges) -> None:
+        """Check that every position in `trained` is accepted. Raises `CorruptDataError`."""
+        with self._guarded("check trained positions"):
+            known = PositionRanges([*self._left_behind.ranges(), *PositionRanges.of(self._by_position).ranges()])
+            for first, last in trained.ranges():
+                if known.count_between(first, last) != last - first + 1:
+                    raise CorruptDataError(
+                        f"positions {first}..{last} are called trained, but the queue in memory has accepted "
+                        f"{known.count_between(first, last)} of them.",
+                        next_step="Resume from a commit of this run.",
+                    )
+
+    def rotate(self, branch: str, trained: PositionRanges) -> None:
+        """Leave behind what has come to an end; see `GroupQueue.rotate`."""
+        with self._guarded("rotate the queue"):
+            self._log.rotate(branch, trained)
+            for group in list(self._groups.values()):
+                if group.accepted is not None and group.accepted.position in trained:
+                    self._left_behind.update([group.accepted.position])
+                    del self._by_position[group.accepted.position]
+                elif group.dropped is not None:
+                    self._dropped_before[group.dropped] += 1
+                    self._pool.release([group.input_ref])
+                else:
+                    continue
+                del self._groups[group.index]
+
+    def submit_prompts(self, prompts: Sequence[PromptTask], cursor: PromptCursor) -> None:
+        """Add groups and move the cursor; the same call again changes nothing. Raises as `GroupQueue`'s."""
+        indices = [task.group_index for task in prompts]
+        if not indices or indices != list(range(indices[0], cursor.next_group_index)):
+            raise StorageError(f"Prompts must be groups in order up to {cursor.next_group_index - 1}, found {indices}.")
+        payloads = [encode_prompt(task) for task in prompts]
+        with self._guarded(f"submit groups {indices[0]}..{indices[-1]}"):
+            if indices[0] < self._cursor.next_group_index:
+                self._check_repeat(indices, payloads, cursor)
+                return
+            if indices[0] != self._cursor.next_group_index:
+                raise StorageError(
+                    f"Prompts start at group {indices[0]}, the queue continues at {self._cursor.next_group_index}.",
+                    next_step="Take prompts from the queue's own cursor.",
+                )
+            self._add(prompts, payloads)
+            self._cursor = cursor
+
+    def cursor(self) -> PromptCursor:
+        """The cursor that came with the newest prompts; the start when there are none."""
+        with self._guarded("read the cursor"):
+            return self._cursor
+
+    def lease(self, worker_id: str, max_groups: int) -> list[LeasedGroup]:
+        """Up to `max_groups` waiting groups, first priority first; those whose lease has expired wait too."""
+        with self._guarded(f"lease groups to {worker_id}"):
+            now_s = self._clock()
+            waiting = (group for group in self._groups.values() if group.is_waiting(now_s))
+            chosen = heapq.nsmallest(max_groups, waiting, key=lambda group: group.priority)
+            deadline_s = now_s + self._lease_seconds
+            return [group.lease(self._pool.run_id, self._queue_id, worker_id, deadline_s) for group in chosen]
+
+    def heartbeat(self, leases: Sequence[bytes]) -> list[LeaseState]:
+        """Extend leases by the lease time; one state each."""
+        with self._guarded("extend leases"):
+            now_s = self._clock()
+            return [
+                LeaseState.STALE
+                if (group := self._group(lease)) is None
+                else group.extend(lease.attempt_id, now_s, now_s + self._lease_seconds)
+                for lease in map(lease_from_bytes, leases)
+            ]
+
+    def release(self, leases: Sequence[bytes], reason: str) -> list[bool]:
+        """Give groups back unspent; for each lease whether it gave its group back, now or before."""
+        with self._guarded(f"release {len(leases)} groups"):
+            released = [
+                (group := self._group(lease)) is not None and group.give_back(lease.attempt_id)
+                for lease in map(lease_from_bytes, leases)
+            ]
+        if leases:
+            logger.info("%d groups back to the queue: %s", sum(released), reason)
+        return released
+
+    def accept(self, lease: bytes, ref: GroupRef, summary: GroupSummary) -> Receipt:
+        """Make a published group the result of its lease; raises as `GroupQueue.accept`. A refused one is released."""
+        held = lease_from_bytes(lease)
+        index = group_of(held.task_id)
+        what = f"accept group {index}, attempt {held.generation}"
+        if summary.group_index != index:
+            raise StorageError(f"The result of group {summary.group_index} came with a lease of group {index}.")
+        if attempt_of(ref) != held.attempt_id:
+            raise StorageError(f"{what}: the publication {ref.path} does not belong to task {held.task_id!r}.")
+        with self._guarded(what):
+            group = self._groups.get(index)
+            if group is not None and group.accepted is not None and group.ended_by(held.attempt_id):
+                if group.accepted.ref.digest != ref.digest:
+                    raise StorageError(f"{what}: this attempt has another result already.")
+                return Receipt(group.accepted.position, index)
+            try:
+                self._current(held, what)
+            except StaleLeaseError:
+                self._pool.release([ref])
+                raise
+            position = first_position(self._segment) + self._num_accepted_here
+            self._num_accepted_here += 1
+            accepted = AcceptedGroup(position, index, ref, summary)
+            self._groups[index].end(held.attempt_id, accepted=accepted)
+            self._by_position[position] = self._groups[index]
+            return Receipt(position, index)
+
+    def drop(self, lease: bytes, reason: str) -> None:
+        """End a group without a result, for good. Raises `StaleLeaseError` when the lease is not current."""
+        if not reason:
+            raise StorageError("A group can't be dropped without a reason.")
+        held = lease_from_bytes(lease)
+        index = group_of(held.task_id)
+        with self._guarded(f"drop group {index}"):
+            group = self._groups.get(index)
+            if group is None or group.dropped is None or not group.ended_by(held.attempt_id):
+                self._current(held, f"drop group {index}, attempt {held.generation}").end(
+                    held.attempt_id, dropped=reason
+                )
+
+    def accepted(self, except_for: PositionRanges | None = None) -> list[AcceptedGroup]:
+        """Accepted groups that are still kept, by position, but for those in `except_for`."""
+        with self._guarded("read accepted groups"):
+            found = (group.accepted for _, group in sorted(self._by_position.items()))
+            return [
+                accepted
+                for accepted in found
+                if accepted is not None and (except_for is None or accepted.position not in except_for)
+            ]
+
+    def record_plan(self, batch_id: str, positions: Sequence[int], plan_ref: PoolRef) -> PlanRecord:
+        """Log a batch's plan before it is trained; raises as `GroupQueue.record_plan`."""
+        with self._guarded(f"record plan {batch_id}"):
+            self._check_accepted(positions, f"plan {batch_id}")
+            plan = PlanRecord(batch_id, list(positions), plan_ref)
+            self._log.append_plan(plan)
+            self._plans[batch_id] = plan
+            return plan
+
+    def plan(self, batch_id: str) -> PlanRecord | None:
+        """The plan of a batch that is not trained yet, None when there is none."""
+        with self._guarded(f"read plan {batch_id}"):
+            return self._plans.get(batch_id)
+
+    def record_trained(self, branch: str, step: int, version: int, positions: Sequence[int]) -> None:
+        """Make durable that a step trained these positions, and release their payloads; raises as `GroupQueue`'s."""
+        with self._guarded(f"record step {step} of branch {branch}"):
+            self._check_accepted(positions, f"step {step} of branch {branch!r}")
+            self._log.append(TrainedRecord(branch, step, version, list(positions)))
+            for group in (self._by_position[p] for p in positions if p in self._by_position):
+                self._pool.release([group.input_ref, *([group.accepted.ref] if group.accepted else [])])
+            for plan in [plan for plan in self._plans.values() if set(plan.positions) <= set(positions)]:
+                self._pool.release([self._plans.pop(plan.batch_id).plan_ref])
+
+    def trained_log(self) -> list[TrainedRecord]:
+        """The records of all branches since the last rotation, oldest first."""
+        with self._guarded("read the step log"):
+            return list(self._log.records)
+
+    def trained_by(self, branch: str) -> PositionRanges:
+        """What a branch has trained by its records; after its first rotation, with what its ancestors had."""
+        with self._guarded("read the step log"):
+            return self._log.trained_by(branch)
+
+    def highest_trained_version(self) -> int:
+        """Newest policy version under which any branch has trained; 0 when none has."""
+        with self._guarded("read the step log"):
+            return self._log.highest_version
+
+    def facts(self) -> QueueFacts:
+        """Where every group is now. Trained groups that were left behind are counted by ranges of positions."""
+        with self._guarded("read the queue's facts"):
+            closed = [ClosedSegment(first, last - first + 1, {}) for first, last in self._left_behind.ranges()]
+            if self._dropped_before:
+                closed.append(ClosedSegment(0, 0, dict(self._dropped_before)))
+            facts = QueueFacts([], [], {}, {}, closed, self._cursor)
+            for index, group in sorted(self._groups.items()):
+                if group.accepted is not None:
+                    facts.accepted[index] = group.accepted.position
+                elif group.dropped is not None:
+                    facts.dropped[index] = group.dropped
+                else:
+                    (facts.in_flight if group.attempts else facts.fresh).append(index)
+            return facts
+
+    def snapshot(self, trained: PositionRanges) -> MemorySnapshot:
+        """What a commit that calls `trained` trained must keep of the queue."""
+        with self._guarded("take a snapshot"):
+            dropped = self._dropped_before + Counter(g.dropped for g in self._groups.values() if g.dropped is not None)
+            unfinished = PositionRanges.of(
+                index
+                for index, group in self._groups.items()
+                if group.dropped is None and (group.accepted is None or group.accepted.position not in trained)
+            )
+            return MemorySnapshot(unfinished.ranges(), dict(dropped))
+
+    def close(self) -> None:
+        """Forget all groups."""
+        with self._mutex:
+            self._closed = True
+            self._groups.clear()
+            self._by_position.clear()
+            self._log.close()
+
+    def __enter__(self) -> MemoryQueue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        with self._mutex:
+            if self._closed:
+                raise StorageError(f"{what}: the queue in memory is closed.", next_step="Resume from a commit.")
+            yield
+
+    def _add(self, prompts: Sequence[PromptTask], payloads: Sequence[bytes]) -> None:
+        if not prompts:
+            return
+        refs = self._pool.publish_prompts(payloads, submission_id=f"prompts:{prompts[0].group_index}")
+        for task, payload, ref in zip(prompts, payloads, refs, strict=True):
+            index = task.group_index
+            self._groups[index] = MemoryGroup(index, ref, sha256(payload).hexdigest(), (0, 0, index))
+
+    def _check_repeat(self, indices: Sequence[int], payloads: Sequence[bytes], cursor: PromptCursor) -> None:
+        for index, payload in zip(indices, payloads, strict=True):
+            group = self._groups.get(index)
+            missing = index >= self._cursor.next_group_index
+            if missing or (group is not None and group.prompt_digest != sha256(payload).hexdigest()):
+                raise StorageError(
+                    f"Groups {indices[0]}..{indices[-1]} were submitted before, and group {index} "
+                    + ("is missing." if missing else "has another prompt."),
+                    next_step="Check that the prompt file and its settings have not changed.",
+                )
+        if cursor.next_group_index == self._cursor.next_group_index and cursor != self._cursor:
+            raise StorageError(
+                f"Groups up to {indices[-1]} were submitted with cursor {self._cursor}, found {cursor}."
+            )
+
+    def _check_accepted(self, positions: Sequence[int], what: str) -> None:
+        bad = [p for p in positions if p not in self._by_position and p not in self._left_behind]
+        if bad:
+            start, last = first_position(self._segment), first_position(self._segment) + self._num_accepted_here - 1
+            allowed = f"{start}..{last}" if last >= start else "none"
+            raise StorageError(
+                f"{what}: positions {bad[:5]} are not accepted, allowed in segment {self._segment}: {allowed}."
+            )
+
+    def _group(self, lease: Lease) -> MemoryGroup | None:
+        """The group of a lease; None when it has been left behind."""
+        return self._groups.get(group_of(lease.task_id))
+
+    def _current(self, lease: Lease, what: str) -> MemoryGroup:
+        """The group of a lease that may end it now. Raises `StaleLeaseError`."""
+        group = self._group(lease)
+        if group is None:
+            raise StaleLeaseError(f"{what}: the group came to its end before.", next_step="Discard the result.")
+        group.check_current(lease.attempt_id, self._clock(), what)
+        return group
