@@ -19,10 +19,11 @@ from pipeline.messages import (
 )
 from recovery.accounting import Identity, count_identity
 from recovery.commit import QueueState
+from storage.contracts import PayloadPool, QueueOfGroups
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
-from storage.queue_types import AcceptedGroup, LeaseState
+from storage.queue_types import AcceptedGroup, LeaseState, MemorySnapshot
 from vime.data.prompts import PromptSource
 from vime.errors import StaleLeaseError
 
@@ -43,12 +44,18 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     max_groups: int
     """Most groups generated but not trained."""
     lease_seconds: float
+    next_group_index: int = 0
+    """Cursor of the commit that a queue in memory goes on from,"""
+    memory: MemorySnapshot | None = None
+    """and the groups that it gives back; None at the start of a run, and for a queue on disk."""
 
 
 class Coordinator:
     """The queue's state and rules, in one process. Methods without `await` are atomic."""
 
-    def __init__(self, pool: Pool, queue: GroupQueue, source: PromptSource, config: CoordinatorConfig) -> None:
+    def __init__(
+        self, pool: PayloadPool, queue: QueueOfGroups, source: PromptSource, config: CoordinatorConfig
+    ) -> None:
         self._pool, self._queue, self._source, self._config = pool, queue, source, config
         self._trained = PositionRanges([*config.trained, *queue.trained_by(config.branch).ranges()])
         queue.reopen(self._trained)
@@ -190,6 +197,7 @@ class Coordinator:
                 "in_flight": counts.in_flight,
                 "dropped": sum(counts.dropped.values()),
             },
+            memory=self._queue.snapshot(self._trained),
         )
 
     def rotate(self, committed: QueueState) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
 from storage.columns import EncodedGroup, encode_group
-from storage.pool import Pool
+from storage.contracts import PayloadPool
 from storage.prompt_codec import decode_prompt
 from storage.summary import GroupSummary, summarize
 from vime.backends.vllm_utils.client import EngineClient
@@ -70,7 +70,7 @@ class Producer:
         self,
         settings: ProducerSettings,
         queue: QueueClient,
-        pool: Pool,
+        pool: PayloadPool,
         engines: Sequence[EngineClient],
         generator: SampleGenerator,
         reward: RewardFunction,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.planner import BatchPlan, PlannedSample, StepPlan
-from storage.pool import Pool
+from storage.contracts import PayloadPool
 from vime.data.batch import PackedMicrobatch, StepTotals
 
 COLUMNS = ("tokens", "loss_mask", "sampler_log_probs")
@@ -17,7 +17,7 @@ COLUMNS = ("tokens", "loss_mask", "sampler_log_probs")
 Columns = Mapping[str, npt.NDArray[Any]]
 
 
-def read_rank_groups(pool: Pool, plan: BatchPlan, rank: int) -> dict[int, Columns]:
+def read_rank_groups(pool: PayloadPool, plan: BatchPlan, rank: int) -> dict[int, Columns]:
     """Columns of each group that `rank` trains on, by the group's number in the plan."""
     numbers = {
         plan.samples[sample].group for step in plan.steps for microbatch in step.ranks[rank] for sample in microbatch

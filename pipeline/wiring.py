@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.devices import visible_gpus
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
+from pipeline.transports.carriers import carrier_of
+from pipeline.transports.ray_parts import RayParts
+from storage.contracts import PayloadPool
+from storage.memory_pool import MemoryPool
 from storage.pool import Pool
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.vllm_utils.arguments import split_vllm_flags
@@ -33,7 +38,7 @@ def create_or_open_pool(settings: Settings) -> Pool:
     """The run's pool, made when it doesn't exist; for the coordinator, which comes first."""
     root, queue = RunFolder.of(settings).queue, settings.queue
     if (root / "vime" / "pool.json").exists():
-        return open_pool(settings)
+        return Pool.open(root, queue.rollout_queue_run_id)
     return Pool.create(
         root,
         queue.rollout_queue_run_id,
@@ -42,9 +47,13 @@ def create_or_open_pool(settings: Settings) -> Pool:
     )
 
 
-def open_pool(settings: Settings) -> Pool:
-    """The run's pool."""
-    return Pool.open(RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id)
+def open_pool(settings: Settings, coordinator: Any) -> PayloadPool:
+    """The run's pool as producers and trainer ranks see it; `coordinator` is the handle of its actor."""
+    queue = settings.queue
+    if queue.is_in_memory:
+        carrier = carrier_of(queue.rollout_data_transport)
+        return MemoryPool(queue.rollout_queue_run_id, RayParts(coordinator, carrier))
+    return Pool.open(RunFolder.of(settings).queue, queue.rollout_queue_run_id)
 
 
 def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:
@@ -74,14 +83,13 @@ def _planned_steps(settings: Settings) -> int | None:
 
 
 async def build_producer(
-    settings: Settings, queue: QueueClient, engine_addresses: Sequence[str], number: int
+    settings: Settings, queue: QueueClient, pool: PayloadPool, engine_addresses: Sequence[str], number: int
 ) -> tuple[Producer, list[Callable[[], Awaitable[None]]]]:
     """A producer, and what must be awaited to close what it uses."""
     from transformers import AutoTokenizer
 
     rollout, data = settings.rollout, settings.data
     engines = [EngineClient(address) for address in engine_addresses]
-    pool = open_pool(settings)
     requests = rollout.vllm_server_concurrency * len(engines)
     producer_settings = ProducerSettings(
         worker_id=f"producer-{number}-{os.getpid()}",
@@ -139,9 +147,9 @@ def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
 
 
 def build_trainer_worker(
-    settings: Settings, folder: RunFolder, rank: int, world_size: int, init_method: str
+    settings: Settings, folder: RunFolder, pool: PayloadPool, rank: int, world_size: int, init_method: str
 ) -> TrainerWorker:
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
-    return TrainerWorker(model, open_pool(settings), rank, folder.training_log(rank))
+    return TrainerWorker(model, pool, rank, folder.training_log(rank))

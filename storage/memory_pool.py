@@ -69,9 +69,7 @@ class MemoryPool:
         if missing:
             raise StorageError(f"The group in {ref.path} has no columns {missing}, it has {sorted(ordinals)}.")
         payloads = self._read(ref, [ordinals[name] for name in names])
-        return {
-            name: _array(table[ordinals[name] - 1], data, ref) for name, data in zip(names, payloads, strict=True)
-        }
+        return {name: _array(table[ordinals[name] - 1], data, ref) for name, data in zip(names, payloads, strict=True)}
 
     def read_group(self, ref: GroupRef) -> EncodedGroup:
         """The whole group: header and all columns."""

@@ -332,9 +332,7 @@ class MemoryQueue:
                     next_step="Check that the prompt file and its settings have not changed.",
                 )
         if cursor.next_group_index == self._cursor.next_group_index and cursor != self._cursor:
-            raise StorageError(
-                f"Groups up to {indices[-1]} were submitted with cursor {self._cursor}, found {cursor}."
-            )
+            raise StorageError(f"Groups up to {indices[-1]} were submitted with cursor {self._cursor}, found {cursor}.")
 
     def _check_accepted(self, positions: Sequence[int], what: str) -> None:
         bad = [p for p in positions if p not in self._by_position and p not in self._left_behind]

@@ -268,7 +268,7 @@ class GroupQueue:
                 sort_out(segment.coordinator.tasks, positions, facts)
             return facts
 
-    def snapshot(self, trained: PositionRanges) -> None:  # noqa: ARG002 - see QueueOfGroups
+    def snapshot(self, trained: PositionRanges) -> None:
         """None: a resume reads this queue itself."""
 
     def close(self) -> None:

@@ -3,17 +3,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from queue_helpers import new_queue, publish, samples_of
+from queue_helpers import new_queue, samples_of
 from straw.errors import QuotaExceeded
 
-from storage.columns import EncodedGroup, decode_group, encode_group
+from storage.columns import encode_group
 from storage.pool import Pool
 from storage.queue import GroupQueue
-from storage.refs import PoolRef, ref_from_bytes, ref_to_bytes
+from storage.refs import ref_from_bytes, ref_to_bytes
 from vime.errors import CorruptDataError, StorageError
 
 DECLARATION = {

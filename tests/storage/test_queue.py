@@ -5,18 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from queue_helpers import cursor_at, finish, new_queue, prompts, publish, samples_of, submit
+from queue_helpers import finish, new_queue, publish, samples_of, submit
 from straw.errors import QuotaExceeded
 
-from storage.columns import decode_group, encode_group
+from storage.columns import encode_group
 from storage.pool import Pool
 from storage.positions import PositionRanges
-from storage.prompt_codec import decode_prompt
 from storage.queue import GroupQueue
-from storage.queue_types import LeaseState, Receipt
+from storage.queue_types import LeaseState
 from storage.summary import summarize
-from vime.data.cursor import PromptCursor
-from vime.errors import CoordinatorBusyError, StaleLeaseError, StorageError
+from vime.errors import CoordinatorBusyError, StorageError
 
 
 @pytest.fixture

@@ -237,13 +237,6 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default("--save-hf", "Checkpoints are Megatron's.", "Hugging Face exports during a run"),
     *unless_default("--no-save-optim --async-save", "A commit is whole and written at once.", "other kinds of commits"),
     # Queue and weights
-    Refusal(
-        "--rollout-data-transport",
-        "straw",
-        "Samples travel through the durable queue.",
-        "transports without a queue",
-        accepts=("straw",),
-    ),
     *unless_default(
         "--rollout-queue-online-gc --rollout-queue-segment-mib --rollout-io-concurrency",
         "The pool is kept whole, in segments of straw's own size.",
