@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayTaskError
@@ -14,8 +14,6 @@ from storage.memory_parts import PartTable
 from vime.errors import RunFailedError, StorageError
 
 logger = logging.getLogger(__name__)
-
-_Result = TypeVar("_Result")
 
 FULL_WAIT_S = 0.5
 """Seconds between attempts to keep something while the store is full."""
@@ -53,7 +51,6 @@ class RayParts:
 
     def __init__(self, coordinator: Any, carrier: PartCarrier) -> None:
         self._coordinator, self._carrier = coordinator, carrier
-        self._sleep: Callable[[float], None] = time.sleep
 
     def put(self, entries: Mapping[str, Sequence[bytes]]) -> None:
         """See `PartStore.put`. Waits while the object store is full."""
@@ -86,7 +83,7 @@ class RayParts:
                 if not waited:
                     logger.warning("Ray's object store has no room for %d bytes; waiting: %s", len(part), error)
                 waited = True
-                self._sleep(FULL_WAIT_S)
+                time.sleep(FULL_WAIT_S)
 
 
 CoordinatorParts = PartTable[Any]
