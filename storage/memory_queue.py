@@ -20,12 +20,15 @@ from storage.prompt_codec import encode_prompt
 from storage.queue_types import (
     AcceptedGroup,
     ClosedSegment,
+    GroupResult,
+    GroupReturn,
     LeasedGroup,
     LeaseState,
     MemorySnapshot,
     PlanRecord,
     QueueFacts,
     Receipt,
+    Stage,
 )
 from storage.refs import GroupRef, Lease, PoolRef, lease_from_bytes
 from storage.step_log import StepLog, TrainedRecord
@@ -59,6 +62,7 @@ class MemoryQueue:
         self._dropped_before: Counter[str] = Counter()
         self._segment = 0
         self._num_accepted_here = 0
+        self._num_returns = 0
         self._plans: dict[str, PlanRecord] = {}
 
     def restore(
@@ -117,7 +121,7 @@ class MemoryQueue:
                     del self._by_position[group.accepted.position]
                 elif group.dropped is not None:
                     self._dropped_before[group.dropped] += 1
-                    self._pool.release([group.input_ref])
+                    self._pool.release(group.refs)
                 else:
                     continue
                 del self._groups[group.index]
@@ -146,7 +150,7 @@ class MemoryQueue:
             return self._cursor
 
     def lease(self, worker_id: str, max_groups: int) -> list[LeasedGroup]:
-        """Up to `max_groups` waiting groups, first priority first; those whose lease has expired wait too."""
+        """Up to `max_groups` waiting groups, in the order of `GroupQueue.lease`; ends expired leases."""
         with self._guarded(f"lease groups to {worker_id}"):
             now_s = self._clock()
             waiting = (group for group in self._groups.values() if group.is_waiting(now_s))
@@ -176,6 +180,24 @@ class MemoryQueue:
             logger.info("%d groups back to the queue: %s", sum(released), reason)
         return released
 
+    def yield_groups(self, returns: Sequence[GroupReturn]) -> list[bool]:
+        """Give groups back with what they have; for each whether it went back, now or before. Refused ones are
+        released."""
+        if any(item.stage is Stage.FRESH for item in returns):
+            raise StorageError("A group goes back with samples as partial or completed, found fresh.")
+        with self._guarded(f"give back {len(returns)} groups"):
+            return [self._yield_group(item, lease_from_bytes(item.lease)) for item in returns]
+
+    def accept_many(self, results: Sequence[GroupResult]) -> list[Receipt | None]:
+        """`accept` for many groups; None where the lease was stale."""
+        receipts: list[Receipt | None] = []
+        for result in results:
+            try:
+                receipts.append(self.accept(result.lease, result.ref, result.summary))
+            except StaleLeaseError:
+                receipts.append(None)
+        return receipts
+
     def accept(self, lease: bytes, ref: GroupRef, summary: GroupSummary) -> Receipt:
         """Make a published group the result of its lease; raises as `GroupQueue.accept`. A refused one is released."""
         held = lease_from_bytes(lease)
@@ -183,10 +205,11 @@ class MemoryQueue:
         what = f"accept group {index}, attempt {held.generation}"
         if summary.group_index != index:
             raise StorageError(f"The result of group {summary.group_index} came with a lease of group {index}.")
-        if attempt_of(ref) != held.attempt_id:
-            raise StorageError(f"{what}: the publication {ref.path} does not belong to task {held.task_id!r}.")
         with self._guarded(what):
             group = self._groups.get(index)
+            started_from_it = group is not None and ref == group.input_ref
+            if attempt_of(ref) != held.attempt_id and not started_from_it:
+                raise StorageError(f"{what}: the publication {ref.path} does not belong to task {held.task_id!r}.")
             if group is not None and group.accepted is not None and group.ended_by(held.attempt_id):
                 if group.accepted.ref.digest != ref.digest:
                     raise StorageError(f"{what}: this attempt has another result already.")
@@ -194,7 +217,8 @@ class MemoryQueue:
             try:
                 self._current(held, what)
             except StaleLeaseError:
-                self._pool.release([ref])
+                if not started_from_it:
+                    self._pool.release([ref])
                 raise
             position = first_position(self._segment) + self._num_accepted_here
             self._num_accepted_here += 1
@@ -246,7 +270,7 @@ class MemoryQueue:
             self._check_accepted(positions, f"step {step} of branch {branch!r}")
             self._log.append(TrainedRecord(branch, step, version, list(positions)))
             for group in (self._by_position[p] for p in positions if p in self._by_position):
-                self._pool.release([group.input_ref, *([group.accepted.ref] if group.accepted else [])])
+                self._pool.release(group.refs)
             for plan in [plan for plan in self._plans.values() if set(plan.positions) <= set(positions)]:
                 self._pool.release([self._plans.pop(plan.batch_id).plan_ref])
 
@@ -313,13 +337,26 @@ class MemoryQueue:
                 raise StorageError(f"{what}: the queue in memory is closed.", next_step="Resume from a commit.")
             yield
 
+    def _yield_group(self, item: GroupReturn, held: Lease) -> bool:
+        group = self._group(held)
+        if group is not None and group.was_returned_by(held.attempt_id):
+            return True
+        try:
+            self._current(held, f"give back group {group_of(held.task_id)}")
+        except StaleLeaseError:
+            self._pool.release([item.ref])
+            return False
+        self._num_returns += 1
+        self._groups[group_of(held.task_id)].return_samples(held.attempt_id, item, self._num_returns)
+        return True
+
     def _add(self, prompts: Sequence[PromptTask], payloads: Sequence[bytes]) -> None:
         if not prompts:
             return
         refs = self._pool.publish_prompts(payloads, submission_id=f"prompts:{prompts[0].group_index}")
         for task, payload, ref in zip(prompts, payloads, refs, strict=True):
             index = task.group_index
-            self._groups[index] = MemoryGroup(index, ref, sha256(payload).hexdigest(), (0, 0, index))
+            self._groups[index] = MemoryGroup(index, ref, sha256(payload).hexdigest())
 
     def _check_repeat(self, indices: Sequence[int], payloads: Sequence[bytes], cursor: PromptCursor) -> None:
         for index, payload in zip(indices, payloads, strict=True):

@@ -25,7 +25,7 @@ from storage.columns import EncodedGroup, decode_group, encode_group
 from storage.contracts import PayloadPool, QueueOfGroups
 from storage.positions import PositionRanges
 from storage.prompt_codec import decode_prompt
-from storage.queue_types import LeaseState, Receipt
+from storage.queue_types import GroupResult, GroupReturn, LeasedGroup, LeaseState, Receipt, Stage
 from storage.refs import PoolRef
 from storage.summary import summarize
 from vime.data.cursor import PromptCursor
@@ -345,3 +345,69 @@ def test_a_closed_pool_says_so(opened: Opened) -> None:
         pool.publish_blob(b"y", submission_id="2")
     with pytest.raises(StorageError, match="is closed"):
         pool.read_blob(ref)
+
+
+def returned(pool: PayloadPool, queue: QueueOfGroups, leased: LeasedGroup, stage: Stage, version: int | None) -> bool:
+    """Give a group back with samples."""
+    ref = publish(pool, leased, f"returned {leased.group_index}:{leased.attempt}")
+    return queue.yield_groups([GroupReturn(leased.lease, ref, stage, version)]) == [True]
+
+
+def test_completed_groups_come_before_partial_ones_and_these_before_prompts(opened: Opened) -> None:
+    pool, queue = opened
+    first, second, third = queue.lease("w", 3)
+    assert returned(pool, queue, second, Stage.PARTIAL, 1)
+    assert returned(pool, queue, first, Stage.PARTIAL, 1)
+    assert returned(pool, queue, third, Stage.COMPLETED, 9)
+    leased = queue.lease("w", 9)
+    assert [(group.group_index, group.stage) for group in leased] == [
+        (2, Stage.COMPLETED), (1, Stage.PARTIAL), (0, Stage.PARTIAL), (3, Stage.FRESH),
+    ]  # fmt: skip
+
+
+def test_in_a_stage_the_oldest_version_comes_first_and_none_last(opened: Opened) -> None:
+    pool, queue = opened
+    for leased, version in zip(queue.lease("w", 4), (7, None, 3, 7), strict=True):
+        assert returned(pool, queue, leased, Stage.PARTIAL, version)
+    leased = queue.lease("w", 4)
+    assert [(group.group_index, group.min_version) for group in leased] == [(2, 3), (0, 7), (3, 7), (1, None)]
+
+
+def test_a_returned_group_starts_from_what_it_had(opened: Opened) -> None:
+    pool, queue = opened
+    first = queue.lease("w", 1)[0]
+    assert returned(pool, queue, first, Stage.PARTIAL, 2)
+    again = queue.lease("w", 1)[0]
+    assert (again.group_index, again.attempt) == (0, 2)
+    group = pool.read_group(again.prompt_ref)
+    assert decode_group(group.header, group.columns) == samples_of(0)
+    assert queue.facts().in_flight == [0]
+
+
+def test_a_completed_group_is_accepted_with_the_result_that_it_started_from(opened: Opened) -> None:
+    pool, queue = opened
+    assert returned(pool, queue, queue.lease("w", 1)[0], Stage.COMPLETED, 2)
+    again = queue.lease("w", 1)[0]
+    assert queue.accept(again.lease, again.prompt_ref, summarize(samples_of(0))).group_index == 0
+
+
+def test_returning_twice_is_once_and_a_stale_attempt_returns_nothing(opened: Opened) -> None:
+    pool, queue = opened
+    first = queue.lease("w", 1)[0]
+    ref = publish(pool, first)
+    item = GroupReturn(first.lease, ref, Stage.PARTIAL, 1)
+    assert queue.yield_groups([item]) == [True]
+    assert queue.yield_groups([item]) == [True]
+    second = queue.lease("w", 1)[0]
+    assert queue.heartbeat([first.lease, second.lease]) == [LeaseState.STALE, LeaseState.EXTENDED]
+    queue.release([second.lease], "aborted")
+    late = publish(pool, second)
+    assert queue.yield_groups([GroupReturn(second.lease, late, Stage.PARTIAL, 1)]) == [False]
+
+
+def test_many_results_are_accepted_together_and_stale_ones_are_told(opened: Opened) -> None:
+    pool, queue = opened
+    first, second = queue.lease("w", 2)
+    queue.release([first.lease], "aborted")
+    results = [GroupResult(g.lease, publish(pool, g), summarize(samples_of(g.group_index))) for g in (first, second)]
+    assert queue.accept_many(results) == [None, Receipt(0, 1)]
