@@ -31,6 +31,7 @@ from pipeline.wiring import (
     open_pool,
 )
 from recovery.commit import QueueState
+from storage.queue_types import GroupReturn
 from vime.errors import VimeError
 from vime.settings.groups import Settings
 
@@ -83,6 +84,9 @@ class CoordinatorActor:
 
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
         self._opened().release(group_index, lease, reason)
+
+    async def yield_groups(self, returns: bytes) -> list[bool]:
+        return self._opened().yield_groups(decode(returns, list[GroupReturn]))
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         self._opened().drop(group_index, lease, reason)

@@ -23,7 +23,7 @@ from storage.contracts import PayloadPool, QueueOfGroups
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
-from storage.queue_types import AcceptedGroup, LeaseState, MemorySnapshot
+from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState, MemorySnapshot
 from vime.data.prompts import PromptSource
 from vime.errors import StaleLeaseError
 
@@ -85,7 +85,7 @@ class Coordinator:
             self._fresh.discard(group.group_index)
             self._in_flight.add(group.group_index)
         return LeaseReply(
-            LeaseStatus.WORK, [Work(group.lease, group.group_index, group.prompt_ref) for group in leased]
+            LeaseStatus.WORK, [Work(group.lease, group.group_index, group.prompt_ref, group.stage) for group in leased]
         )
 
     def heartbeat(self, leases: list[bytes]) -> list[bool]:
@@ -124,6 +124,13 @@ class Coordinator:
         """Give a group back unfinished; it is handed out again."""
         self._queue.release([lease], reason)
         self._forget_lease(group_index, lease)
+
+    def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
+        """Give groups back with what they have; for each whether it went back, False for a stale attempt."""
+        done = self._queue.yield_groups(returns)
+        ended = {item.lease for item in returns}
+        self._leased = {group: lease for group, lease in self._leased.items() if lease not in ended}
+        return done
 
     def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         """Set a group aside for good, with its reason; a stale attempt may not, and changes nothing."""

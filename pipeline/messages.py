@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from storage.queue_types import Stage
 from storage.refs import GroupRef, PoolRef
 from storage.summary import GroupSummary
 
@@ -38,6 +39,8 @@ class Work(msgspec.Struct, frozen=True):
     lease: bytes
     group_index: int
     prompt_ref: PoolRef
+    """See `storage.queue_types.LeasedGroup`, as for `stage`."""
+    stage: Stage = Stage.FRESH
 
 
 class LeaseReply(msgspec.Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
 import uuid
@@ -11,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.fresh_samples import fresh_sample
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
 from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool
 from storage.prompt_codec import decode_prompt
 from storage.summary import GroupSummary, summarize
 from vime.backends.vllm_utils.client import EngineClient
-from vime.data.cursor import PromptTask
 from vime.errors import EngineError, GenerationAborted, RewardError, SampleError
 from vime.rollout.generate import SampleGenerator
 from vime.rollout.rewards import RewardFunction, reward_value, score
@@ -204,7 +203,7 @@ class Producer:
         What can't be trained or stored fails here, where it costs no other group.
         """
         prompt = decode_prompt(await asyncio.to_thread(self._pool.read_blob, work.prompt_ref))
-        samples = [_fresh_sample(prompt, member) for member in range(self._settings.n_samples_per_prompt)]
+        samples = [fresh_sample(prompt, member) for member in range(self._settings.n_samples_per_prompt)]
         try:
             async with asyncio.TaskGroup() as group:
                 for sample in samples:
@@ -286,17 +285,6 @@ class Producer:
         for work, _ in unfinished:
             if work.lease in self._held:
                 await self._release(work, "producer stopped")
-
-
-def _fresh_sample(prompt: PromptTask, member: int) -> Sample:
-    return Sample(
-        group_index=prompt.group_index,
-        index=prompt.first_sample_index + member,
-        prompt=prompt.prompt,
-        label=prompt.label,
-        metadata=copy.deepcopy(prompt.metadata),
-        session_id=uuid.uuid4().hex,
-    )
 
 
 class _Stopwatch:

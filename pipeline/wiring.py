@@ -9,9 +9,12 @@ from typing import Any
 
 from pipeline.devices import visible_gpus
 from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.prompt_source import build_prompt_source
+from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
+from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
 from storage.contracts import PayloadPool
@@ -116,6 +119,24 @@ async def build_producer(
         pool.close()
 
     return producer, [*(engine.close for engine in engines), close_pool]
+
+
+def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:
+    """The queue as a rollout function of the user's own gets it; `coordinator` is the handle of its actor."""
+    queue, data = settings.queue, settings.data
+    return QueueDataSource(
+        RayBlockingQueue(coordinator),
+        open_pool(settings, coordinator),
+        DataSourceSettings(
+            worker_id=worker_id,
+            branch=branch,
+            num_prompts=len(build_prompt_source(settings)),
+            n_samples_per_prompt=data.n_samples_per_prompt,
+            lease_seconds=queue.rollout_queue_lease_seconds,
+            state_folder=RunFolder.of(settings).root / "rollout",
+            reward_key=settings.rollout.reward_key,
+        ),
+    )
 
 
 def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:

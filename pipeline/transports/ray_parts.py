@@ -55,11 +55,11 @@ class RayParts:
     def put(self, entries: Mapping[str, Sequence[bytes]]) -> None:
         """See `PartStore.put`. Waits while the object store is full."""
         references = {key: [self._put_when_there_is_room(part) for part in parts] for key, parts in entries.items()}
-        _answer(self._coordinator.put_parts.remote(references))
+        answer_of(self._coordinator.put_parts.remote(references))
 
     def get(self, key: str, numbers: Sequence[int]) -> list[bytes]:
         """See `PartStore.get`. Raises `StorageError` also when the process that put the part is gone."""
-        held = _answer(self._coordinator.get_parts.remote(key, list(numbers)))
+        held = answer_of(self._coordinator.get_parts.remote(key, list(numbers)))
         references = [part for part in held if not isinstance(part, bytes)]
         try:
             fetched = iter(self._carrier.get(references) if references else [])
@@ -72,7 +72,7 @@ class RayParts:
 
     def release(self, keys: Iterable[str]) -> None:
         """See `PartStore.release`."""
-        _answer(self._coordinator.release_parts.remote(list(keys)))
+        answer_of(self._coordinator.release_parts.remote(list(keys)))
 
     def _put_when_there_is_room(self, part: bytes) -> Any:
         waited = False
@@ -90,7 +90,7 @@ CoordinatorParts = PartTable[Any]
 """The coordinator's table: prompts and plans as bytes, samples as references."""
 
 
-def _answer(reference: Any) -> Any:
+def answer_of(reference: Any) -> Any:
     """Wait for the coordinator's answer; its own errors come out as they were raised."""
     try:
         return ray.get(reference)
@@ -98,6 +98,6 @@ def _answer(reference: Any) -> Any:
         raise error.cause from error
     except RayActorError as error:
         raise RunFailedError(
-            "The queue coordinator died, and the queue in memory with it.",
+            "The queue coordinator died.",
             next_step="Run the same command again; it resumes from the newest commit.",
         ) from error

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 import ray
 
+from pipeline.actors import CoordinatorActor, encode_settings
+from pipeline.coordinator import CoordinatorConfig
+from pipeline.messages import QueueCounts, decode, encode
+from pipeline.run_folder import RunFolder
+from pipeline.wiring import build_data_source
+from tests.pipeline.mini_stream import write_prompts
+from tests.pipeline.test_queue_data_source import respond
 from tests.pipeline.transports.ray_actors import Table, User, digest, spawn
 from vime.errors import StorageError
+from vime.settings.resolve import resolve
 
 pytestmark = [pytest.mark.multiproc]
 
@@ -74,6 +82,35 @@ def test_what_was_released_is_refused_by_name(users: tuple[Any, Any, Any]) -> No
         ray.get(reader.digests.remote("b", [0]))
     assert isinstance(caught.value.cause, StorageError)
     assert "Publication b is not there" in caught.value.cause.message
+
+
+@pytest.mark.parametrize("transport", ["object-store", "straw"])
+def test_a_rollout_function_works_on_the_queue_of_a_run(
+    transport: str,
+    tmp_path: Path,
+    spilled: object,  # noqa: ARG001 - the cluster
+) -> None:
+    words = ["--save", str(tmp_path / "run"), "--prompt-data", str(write_prompts(tmp_path))]
+    given = resolve([*words, "--n-samples-per-prompt", "2", "--rollout-data-transport", transport]).settings
+    RunFolder.of(given).make()
+    config = encode(CoordinatorConfig("main", [], groups_wanted=4, max_groups=4, lease_seconds=60))
+    coordinator = spawn(CoordinatorActor, encode_settings(given), config)
+    assert ray.get(coordinator.pid.remote()) > 0
+    with build_data_source(given, coordinator, branch="main", worker_id="custom") as source:
+        partial, dropped, *finished = source.get_samples(4)
+        for group in (partial, *finished):
+            for sample in group:
+                respond(sample, finished=group is not partial)
+        assert source.accept_samples(finished) == [0, 1]
+        source.drop_samples([dropped], "zero_std")
+        assert source.add_samples([partial]) == [True]
+        (again,) = source.get_samples(1)
+        assert [sample.tokens for sample in again] == [sample.tokens for sample in partial]
+        source._keeper.beat()
+        assert len(source._keeper.held()) == 1
+    counts = decode(ray.get(coordinator.counts.remote()), QueueCounts)
+    assert (counts.pending, counts.in_flight, counts.dropped) == (2, 1, {"zero_std": 1})
+    ray.get(coordinator.close.remote())
 
 
 def test_memory_is_given_back_and_nothing_is_evicted_unread(
