@@ -16,9 +16,9 @@ def transport_words(settings: Settings, resumed_from: MemorySnapshot | None) -> 
     if not settings.queue.is_in_memory:
         return []
     words = [
-        f"Samples travel through {_MEDIUM[settings.queue.rollout_data_transport]} and their queue is in memory: after "
-        "a crash, groups that the newest commit doesn't call trained are generated again. "
-        "--rollout-data-transport straw keeps them."
+        f"Samples travel through {_MEDIUM[settings.queue.rollout_data_transport]} and their queue is in memory: what "
+        "the newest commit doesn't call trained when a session ends, the next one generates again. "
+        "--rollout-data-transport straw keeps it."
     ]
     if resumed_from is not None and resumed_from.num_unfinished:
         words.append(
