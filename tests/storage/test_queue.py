@@ -179,3 +179,8 @@ def test_a_hundred_groups_a_second_are_leased_and_accepted(tmp_path: Path) -> No
             seconds.append(middle - start + time.perf_counter() - resumed)
         assert queue.num_accepted == 100
     assert min(seconds) < 20 / 100, f"{20 / min(seconds):.0f} groups/s"
+
+
+def test_a_commit_keeps_nothing_of_a_queue_that_keeps_itself(opened: tuple[Pool, GroupQueue]) -> None:
+    _, queue = opened
+    assert queue.snapshot(PositionRanges()) is None
