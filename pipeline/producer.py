@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.fresh_samples import fresh_sample
+from pipeline.group_start import anew, is_done, read_start
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
 from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool
-from storage.prompt_codec import decode_prompt
 from storage.summary import GroupSummary, summarize
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import EngineError, GenerationAborted, RewardError, SampleError
@@ -202,12 +201,13 @@ class Producer:
 
         What can't be trained or stored fails here, where it costs no other group.
         """
-        prompt = decode_prompt(await asyncio.to_thread(self._pool.read_blob, work.prompt_ref))
-        samples = [fresh_sample(prompt, member) for member in range(self._settings.n_samples_per_prompt)]
+        start = await asyncio.to_thread(read_start, work, self._pool, self._settings.n_samples_per_prompt)
+        samples = [sample if is_done(sample) else anew(sample) for sample in start]
         try:
             async with asyncio.TaskGroup() as group:
                 for sample in samples:
-                    group.create_task(self._generate_sample(sample))
+                    if not is_done(sample):
+                        group.create_task(self._generate_sample(sample))
         except* (EngineError, RewardError, SampleError) as errors:
             raise _first(errors) from errors
         key = self._settings.reward_key

@@ -14,13 +14,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pipeline.fresh_samples import fresh_sample
+from pipeline.group_start import is_done, read_start
 from pipeline.lease_keeper import LeaseKeeper
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, Work
-from storage.columns import EncodedGroup, decode_group, encode_group
+from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool
 from storage.files import make_folder, write_atomically
-from storage.prompt_codec import decode_prompt
 from storage.queue_types import GroupReturn, Stage
 from storage.summary import summarize
 from vime.errors import RestoreError, SampleError
@@ -30,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 MAX_GROUPS_PER_CALL = 64
 POLL_S = 0.05
-_FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
 _STATE_VERSION = 1
 
 Group = list[Sample]
@@ -206,12 +204,7 @@ class QueueDataSource:
 
     def _read(self, work: Work) -> Group:
         """The samples of a leased group, each with its stamps."""
-        if work.stage is Stage.FRESH:
-            prompt = decode_prompt(self._pool.read_blob(work.prompt_ref))
-            group = [fresh_sample(prompt, member) for member in range(self._settings.n_samples_per_prompt)]
-        else:
-            stored = self._pool.read_group(work.prompt_ref)
-            group = decode_group(stored.header, stored.columns)
+        group = read_start(work, self._pool, self._settings.n_samples_per_prompt)
         for sample in group:
             _stamp(
                 sample,
@@ -255,7 +248,7 @@ class QueueDataSource:
 
 def stage_of(group: Sequence[Sample]) -> Stage:
     """Completed when all members are finished and rewarded, partial when any has a response, fresh otherwise."""
-    if all(sample.status in _FINISHED and sample.reward is not None for sample in group):
+    if all(map(is_done, group)):
         return Stage.COMPLETED
     return Stage.PARTIAL if any(sample.response_length for sample in group) else Stage.FRESH
 

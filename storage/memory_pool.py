@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import xxhash
 
-from storage.columns import DTYPES, Array, ColumnSpec, EncodedGroup, read_header
+from storage.byte_cache import ByteCache
+from storage.columns import DTYPES, Array, ColumnSpec, EncodedGroup, GroupHeader, Layout, read_header
 from storage.memory_parts import PartStore
 from storage.refs import GroupRef, PoolRef, lease_from_bytes
 from vime.errors import CorruptDataError, StorageError
 
+CACHE_BYTES = 256 << 20
+"""Columns that a reader keeps: those of the groups of a few microbatches."""
 _SCHEME = "memory:"
 """Begins the `path` of a reference into a pool in memory; the key follows."""
 
@@ -22,10 +25,11 @@ class MemoryPool:
     A publication has one key and one lifetime: its header and all columns are released together.
     """
 
-    def __init__(self, run_id: str, store: PartStore) -> None:
+    def __init__(self, run_id: str, store: PartStore, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.run_id = run_id
         self._store = store
         self._closed = False
+        self._cache = ByteCache(cache_bytes)
 
     def publish_groups(self, items: Sequence[tuple[EncodedGroup, bytes]], *, submission_id: str) -> list[GroupRef]:
         """Keep (group, lease) pairs; references in the same order.
@@ -63,13 +67,28 @@ class MemoryPool:
 
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]:
         """Columns of a group by name; only these are read. Raises `StorageError` for a name that it lacks."""
-        table = read_header(self.read_header(ref)).columns
-        ordinals = {spec.name: ordinal for ordinal, spec in enumerate(table, start=1)}
-        missing = [name for name in names if name not in ordinals]
-        if missing:
-            raise StorageError(f"The group in {ref.path} has no columns {missing}, it has {sorted(ordinals)}.")
-        payloads = self._read(ref, [ordinals[name] for name in names])
-        return {name: _array(table[ordinals[name] - 1], data, ref) for name, data in zip(names, payloads, strict=True)}
+        specs = self._specs(ref, names)
+        payloads = self._read(ref, [number for number, _ in specs])
+        return {spec.name: _array(spec, data, ref) for (_, spec), data in zip(specs, payloads, strict=True)}
+
+    def read_rows(self, ref: GroupRef, column: str, member: int, start: int = 0, stop: int | None = None) -> Array:
+        """Rows `start:stop` of a member in a column whose rows come first: [stop - start, ...], read-only.
+
+        The whole column is fetched, and kept for the next calls in a cache that is bounded in bytes.
+        """
+        spec, array = self._cached_column(ref, column)
+        rows = _checked_rows(spec, ref, "row_major", member, start, stop)
+        return array[rows.start : rows.stop]
+
+    def read_layers(
+        self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
+    ) -> Array:
+        """Rows `start:stop` of a member in some layers of a column whose layers come first: [L, stop - start, ...]."""
+        spec, array = self._cached_column(ref, column)
+        rows = _checked_rows(spec, ref, "layer_major", member, start, stop)
+        if layers.step != 1 or not 0 <= layers.start <= layers.stop <= spec.shape[0]:
+            raise StorageError(f"{ref.path}: column {column!r} has {spec.shape[0]} layers, {layers} was asked for.")
+        return array[layers.start : layers.stop, rows.start : rows.stop]
 
     def read_group(self, ref: GroupRef) -> EncodedGroup:
         """The whole group: header and all columns."""
@@ -98,6 +117,31 @@ class MemoryPool:
     def _read(self, ref: PoolRef, numbers: Sequence[int]) -> list[bytes]:
         self._check_open()
         return self._store.get(key_of(ref), numbers)
+
+    def _specs(self, ref: GroupRef, names: Sequence[str]) -> list[tuple[int, ColumnSpec]]:
+        """Number of the part and table entry of each column."""
+        table = {spec.name: (number, spec) for number, spec in enumerate(self._header(ref).columns, start=1)}
+        missing = [name for name in names if name not in table]
+        if missing:
+            raise StorageError(f"The group in {ref.path} has no columns {missing}, it has {sorted(table)}.")
+        return [table[name] for name in names]
+
+    def _header(self, ref: GroupRef) -> GroupHeader:
+        header: GroupHeader | None = self._cache.get(ref.path)
+        if header is None:
+            content = self.read_header(ref)
+            header = read_header(content)
+            self._cache.put(ref.path, header, len(content))
+        return header
+
+    def _cached_column(self, ref: GroupRef, name: str) -> tuple[ColumnSpec, Array]:
+        ((number, spec),) = self._specs(ref, [name])
+        array: Array | None = self._cache.get((ref.path, name))
+        if array is None:
+            (data,) = self._read(ref, [number])
+            array = _array(spec, data, ref)
+            self._cache.put((ref.path, name), array, array.nbytes)
+        return spec, array
 
     def _ref(self, name: str, parts: Sequence[bytes], owner: str = "") -> PoolRef:
         digest = xxhash.xxh3_128()
@@ -141,6 +185,20 @@ def attempt_of(ref: GroupRef) -> str:
 
 def _little_endian_bytes(array: Array) -> bytes:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+
+
+def _checked_rows(spec: ColumnSpec, ref: GroupRef, layout: Layout, member: int, start: int, stop: int | None) -> range:
+    """Rows of the stored array that are rows `start:stop` of a member. Raises `StorageError`."""
+    what = f"{ref.path}: column {spec.name!r}"
+    if spec.layout != layout:
+        raise StorageError(f"{what} is {spec.layout}.", next_step="Use read_rows or read_layers, as it is.")
+    if not 0 <= member < len(spec.row_offsets) - 1:
+        raise StorageError(f"{what} has {len(spec.row_offsets) - 1} members, member {member} was asked for.")
+    first, last = spec.row_offsets[member], spec.row_offsets[member + 1]
+    rows = range(start, last - first if stop is None else stop)
+    if not 0 <= rows.start <= rows.stop <= last - first:
+        raise StorageError(f"{what} has {last - first} rows of member {member}, {rows} was asked for.")
+    return range(first + rows.start, first + rows.stop)
 
 
 def _array(spec: ColumnSpec, data: bytes, ref: PoolRef) -> Array:

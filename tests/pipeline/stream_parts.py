@@ -123,9 +123,10 @@ async def stream(
     response_tokens: int = 6,
     apply_chat_template: bool = False,
     in_memory: bool = False,
+    paused: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
-    """A running producer, admitted at policy version 1."""
+    """A running producer, admitted at policy version 1 unless `paused`."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
     source = PromptSource(prompts, n_samples_per_prompt=2)
@@ -137,7 +138,8 @@ async def stream(
         async with EngineClient(engine.address) as client:
             producer = Producer(replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None)
             running = asyncio.create_task(producer.run())
-            producer.resume_admission(1)
+            if not paused:
+                producer.resume_admission(1)
             try:
                 yield Parts(coordinator, queue, producer, client, running, pool)
             finally:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.columns import decode_group
+from pipeline.group_start import read_start
+from storage.columns import decode_group, encode_group
+from storage.queue_types import GroupReturn, Stage
 from storage.refs import GroupRef
 from tests.pipeline.stream_parts import Parts, stream
+from tests.pipeline.test_queue_data_source import respond
 from tests.support.standin_engine import StandinEngine
 from vime.errors import StorageError
 from vime.utils.types import Sample
@@ -51,6 +54,26 @@ async def test_training_makes_room_and_releases_what_it_trained(tmp_path: Path, 
         await parts.until_pending(3)
         assert parts.coordinator.identity().holds
         assert parts.coordinator.counts().trained == 3
+
+
+async def test_a_returned_group_keeps_its_finished_members_and_makes_the_others_anew(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async with stream(tmp_path, engine, groups_wanted=1, in_memory=True, paused=True) as parts:
+        (work,) = parts.coordinator.lease("custom", 1).work
+        done, cut = read_start(work, parts.pool, 2)
+        respond(done, version=1)
+        respond(cut, version=1, finished=False)
+        (ref,) = parts.pool.publish_groups([(encode_group([done, cut]), work.lease)], submission_id="returned")
+        assert parts.coordinator.yield_groups([GroupReturn(work.lease, ref, Stage.PARTIAL, 1)]) == [True]
+        parts.producer.resume_admission(1)
+        await parts.until_pending(1)
+        (group,) = await parts.coordinator.wait_for_groups(1, 1) or []
+        kept, made = samples(parts, group.ref)
+        assert (kept.tokens, kept.reward) == (done.tokens, 1.0)
+        assert made.status is Sample.Status.COMPLETED or made.status is Sample.Status.TRUNCATED
+        assert made.response_length == 6
+        assert made.index == cut.index
 
 
 async def test_groups_of_a_stopped_producer_go_back_unfinished(tmp_path: Path, engine: StandinEngine) -> None:
