@@ -73,8 +73,8 @@ class CoordinatorActor:
         """Never returns; its caller learns when the process dies."""
         await asyncio.Event().wait()
 
-    async def lease(self, worker_id: str, max_groups: int) -> bytes:
-        return encode(self._opened().lease(worker_id, max_groups))
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> bytes:
+        return encode(self._opened().lease(worker_id, max_groups, policy_version))
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         return self._opened().heartbeat(leases)
@@ -301,8 +301,8 @@ class RayQueueClient:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        return decode(await self._actor.lease.remote(worker_id, max_groups), LeaseReply)
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
+        return decode(await self._actor.lease.remote(worker_id, max_groups, policy_version), LeaseReply)
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         alive: list[bool] = await self._actor.heartbeat.remote(leases)

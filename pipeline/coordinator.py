@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from pipeline.admission import AdmissionRules, most_untrained
 from pipeline.messages import (
     AcceptReply,
     AcceptRequest,
@@ -44,10 +45,22 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     max_groups: int
     """Most groups generated but not trained."""
     lease_seconds: float
+    batch: int = 1
+    """Groups that one rollout batch trains."""
+    max_staleness: int | None = None
+    """Most versions that a token may be older than the one under which its batch is planned; None: no bound."""
     next_group_index: int = 0
     """Cursor of the commit that a queue in memory goes on from,"""
     memory: MemorySnapshot | None = None
     """and the groups that it gives back; None at the start of a run, and for a queue on disk."""
+
+
+class _Leased(msgspec.Struct, frozen=True):
+    """A group in flight."""
+
+    lease: bytes
+    version: int
+    """Oldest policy version that its tokens can have."""
 
 
 class Coordinator:
@@ -64,15 +77,19 @@ class Coordinator:
         self._fresh, self._in_flight = set(facts.fresh), set(facts.in_flight)
         self._dropped = facts.dropped_by_reason()
         self._num_accepted = facts.num_accepted
-        self._leased: dict[int, bytes] = {}
+        self._leased: dict[int, _Leased] = {}
+        self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness)
+        self._next_version = queue.highest_trained_version() + 1
+        """Newest policy version under which the next batch can be planned."""
         self._arrival = asyncio.Condition()
         self._backpressured = False
 
-    def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        """Hand out up to `max_groups` groups: returned ones first, then fresh prompts."""
+    def lease(self, worker_id: str, max_groups: int, policy_version: int = 0) -> LeaseReply:
+        """Hand out up to `max_groups` groups, to be generated under `policy_version` or a later one."""
+        self.sweep()
         untrained = len(self._waiting) + len(self._leased)
         still_needed = self._config.groups_wanted - len(self._trained) - untrained
-        room = min(max_groups, still_needed, self._config.max_groups - untrained)
+        room = min(max_groups, still_needed, self._most_untrained(policy_version) - untrained)
         self._backpressured = room <= 0
         if room <= 0:
             return LeaseReply(LeaseStatus.DONE if still_needed <= 0 else LeaseStatus.BACKPRESSURE)
@@ -81,33 +98,38 @@ class Coordinator:
             self._refill(room)
             leased = self._queue.lease(worker_id, room)
         for group in leased:
-            self._leased[group.group_index] = group.lease
+            version = policy_version if group.min_version is None else min(policy_version, group.min_version)
+            self._leased[group.group_index] = _Leased(group.lease, version)
             self._fresh.discard(group.group_index)
             self._in_flight.add(group.group_index)
         return LeaseReply(
-            LeaseStatus.WORK, [Work(group.lease, group.group_index, group.prompt_ref, group.stage) for group in leased]
+            LeaseStatus.WORK,
+            [Work(group.lease, group.group_index, group.prompt_ref, group.stage) for group in leased],
         )
 
     def heartbeat(self, leases: list[bytes]) -> list[bool]:
         """For each lease, whether it still holds; those that don't no longer count as work in progress."""
         alive = [state is LeaseState.EXTENDED for state in self._queue.heartbeat(leases)]
-        ended = {lease for lease, holds in zip(leases, alive, strict=True) if not holds}
-        self._leased = {group: lease for group, lease in self._leased.items() if lease not in ended}
+        self._forget_leases(lease for lease, holds in zip(leases, alive, strict=True) if not holds)
         return alive
+
+    def sweep(self) -> None:
+        """End the leases that have expired: their groups wait again. To be called at intervals."""
+        ended = self._queue.sweep()
+        if ended:
+            logger.warning("%d leases have expired; their groups are handed out again", len(ended))
+        self._forget_leases(ended)
 
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
         """Accept published groups; a stale attempt is refused without harm."""
         replies = []
-        for request in requests:
+        for request, receipt in zip(requests, self._queue.accept_many(requests), strict=True):
             group_index = request.summary.group_index
-            try:
-                receipt = self._queue.accept(request.lease, request.ref, request.summary)
-            except StaleLeaseError as error:
-                logger.warning("group %d: %s", group_index, error)
-                replies.append(AcceptReply(group_index, None))
+            self._forget_lease(group_index, request.lease)
+            replies.append(AcceptReply(group_index, None if receipt is None else receipt.position))
+            if receipt is None:
+                logger.warning("group %d: a late result of an attempt that had ended was refused", group_index)
                 continue
-            finally:
-                self._forget_lease(group_index, request.lease)
             if group_index in self._in_flight:
                 self._in_flight.remove(group_index)
                 self._num_accepted += 1
@@ -115,7 +137,6 @@ class Coordinator:
                 self._waiting[receipt.position] = AcceptedGroup(
                     receipt.position, group_index, request.ref, request.summary
                 )
-            replies.append(AcceptReply(group_index, receipt.position))
         async with self._arrival:
             self._arrival.notify_all()
         return replies
@@ -125,11 +146,10 @@ class Coordinator:
         self._queue.release([lease], reason)
         self._forget_lease(group_index, lease)
 
-    def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
-        """Give groups back with what they have; for each whether it went back, False for a stale attempt."""
+    def yield_groups(self, returns: Sequence[GroupReturn]) -> list[bool]:
+        """Give groups back with the samples that they have; for each lease whether its group went back."""
         done = self._queue.yield_groups(returns)
-        ended = {item.lease for item in returns}
-        self._leased = {group: lease for group, lease in self._leased.items() if lease not in ended}
+        self._forget_leases(item.lease for item in returns)
         return done
 
     def drop(self, group_index: int, lease: bytes, reason: str) -> None:
@@ -165,6 +185,7 @@ class Coordinator:
         """Advance the offset: these groups are trained on this branch."""
         self._queue.record_trained(self._config.branch, rollout_id, policy_version, positions)
         self._trained.update(positions)
+        self._next_version = max(self._next_version, policy_version + 1)
         for position in positions:
             self._waiting.pop(position, None)
 
@@ -221,9 +242,23 @@ class Coordinator:
         self._queue.submit_prompts(prompts, following)
         self._fresh.update(prompt.group_index for prompt in prompts)
 
+    def _most_untrained(self, policy_version: int) -> int:
+        """Most groups that may be generated and not trained when one more is begun under `policy_version`."""
+        waiting = (v for group in self._waiting.values() for v in group.summary.min_versions if v is not None)
+        oldest = min([policy_version, *(item.version for item in self._leased.values()), *waiting])
+        next_version = max(self._next_version, policy_version)
+        return most_untrained(
+            self._rules, oldest_version=oldest, begun_version=policy_version, next_version=next_version
+        )
+
     def _forget_lease(self, group_index: int, lease: bytes) -> None:
-        if self._leased.get(group_index) == lease:
+        held = self._leased.get(group_index)
+        if held is not None and held.lease == lease:
             del self._leased[group_index]
+
+    def _forget_leases(self, leases: Iterable[bytes]) -> None:
+        ended = set(leases)
+        self._leased = {group: held for group, held in self._leased.items() if held.lease not in ended}
 
 
 def open_coordinator(

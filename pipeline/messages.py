@@ -10,9 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from storage.queue_types import Stage
-from storage.refs import GroupRef, PoolRef
-from storage.summary import GroupSummary
+from storage.queue_types import GroupResult, Stage
+from storage.refs import PoolRef
 
 _Message = TypeVar("_Message")
 
@@ -39,7 +38,7 @@ class Work(msgspec.Struct, frozen=True):
     lease: bytes
     group_index: int
     prompt_ref: PoolRef
-    """See `storage.queue_types.LeasedGroup`, as for `stage`."""
+    """A prompt, or the stored group of an earlier attempt when `stage` is not fresh."""
     stage: Stage = Stage.FRESH
 
 
@@ -48,12 +47,7 @@ class LeaseReply(msgspec.Struct, frozen=True):
     work: list[Work] = []
 
 
-class AcceptRequest(msgspec.Struct, frozen=True):
-    """A published group, ready to be accepted."""
-
-    lease: bytes
-    ref: GroupRef
-    summary: GroupSummary
+AcceptRequest = GroupResult
 
 
 class AcceptReply(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ RETRY_S = 1.0
 class QueueClient(Protocol):
     """What a producer needs of the coordinator."""
 
-    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply: ...
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply: ...
     async def heartbeat(self, leases: list[bytes]) -> list[bool]: ...
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]: ...
     async def release(self, group_index: int, lease: bytes, reason: str) -> None: ...
@@ -150,7 +150,7 @@ class Producer:
             if room <= 0:
                 await asyncio.wait(self._tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            reply = await self._queue.lease(self._settings.worker_id, room)
+            reply = await self._queue.lease(self._settings.worker_id, room, self._policy_version)
             self._blocked.set(reply.status is not LeaseStatus.WORK)
             for work in reply.work:
                 task = asyncio.create_task(self._produce(work))

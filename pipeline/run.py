@@ -146,6 +146,8 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
         lease_seconds=queue.rollout_queue_lease_seconds,
         next_group_index=0 if start.state is None else start.state.next_group_index,
         memory=None if start.state is None else start.state.memory,
+        batch=max(1, batch),
+        max_staleness=queue.max_staleness,
     )
 
 

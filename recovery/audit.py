@@ -157,13 +157,12 @@ def _apply(state: JournalState, event: dict[str, Any], first_position: int) -> N
             state.submitted += [task["task_id"] for task in event["tasks"]]
         case "Leased":
             state.leased.update(lease["task_id"] for lease in event["leases"])
-        case "Completed":
-            receipt = event["receipt"]
-            task = receipt["task_id"]
+        case "Yielded" if (event.get("metadata") or {}).get("position") is not None:
+            task = event["task_id"]
             if task in state.accepted:
                 state.accepted_twice.append(task)
-            state.accepted[task] = first_position + receipt["position"]
-            state.results[task] = receipt["result_ref"]
+            state.accepted[task] = first_position + event["metadata"]["position"]
+            state.results[task] = event["input_ref"]
         case "Failed" if event["response"] == "failed":
             for task in event["task_ids"]:
                 state.dropped[task] = str(event["failure"].get("reason", "unknown"))

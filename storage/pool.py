@@ -155,6 +155,12 @@ class Pool:
         """Make one byte string durable."""
         return self._publish([straw.Publication((straw.Record("blob", data),))], submission_id)[0]
 
+    def check_published_for(self, ref: GroupRef, *, task_id: str, attempt_id: str) -> None:
+        """Raise `StorageError` unless a group is in the pool and was published for this attempt."""
+        self._check_open()
+        with translated(f"{task_id}: the result of attempt {attempt_id}", self.root):
+            self._reader.validate(to_straw_ref(ref), task_id=task_id, attempt_id=attempt_id)
+
     def read_header(self, ref: GroupRef) -> bytes:
         """Header bytes of a group. Raises `CorruptDataError` or `StorageError`."""
         return self._read(ref, [0])[0]

@@ -60,8 +60,8 @@ class LocalQueue:
         self.coordinator = coordinator
         self.released: list[str] = []
 
-    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        return self.coordinator.lease(worker_id, max_groups)
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
+        return self.coordinator.lease(worker_id, max_groups, policy_version)
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         return self.coordinator.heartbeat(leases)

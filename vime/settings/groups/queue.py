@@ -37,6 +37,12 @@ class QueueSettings:
         "Most groups generated but not trained, in-flight ones included; twice the rollout batch when left out.",
         check=at_least(1),
     )
+    max_staleness: int | None = flag(
+        None,
+        "Most policy versions that a sample may be older than the weights it trains; production is paced, nothing is "
+        "dropped. No bound when left out.",
+        check=at_least(0),
+    )
     rollout_io_concurrency: int = flag(4, "Reads and writes of samples at once in one process.", check=at_least(1))
     rollout_session_id: str | None = flag(
         None, "Identity under which engines are kept for a restarted job; derived from the run when left out."
