@@ -78,6 +78,13 @@ class MemoryGroup:
         lease = msgspec.msgpack.encode(self._lease)
         return LeasedGroup(lease, self.index, self.input_ref, self.attempts, self.stage, self.min_version)
 
+    def end_expired(self, now_s: float) -> bytes | None:
+        """The lease, if its time is up; the group then waits, and a result of it is refused."""
+        if self._lease is None or now_s < self._deadline_s:
+            return None
+        lease, self._lease = self._lease, None
+        return msgspec.msgpack.encode(lease)
+
     def extend(self, attempt_id: str, now_s: float, deadline_s: float) -> LeaseState:
         """Answer a heartbeat."""
         if self.is_finished or not self._is_current(attempt_id):

@@ -169,6 +169,13 @@ class MemoryQueue:
                 for lease in map(lease_from_bytes, leases)
             ]
 
+    def sweep(self) -> list[bytes]:
+        """End the leases that have expired, so that their groups wait again; those leases."""
+        with self._guarded("end expired leases"):
+            now_s = self._clock()
+            ended = (group.end_expired(now_s) for group in self._groups.values())
+            return [lease for lease in ended if lease is not None]
+
     def release(self, leases: Sequence[bytes], reason: str) -> list[bool]:
         """Give groups back unspent; for each lease whether it gave its group back, now or before."""
         with self._guarded(f"release {len(leases)} groups"):

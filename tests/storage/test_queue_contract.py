@@ -186,6 +186,17 @@ def test_an_expired_attempt_cannot_accept_though_nobody_else_has_its_group(
         finish(pool, queue, late)
 
 
+def test_a_sweep_ends_expired_leases_and_tells_them(new: Callable[..., Opened], clock: Clock) -> None:
+    _, queue = new(2, lease_seconds=10, clock=clock)
+    early = queue.lease("w", 1)[0]
+    clock.now_s = 6
+    late = queue.lease("w", 1)[0]
+    clock.now_s = 10.1
+    assert queue.sweep() == [early.lease]
+    assert queue.sweep() == []
+    assert queue.heartbeat([early.lease, late.lease]) == [LeaseState.STALE, LeaseState.EXTENDED]
+
+
 def test_heartbeats_keep_a_lease_past_its_first_deadline(new: Callable[..., Opened], clock: Clock) -> None:
     pool, queue = new(1, lease_seconds=10, clock=clock)
     leased = queue.lease("w", 1)[0]
