@@ -83,7 +83,7 @@ class ProducerStats(msgspec.Struct, frozen=True):
     idle_s: float
     """Seconds in which no request was in flight."""
     blocked_s: float
-    """Seconds in which the queue was full."""
+    """Seconds in which the queue was full, or finished groups waited for room in the writer."""
     wall_s: float
 
 

@@ -15,6 +15,7 @@ from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatu
 from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool
 from storage.summary import GroupSummary, summarize
+from storage.writer import GroupWriter, WriteLimits
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import EngineError, GenerationAborted, RewardError, SampleError
 from vime.rollout.generate import SampleGenerator
@@ -73,6 +74,7 @@ class Producer:
         generator: SampleGenerator,
         reward: RewardFunction,
         hook_args: Any,
+        write_limits: WriteLimits | None = None,
     ) -> None:
         self._settings, self._queue, self._pool = settings, queue, pool
         self._engines, self._generator, self._reward, self._hook_args = engines, generator, reward, hook_args
@@ -82,7 +84,10 @@ class Producer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[bytes, tuple[Work, asyncio.Task[None]]] = {}
         self._failures: dict[int, int] = {}
-        self._outbox: asyncio.Queue[_Finished] = asyncio.Queue()
+        self._writer: GroupWriter[_Finished] = GroupWriter(pool, settings.worker_id, write_limits)
+        self._num_putting = 0
+        self._generated: set[bytes] = set()
+        self._queue_is_full = False
         self._published = 0
         self._samples = 0
         self._tokens = 0
@@ -109,6 +114,7 @@ class Producer:
     def stop(self) -> None:
         """Lease no more, give unfinished groups back, publish the finished ones; `run` then returns."""
         self._stopping = True
+        self._writer.close_input()
         self._admitting.set()
 
     def stats(self) -> ProducerStats:
@@ -133,7 +139,7 @@ class Producer:
             for loop in done:
                 loop.result()
             await self._give_back_unfinished()
-            loops.append(asyncio.create_task(self._outbox.join()))
+            loops.append(asyncio.create_task(self._all_accepted()))
             done, _ = await asyncio.wait(loops[1:], return_when=asyncio.FIRST_COMPLETED)
             for loop in done:
                 loop.result()
@@ -151,7 +157,8 @@ class Producer:
                 await asyncio.wait(self._tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
             reply = await self._queue.lease(self._settings.worker_id, room, self._policy_version)
-            self._blocked.set(reply.status is not LeaseStatus.WORK)
+            self._queue_is_full = reply.status is not LeaseStatus.WORK
+            self._note_blocked()
             for work in reply.work:
                 task = asyncio.create_task(self._produce(work))
                 self._tasks.add(task)
@@ -177,7 +184,22 @@ class Producer:
             await self._group_failed(work, error)
             return
         self._failures.pop(work.group_index, None)
-        self._outbox.put_nowait(finished)
+        self._generated.add(work.lease)
+        await self._put(finished)
+
+    async def _put(self, finished: _Finished) -> None:
+        """Hand a group to the writer, which may make this wait; that counts as blocked."""
+        self._num_putting += 1
+        self._note_blocked()
+        try:
+            await self._writer.put(finished.group, finished.work.lease, finished)
+        finally:
+            self._num_putting -= 1
+            self._note_blocked()
+            self._generated.discard(finished.work.lease)
+
+    def _note_blocked(self) -> None:
+        self._blocked.set(self._queue_is_full or self._num_putting > 0)
 
     async def _group_failed(self, work: Work, error: EngineError | RewardError | SampleError) -> None:
         group_index = work.group_index
@@ -240,24 +262,19 @@ class Producer:
         self._idle.set(self._requests == 0)
 
     async def _publish_loop(self) -> None:
-        """Publish whatever is finished, all of it in one transaction, then have it accepted."""
-        while True:
-            batch = [await self._outbox.get()]
-            while not self._outbox.empty():
-                batch.append(self._outbox.get_nowait())
-            items = [(finished.group, finished.work.lease) for finished in batch]
-            submission_id = f"{self._settings.worker_id}:{uuid.uuid4().hex}"
-            refs = await asyncio.to_thread(self._pool.publish_groups, items, submission_id=submission_id)
+        """Have accepted what became durable, all of one transaction together."""
+        async for batch in self._writer.batches():
             replies = await self._queue.accept(
-                [
-                    AcceptRequest(finished.work.lease, ref, finished.summary)
-                    for finished, ref in zip(batch, refs, strict=True)
-                ]
+                [AcceptRequest(finished.work.lease, ref, finished.summary) for finished, ref in batch]
             )
-            for finished, reply in zip(batch, replies, strict=True):
-                self._outbox.task_done()
+            for (finished, _), reply in zip(batch, replies, strict=True):
                 self._held.pop(finished.work.lease, None)
                 self._count_accepted(finished.samples, accepted=reply.position is not None)
+
+    async def _all_accepted(self) -> None:
+        """Until every finished group is with the queue."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._writer.join()
 
     def _count_accepted(self, samples: list[Sample], *, accepted: bool) -> None:
         if not accepted:
@@ -278,7 +295,9 @@ class Producer:
                     self._held.pop(lease)[1].cancel()
 
     async def _give_back_unfinished(self) -> None:
-        unfinished = [(work, task) for work, task in self._held.values() if not task.done()]
+        unfinished = [
+            (work, task) for work, task in self._held.values() if not task.done() and work.lease not in self._generated
+        ]
         for _, task in unfinished:
             task.cancel()
         await asyncio.gather(*(task for _, task in unfinished), return_exceptions=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.messages import TrainReport
 from pipeline.planner import BatchPlan
-from pipeline.shards import pack_step, read_rank_groups, totals
+from pipeline.shards import RankShard, totals
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
@@ -30,15 +30,15 @@ class TrainerWorker:
     def train(self, plan: BatchPlan) -> TrainReport:
         """Train one rollout batch, all its optimizer steps."""
         started = time.monotonic()
-        groups = read_rank_groups(self._pool, plan, self._replica)
-        read_s = time.monotonic() - started
         metrics: dict[str, float] = {}
         tokens = 0
-        for number, step in enumerate(plan.steps):
-            microbatches = pack_step(plan, step, self._replica, groups)
-            tokens += sum(microbatch.num_tokens for microbatch in microbatches)
-            metrics = self._trainer.train_step(microbatches, totals(step))
-            log_step(self._training_log, plan, number, self._replica)
+        with RankShard(self._pool, plan, self._replica) as shard:
+            for number, step in enumerate(plan.steps):
+                microbatches = shard.step(number)
+                tokens += sum(microbatches.token_counts)
+                metrics = self._trainer.train_step(microbatches, totals(step))
+                log_step(self._training_log, plan, number, self._replica)
+            read_s = shard.waited_s
         return TrainReport(metrics, train_s=time.monotonic() - started - read_s, read_s=read_s, tokens=tokens)
 
     def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:

@@ -75,6 +75,10 @@ class StorageError(VimeError):
     """The pool, a pack or a journal can't be written or read."""
 
 
+class DiskFullError(StorageError):
+    """The file system is full or over quota; nothing was lost, and the same call may be repeated."""
+
+
 class CorruptDataError(StorageError):
     """Stored bytes don't match their digest or schema."""
 

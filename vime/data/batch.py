@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +42,25 @@ class PackedMicrobatch:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+
+class LazyMicrobatches(Sequence[PackedMicrobatch]):
+    """Microbatches that are read when they are asked for; ask in order, once."""
+
+    @property
+    @abstractmethod
+    def token_counts(self) -> Sequence[int]:
+        """Tokens of each microbatch, known without reading it."""
+
+    def __len__(self) -> int:
+        return len(self.token_counts)
+
+
+def token_counts(microbatches: Sequence[PackedMicrobatch]) -> Sequence[int]:
+    """Tokens of each microbatch."""
+    if isinstance(microbatches, LazyMicrobatches):
+        return microbatches.token_counts
+    return [microbatch.num_tokens for microbatch in microbatches]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from vime.backends.megatron_utils.logprob import HeadOptions, response_log_probs
 from vime.backends.megatron_utils.loss import StepLoss
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
-from vime.data.batch import PackedMicrobatch
+from vime.data.batch import PackedMicrobatch, token_counts
 
 
 class ForwardPass:
@@ -81,13 +81,12 @@ class ForwardPass:
         return results
 
     def _schedule(self, step: Any, microbatches: Sequence[PackedMicrobatch], *, forward_only: bool) -> None:
-        longest = max(batch.num_tokens for batch in microbatches)
         get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=(to_tensors(batch, self.device, self._multiple) for batch in microbatches),
             model=[self._model],
             num_microbatches=len(microbatches),
-            seq_length=longest,
+            seq_length=max(token_counts(microbatches)),
             micro_batch_size=1,
             forward_only=forward_only,
         )

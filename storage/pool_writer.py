@@ -1,0 +1,85 @@
+"""Publishing into a pool: one transaction at a time, through a writer of straw that is replaced when needed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import straw
+from straw import errors
+
+from storage.live import Live
+from storage.refs import PoolRef, from_straw_ref
+
+logger = logging.getLogger(__name__)
+
+MAX_PUBLICATIONS = 4096
+"""Publications through one writer of straw, which keeps about 3 KB of memory for each as long as it is open."""
+
+
+class PoolWriter:
+    """Thread-safe; publications of several threads follow one another."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], AbstractContextManager[straw.SharedFilesystemStore]],
+        root: Path,
+        *,
+        max_publications: int = MAX_PUBLICATIONS,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._live = Live(open_store, root, wait=wait)
+        self._max_publications = max_publications
+        self._num_publications = 0
+        self._lock = threading.Lock()
+
+    def publish(self, publications: Sequence[straw.Publication], submission_id: str) -> list[PoolRef]:
+        """Make publications durable in one transaction; their references in the same order.
+
+        A submission id is known to one writer of straw only. The same id with the same content gives the same
+        references from the same writer. When the storage failed, the next writer first looks whether the one before
+        it recorded a result, and publishes again when it finds none; a copy that was written but not recorded stays
+        unreferenced, which is harmless: only what the queue accepts counts. Raises `DiskFullError`, after which the
+        same call may be repeated, and `StorageError`.
+        """
+        num_bytes = sum(len(record.payload) for publication in publications for record in publication.records)
+        tried: list[str] = []
+
+        def publish(store: straw.SharedFilesystemStore) -> list[straw.RecordSetRef]:
+            recorded = _recorded(store, tried, submission_id) if tried else None
+            if recorded is not None:
+                return recorded
+            tried.append(store.writer_id)
+            return list(store.publish_many(publications, submission_id=submission_id))
+
+        with self._lock:
+            refs = self._live.call(f"publish {submission_id}", publish, num_bytes=num_bytes)
+            self._num_publications += len(refs)
+            if self._num_publications >= self._max_publications:
+                self._num_publications = 0
+                self._live.renew()
+        return [from_straw_ref(ref) for ref in refs]
+
+    def close(self) -> None:
+        """Wait for a running publication, then close the writer."""
+        with self._lock:
+            self._live.close()
+
+
+def _recorded(
+    store: straw.SharedFilesystemStore, writer_ids: Sequence[str], submission_id: str
+) -> list[straw.RecordSetRef] | None:
+    """What an earlier writer recorded for the submission; None when nothing, or when it can't be asked."""
+    for writer_id in writer_ids:
+        try:
+            refs = store.publication_receipt(writer_id, api="publish", submission_id=submission_id)
+        except (errors.QueueError, OSError) as error:
+            logger.warning("writer %s can't be asked for %s: %s", writer_id, submission_id, error)
+            continue
+        if refs is not None:
+            return list(refs)
+    return None
