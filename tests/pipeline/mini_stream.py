@@ -100,7 +100,7 @@ class MiniStream:
             trained, next_group_index, memory = state.trained, state.next_group_index, state.memory
         self._parent = parent
         self._config = CoordinatorConfig(
-            self.branch, trained, ROLLOUTS * BATCH, 2 * BATCH, 60, next_group_index, memory
+            self.branch, trained, ROLLOUTS * BATCH, 2 * BATCH, 60, next_group_index=next_group_index, memory=memory
         )
         self.coordinator = self._open_coordinator()
         self._pool: PayloadPool = MemoryPool("rollout", self._parts) if self._in_memory else Pool.open(self._pool_root)
