@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
+from storage.checks import EnqueueRequirements
 from storage.pool import Pool
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
@@ -29,6 +30,8 @@ SETTINGS = ProducerSettings(
     reward_timeout_s=0.5,
     reward_key=None,
     salt_by_version=True,
+    needs=EnqueueRequirements(),
+    sc_dtype="float16",
 )
 
 

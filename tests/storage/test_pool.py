@@ -49,7 +49,9 @@ def test_only_the_named_columns_are_read(tmp_path: Path) -> None:
         columns = pool.read_columns(ref, ["loss_mask"])
         assert list(columns) == ["loss_mask"]
         assert columns["loss_mask"].tolist() == [1] * 6
-        with pytest.raises(StorageError, match=r"no columns \['routes'\], it has \['loss_mask', 'sampler_log_probs'"):
+        with pytest.raises(
+            StorageError, match=r"no columns \['routes'\], it has \['fields', 'loss_mask', 'sampler_log_probs'"
+        ):
             pool.read_columns(ref, ["routes"])
 
 
