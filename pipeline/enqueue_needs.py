@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.preview.parameters import routed_layers
 from storage.checks import EnqueueRequirements
 from storage.route_checks import RouteShape
 from vime.errors import ModelError
-from vime.models.rows import expand_layers
-from vime.models.shape import shape_of_config
 from vime.settings.groups import Settings
 from vime.settings.rules.quantities import context_parallel_size
 
@@ -18,7 +17,7 @@ def enqueue_needs(settings: Settings, hf_config: Mapping[str, Any]) -> EnqueueRe
     """Requirements of a run whose model has this `config.json`.
 
     Raises:
-        ModelError: routing replay with a model without experts, or a config that can't be read as a shape.
+        ModelError: routing replay with a model without experts, or whose config lacks a size.
     """
     objective, trainer, top_p = settings.objective, settings.trainer, settings.rollout.rollout_top_p
     limit = trainer.max_tokens_per_gpu if trainer.use_dynamic_batch_size else None
@@ -34,13 +33,11 @@ def enqueue_needs(settings: Settings, hf_config: Mapping[str, Any]) -> EnqueueRe
 
 def route_shape(hf_config: Mapping[str, Any]) -> RouteShape:
     """Shape of the routes of a model with experts; layers without experts have none."""
-    shape = shape_of_config(hf_config)
-    if "--num-experts" not in shape:
+    layers, top_k, experts = routed_layers(hf_config)
+    if not layers:
         raise ModelError(
             f"config.json: a model of type {hf_config.get('model_type')!r} has no experts, but "
             "--use-rollout-routing-replay is given.",
             next_step="Leave out --use-rollout-routing-replay.",
         )
-    pattern = shape.get("--moe-layer-freq")
-    layers = int(shape["--num-layers"]) if pattern is None else expand_layers(str(pattern)).count(1)
-    return RouteShape(layers, int(shape["--moe-router-topk"]), int(shape["--num-experts"]))
+    return RouteShape(layers, top_k, experts)

@@ -112,7 +112,7 @@ async def stream(
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
     coordinator = open_coordinator(
         open_pool=lambda: Pool.create(folder / "pool", "rollout"),
-        source=PromptSource(prompts, n_samples_per_prompt=2),
+        source=PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2)),
         owner="test",
         config=CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0),
     )
