@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from pipeline.group_start import anew, is_done, read_start
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
+from storage.checks import EnqueueRequirements, check_enqueue
 from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool
 from storage.summary import GroupSummary, summarize
@@ -50,6 +51,10 @@ class ProducerSettings:
     reward_timeout_s: float
     reward_key: str | None
     salt_by_version: bool
+    needs: EnqueueRequirements
+    """What training needs of each sample."""
+    sc_dtype: str
+    """Stored type of the candidates' log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -233,10 +238,17 @@ class Producer:
         except* (EngineError, RewardError, SampleError) as errors:
             raise _first(errors) from errors
         key = self._settings.reward_key
+        check_enqueue(samples, self._settings.needs)
         for sample in samples:
-            sample.check_trainable()
             reward_value(sample, key)
-        return _Finished(work, samples, encode_group(samples, reward_key=key), summarize(samples, reward_key=key))
+        routes = self._settings.needs.routes
+        encoded = encode_group(
+            samples,
+            reward_key=key,
+            sc_dtype=self._settings.sc_dtype,
+            num_experts=None if routes is None else routes.num_experts,
+        )
+        return _Finished(work, samples, encoded, summarize(samples, reward_key=key))
 
     async def _generate_sample(self, sample: Sample) -> None:
         await self._admitting.wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.devices import visible_gpus
+from pipeline.enqueue_needs import enqueue_needs
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
@@ -21,6 +22,7 @@ from storage.contracts import PayloadPool
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
 from vime.backends.megatron_utils.config import TrainerConfig
+from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
@@ -85,6 +87,11 @@ def _planned_steps(settings: Settings) -> int | None:
     return None if style == "constant" else (settings.data.num_rollout or 0) * settings.data.steps_per_rollout
 
 
+def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
+    """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
+    return settings.rollout.vllm_server_concurrency * num_engines // settings.data.n_samples_per_prompt
+
+
 async def build_producer(
     settings: Settings, queue: QueueClient, pool: PayloadPool, engine_addresses: Sequence[str], number: int
 ) -> tuple[Producer, list[Callable[[], Awaitable[None]]]]:
@@ -93,16 +100,17 @@ async def build_producer(
 
     rollout, data = settings.rollout, settings.data
     engines = [EngineClient(address) for address in engine_addresses]
-    requests = rollout.vllm_server_concurrency * len(engines)
     producer_settings = ProducerSettings(
         worker_id=f"producer-{number}-{os.getpid()}",
         n_samples_per_prompt=data.n_samples_per_prompt,
-        max_groups_in_flight=max(1, requests // data.n_samples_per_prompt),
+        max_groups_in_flight=max_groups_in_flight(settings, len(engines)),
         lease_seconds=settings.queue.rollout_queue_lease_seconds,
         max_attempts=rollout.rollout_max_attempts,
         reward_timeout_s=rollout.reward_timeout,
         reward_key=rollout.reward_key,
         salt_by_version=settings.weights.prefix_cache_salt == "version",
+        needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
+        sc_dtype=settings.queue.rollout_queue_sc_dtype,
     )
     generator = SampleGenerator(
         AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint),

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import planner, queue
+from benchmarks import group_encoding, planner, queue, sc_dtype
 from benchmarks.report import build_report
 
 
@@ -64,7 +64,34 @@ def test_the_planner_benchmark_reports_time_and_size_for_each_shape(capsys: pyte
     assert size.min == size.max  # the plan is a function of the groups
 
 
-@pytest.mark.parametrize("module", [queue, planner])
+def test_float16_candidates_cost_score_centering_less_than_the_samplers_own_rounding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sc_dtype.main(["--quick", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    report = last_line(line)
+    check(report, "sc_dtype", "--quick --json")
+    values = report.values
+    for weight in ("none", "tis", "icepop"):
+        assert values[f"gradient_error_float32_{weight}"].max < values[f"gradient_error_float16_{weight}"].min
+    assert values["gradient_error_float16_none"].max < 0.2 * values["kernel_gradient_error_none"].min
+    assert values["gradient_error_float16_none"].max < 1e-3
+    assert values["head_mass_error_max_float16"].max < 5e-4
+
+
+def test_a_sample_with_routes_and_candidates_takes_the_bytes_that_the_layout_promises(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bytes a token do not depend on the length, so the short group tells of the long one."""
+    assert group_encoding.main(["--quick", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    report = last_line(line)
+    check(report, "group_encoding", "--quick --json")
+    scale = group_encoding.TOKENS / group_encoding.QUICK_TOKENS
+    assert report.values["bytes_per_sample_mib_float16"].max * scale <= 9.2
+
+
+@pytest.mark.parametrize("module", [queue, planner, sc_dtype, group_encoding])
 def test_help_says_every_value_that_is_measured(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         module.main(["--help"])
@@ -72,6 +99,8 @@ def test_help_says_every_value_that_is_measured(module: Any, capsys: pytest.Capt
     assert "Measures" in words
     assert all(value in words for value in ("_per_s_B", "publish_of_raw_B") if module is queue)
     assert all(value in words for value in ("plan_ms", "plan_bytes_per_sample") if module is planner)
+    assert all(value in words for value in ("gradient_error_T_WEIGHT", "head_mass_error") if module is sc_dtype)
+    assert all(value in words for value in ("check_ms", "bytes_per_sample_mib_T") if module is group_encoding)
 
 
 def test_too_few_repeats_are_refused_with_the_number_allowed(capsys: pytest.CaptureFixture[str]) -> None:

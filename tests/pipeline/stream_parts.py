@@ -16,6 +16,7 @@ from pipeline.transports.memory import open_memory_coordinator
 from storage.contracts import PayloadPool
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
+from storage.checks import EnqueueRequirements
 from storage.pool import Pool
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
@@ -33,6 +34,8 @@ SETTINGS = ProducerSettings(
     reward_timeout_s=0.5,
     reward_key=None,
     salt_by_version=True,
+    needs=EnqueueRequirements(),
+    sc_dtype="float16",
 )
 
 
@@ -129,7 +132,7 @@ async def stream(
     """A running producer, admitted at policy version 1 unless `paused`."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
-    source = PromptSource(prompts, n_samples_per_prompt=2)
+    source = PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2))
     config = CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0)
     coordinator, opened = (_in_memory if in_memory else _on_disk)(folder, source, config)
     queue = LocalQueue(coordinator)

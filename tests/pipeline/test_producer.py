@@ -13,6 +13,7 @@ import pytest
 from jinja2 import TemplateError
 
 from pipeline import producer as producer_module
+from storage.checks import EnqueueRequirements, check_enqueue
 from storage.columns import decode_group
 from storage.pool import Pool
 from tests.pipeline.stream_parts import CharTokenizer, Parts, constant_reward, stream
@@ -75,8 +76,8 @@ async def test_stored_groups_are_what_the_engine_said(tmp_path: Path, engine: St
         with Pool.open(tmp_path / "pool") as pool:
             stored = pool.read_group(groups[0].ref)
         samples = decode_group(stored.header, stored.columns)
+    check_enqueue(samples, EnqueueRequirements())
     for sample in samples:
-        sample.check_trainable()
         assert sample.response_length == 6
         assert sample.version_spans == [(1, 0, 6)]
         assert sample.reward == 1.0

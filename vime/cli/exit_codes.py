@@ -43,6 +43,7 @@ EXIT_CODES: dict[type[Exception], ExitCode] = {
     errors.StorageError: ExitCode.ENVIRONMENT,
     errors.CommitError: ExitCode.ENVIRONMENT,
     errors.BadRecordError: ExitCode.DATA,
+    errors.FailedSampleError: ExitCode.DATA,
     errors.SampleError: ExitCode.DATA,
     errors.RewardError: ExitCode.DATA,
     errors.TooManyFailuresError: ExitCode.DATA,

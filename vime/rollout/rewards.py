@@ -78,42 +78,67 @@ async def score(reward: RewardFunction, args: Any, sample: Sample, *, timeout_s:
 
     Raises:
         RewardError: the function raised, took longer than `timeout_s`, or returned something that is not a finite
-            number (or, with `key`, a dict that holds one under it).
+            number (or, with `key`, a dict that holds one under it). Its `reason` says which of these.
     """
-    where = f"sample {sample.index} of group {sample.group_index}"
+    where = _where(sample)
+    call = asyncio.create_task(_called(reward, args, sample))
     try:
-        value = await asyncio.wait_for(reward(args, sample), timeout_s)
-    except TimeoutError as error:
-        raise RewardError(f"{where}: the reward took longer than {timeout_s:g} s.") from error
+        done, _ = await asyncio.wait([call], timeout=timeout_s)
+    finally:
+        call.cancel()  # not awaited: a reward that ignores its cancellation must not hold the sample
+    if not done:
+        raise RewardError(f"{where}: the reward took longer than {timeout_s:g} s.", reason="reward_timeout")
+    try:
+        value = call.result()
     except asyncio.CancelledError as error:
-        if (task := asyncio.current_task()) is None or task.cancelling():
-            raise
         # Raised by the reward itself; going up, it would end the sample without a reward and without an error.
-        raise RewardError(f"{where}: something that the reward awaited was cancelled.") from error
+        raise RewardError(
+            f"{where}: something that the reward awaited was cancelled.", reason="reward_raised"
+        ) from error
     except Exception as error:  # the boundary to user code: whatever it raises becomes the sample's reason
-        raise RewardError(f"{where}: the reward raised {type(error).__name__}: {error}.") from error
+        raise RewardError(
+            f"{where}: the reward raised {type(error).__name__}: {error}.", reason="reward_raised"
+        ) from error
     sample.reward = {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else _plain(value)
     reward_value(sample, key)
+
+
+async def _called(reward: RewardFunction, args: Any, sample: Sample) -> Any:
+    return await reward(args, sample)
 
 
 def reward_value(sample: Sample, key: str | None) -> float:
     """The number to train on.
 
     Raises:
-        RewardError: it is missing, not a number, or not finite.
+        RewardError: it is missing, not a number, or not finite; `reason` says which.
     """
-    where = f"sample {sample.index} of group {sample.group_index}"
     value: Any = sample.reward
     if isinstance(value, dict):
         if key is None or key not in value:
             raise RewardError(
-                f"{where}: the reward is a dict with keys {sorted(value)}, --reward-key is {key!r}.",
+                f"{_where(sample)}: the reward is a dict with keys {sorted(value)}, --reward-key is {key!r}.",
                 next_step="Name one of the keys with --reward-key.",
+                reason="reward_key_missing",
             )
         value = value[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RewardError(f"{where}: the reward is {value!r}, allowed: a finite number.")
+        raise RewardError(
+            f"{_where(sample)}: the reward is {value!r}, allowed: a finite number.", reason=_what_is_wrong(value)
+        )
     return float(value)
+
+
+def _what_is_wrong(value: object) -> str:
+    if value is None:
+        return "reward_none"
+    if isinstance(value, float):
+        return "reward_nan" if math.isnan(value) else "reward_infinite"
+    return "reward_not_a_number"
+
+
+def _where(sample: Sample) -> str:
+    return f"sample {sample.index} of group {sample.group_index}"
 
 
 def _plain(value: Any) -> Any:

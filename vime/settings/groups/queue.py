@@ -43,6 +43,11 @@ class QueueSettings:
         "dropped. No bound when left out.",
         check=at_least(0),
     )
+    rollout_queue_sc_dtype: str = flag(
+        "float16",
+        "Stored type of the log-probabilities of score centering's candidates.",
+        choices=("float16", "float32"),
+    )
     rollout_io_concurrency: int = flag(4, "Reads and writes of samples at once in one process.", check=at_least(1))
     rollout_session_id: str | None = flag(
         None, "Identity under which engines are kept for a restarted job; derived from the run when left out."
