@@ -13,10 +13,10 @@ from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinato
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
 from pipeline.transports.memory import open_memory_coordinator
+from storage.checks import EnqueueRequirements
 from storage.contracts import PayloadPool
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
-from storage.checks import EnqueueRequirements
 from storage.pool import Pool
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
