@@ -14,6 +14,8 @@ from pipeline.coordinator import Coordinator, CoordinatorConfig
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.queue_data_source import DataSourceSettings
 from pipeline.transports.memory import open_memory_coordinator
+from pipeline.wiring import check_trainable
+from storage.columns import encode_group
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
 from storage.queue_types import GroupReturn
@@ -75,7 +77,8 @@ class Parts:
 
     def source(self, worker_id: str = "reader") -> QueueDataSource:
         settings = DataSourceSettings(worker_id, "main", 30, MEMBERS, self.lease_seconds, self.folder / "state")
-        return QueueDataSource(self.queue, MemoryPool("run", self.table), settings)
+        pool = MemoryPool("run", self.table)
+        return QueueDataSource(self.queue, pool, settings, check=check_trainable, encode=encode_group)
 
 
 @pytest.fixture
