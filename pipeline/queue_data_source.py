@@ -6,7 +6,7 @@ import copy
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ import msgspec
 from pipeline.group_start import is_done, read_start
 from pipeline.lease_keeper import LeaseKeeper
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, Work
-from storage.columns import EncodedGroup, encode_group
+from storage.columns import EncodedGroup
 from storage.contracts import PayloadPool
 from storage.files import make_folder, write_atomically
 from storage.queue_types import GroupReturn, Stage
@@ -74,8 +74,17 @@ class QueueDataSource:
     their group. Nothing is kept here: what was given back may be leased by anybody next. Use with `with`, or close it.
     """
 
-    def __init__(self, queue: BlockingQueue, pool: PayloadPool, settings: DataSourceSettings) -> None:
-        self._queue, self._pool, self._settings = queue, pool, settings
+    def __init__(
+        self,
+        queue: BlockingQueue,
+        pool: PayloadPool,
+        settings: DataSourceSettings,
+        *,
+        check: Callable[[Sequence[Sample]], None],
+        encode: Callable[[Sequence[Sample]], EncodedGroup],
+    ) -> None:
+        """`check` raises `SampleError` for a group that can't be trained, `encode` for one that can't be stored."""
+        self._queue, self._pool, self._settings, self._check, self._encode = queue, pool, settings, check, encode
         self._keeper = LeaseKeeper(queue.heartbeat, settings.lease_seconds)
         self.metadata: dict[str, Any] = {}
         """The user's own; `save` keeps it, `load` brings it back."""
@@ -138,8 +147,8 @@ class QueueDataSource:
         A sample then knows its position as `_queue_receipt`. Raises `SampleError` for a sample that can't be trained.
         """
         leases = [_lease_of(group) for group in groups]
-        for sample in (sample for group in groups for sample in group):
-            sample.check_trainable()
+        for group in groups:
+            self._check(group)
         positions: list[int | None] = []
         for start in range(0, len(groups), MAX_GROUPS_PER_CALL):
             part = range(start, min(start + MAX_GROUPS_PER_CALL, len(groups)))
@@ -217,7 +226,7 @@ class QueueDataSource:
 
     def _encoded(self, group: Group) -> EncodedGroup:
         """A group as it is stored: with the origin of its new tokens, without what belongs to the lease."""
-        return encode_group([self._unstamped(sample) for sample in group], reward_key=self._settings.reward_key)
+        return self._encode([self._unstamped(sample) for sample in group])
 
     def _unstamped(self, sample: Sample) -> Sample:
         plain = copy.copy(sample)

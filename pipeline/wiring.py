@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.trainer_worker import TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
+from storage.columns import encode_group
 from storage.contracts import PayloadPool
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
@@ -31,6 +33,7 @@ from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.rewards import load_reward
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
+from vime.utils.types import Sample
 
 NUM_PRODUCERS = 1
 """Producers on one node."""
@@ -144,7 +147,15 @@ def build_data_source(settings: Settings, coordinator: Any, *, branch: str, work
             state_folder=RunFolder.of(settings).root / "rollout",
             reward_key=settings.rollout.reward_key,
         ),
+        check=check_trainable,
+        encode=partial(encode_group, reward_key=settings.rollout.reward_key),
     )
+
+
+def check_trainable(samples: Sequence[Sample]) -> None:
+    """Raise `SampleError` for the first sample that can't be trained."""
+    for sample in samples:
+        sample.check_trainable()
 
 
 def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pipeline.coordinator import Coordinator, CoordinatorConfig
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.queue_data_source import DataSourceSettings
 from pipeline.transports.memory import open_memory_coordinator
+from storage.columns import encode_group
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
 from storage.queue_types import GroupReturn
@@ -24,6 +25,11 @@ from vime.errors import RestoreError, SampleError, StorageError
 from vime.utils.types import Sample
 
 MEMBERS = 2
+
+
+def check(samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        sample.check_trainable()
 
 
 class LocalQueue:
@@ -75,7 +81,8 @@ class Parts:
 
     def source(self, worker_id: str = "reader") -> QueueDataSource:
         settings = DataSourceSettings(worker_id, "main", 30, MEMBERS, self.lease_seconds, self.folder / "state")
-        return QueueDataSource(self.queue, MemoryPool("run", self.table), settings)
+        pool = MemoryPool("run", self.table)
+        return QueueDataSource(self.queue, pool, settings, check=check, encode=encode_group)
 
 
 @pytest.fixture
