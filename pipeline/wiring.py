@@ -19,6 +19,7 @@ from pipeline.trainer_worker import TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
+from storage.checks import check_enqueue
 from storage.columns import encode_group
 from storage.contracts import PayloadPool
 from storage.memory_pool import MemoryPool
@@ -33,7 +34,6 @@ from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.rewards import load_reward
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
-from vime.utils.types import Sample
 
 NUM_PRODUCERS = 1
 """Producers on one node."""
@@ -135,6 +135,7 @@ async def build_producer(
 def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:
     """The queue as a rollout function of the user's own gets it; `coordinator` is the handle of its actor."""
     queue, data = settings.queue, settings.data
+    needs = enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")))
     return QueueDataSource(
         RayBlockingQueue(coordinator),
         open_pool(settings, coordinator),
@@ -147,15 +148,14 @@ def build_data_source(settings: Settings, coordinator: Any, *, branch: str, work
             state_folder=RunFolder.of(settings).root / "rollout",
             reward_key=settings.rollout.reward_key,
         ),
-        check=check_trainable,
-        encode=partial(encode_group, reward_key=settings.rollout.reward_key),
+        check=partial(check_enqueue, needs=needs),
+        encode=partial(
+            encode_group,
+            reward_key=settings.rollout.reward_key,
+            sc_dtype=queue.rollout_queue_sc_dtype,
+            num_experts=None if needs.routes is None else needs.routes.num_experts,
+        ),
     )
-
-
-def check_trainable(samples: Sequence[Sample]) -> None:
-    """Raise `SampleError` for the first sample that can't be trained."""
-    for sample in samples:
-        sample.check_trainable()
 
 
 def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:

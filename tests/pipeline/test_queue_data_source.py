@@ -14,6 +14,7 @@ from pipeline.coordinator import Coordinator, CoordinatorConfig
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.queue_data_source import DataSourceSettings
 from pipeline.transports.memory import open_memory_coordinator
+from storage.checks import EnqueueRequirements, check_enqueue
 from storage.columns import encode_group
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
@@ -28,8 +29,7 @@ MEMBERS = 2
 
 
 def check(samples: Sequence[Sample]) -> None:
-    for sample in samples:
-        sample.check_trainable()
+    check_enqueue(samples, EnqueueRequirements())
 
 
 class LocalQueue:
