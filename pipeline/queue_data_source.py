@@ -37,7 +37,7 @@ Group = list[Sample]
 class BlockingQueue(Protocol):
     """The coordinator, for code without an event loop."""
 
-    def lease(self, worker_id: str, max_groups: int) -> LeaseReply: ...
+    def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply: ...
     def heartbeat(self, leases: list[bytes]) -> list[bool]: ...
     def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]: ...
     def yield_groups(self, returns: list[GroupReturn]) -> list[bool]: ...
@@ -88,6 +88,8 @@ class QueueDataSource:
         self._keeper = LeaseKeeper(queue.heartbeat, settings.lease_seconds)
         self.metadata: dict[str, Any] = {}
         """The user's own; `save` keeps it, `load` brings it back."""
+        self.policy_version = 0
+        """Version under which new requests are made; to be set at each publication, for `--max-staleness`."""
 
     def get_samples(self, num_samples: int) -> list[Group]:
         """`num_samples` groups: completed ones first, then partial ones, then prompts.
@@ -99,7 +101,7 @@ class QueueDataSource:
         while len(groups) < num_samples:
             self._keeper.check()
             wanted = min(MAX_GROUPS_PER_CALL, num_samples - len(groups))
-            reply = self._queue.lease(self._settings.worker_id, wanted)
+            reply = self._queue.lease(self._settings.worker_id, wanted, self.policy_version)
             for work in reply.work:
                 self._keeper.add(work.lease, work.group_index)
             groups += [self._read(work) for work in reply.work]

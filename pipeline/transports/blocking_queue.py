@@ -15,8 +15,8 @@ class RayBlockingQueue:
     def __init__(self, coordinator: Any) -> None:
         self._coordinator = coordinator
 
-    def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        return decode(answer_of(self._coordinator.lease.remote(worker_id, max_groups)), LeaseReply)
+    def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
+        return decode(answer_of(self._coordinator.lease.remote(worker_id, max_groups, policy_version)), LeaseReply)
 
     def heartbeat(self, leases: list[bytes]) -> list[bool]:
         alive: list[bool] = answer_of(self._coordinator.heartbeat.remote(leases))

@@ -38,11 +38,13 @@ class LocalQueue:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self.beats: list[int] = []
+        self.versions: list[int] = []
         self.beaten = threading.Event()
         self.failure: Exception | None = None
 
-    def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        return self.coordinator.lease(worker_id, max_groups)
+    def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
+        self.versions.append(policy_version)
+        return self.coordinator.lease(worker_id, max_groups, policy_version)
 
     def heartbeat(self, leases: list[bytes]) -> list[bool]:
         if self.failure is not None:
@@ -195,6 +197,15 @@ def test_new_samples_of_a_hook_belong_to_the_lease_of_their_group(source: QueueD
     for sample in (group[0], made):
         respond(sample)
     assert source.accept_samples([[group[0], made]]) == [0]
+
+
+def test_groups_are_leased_under_the_version_that_requests_are_made_under(
+    source: QueueDataSource, parts: Parts
+) -> None:
+    source.get_samples(1)
+    source.policy_version = 4
+    source.get_samples(1)
+    assert parts.queue.versions == [0, 4]
 
 
 def test_dropped_groups_are_counted_by_reason(source: QueueDataSource, parts: Parts) -> None:
