@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -15,11 +14,11 @@ from hashlib import sha256
 from storage.facts import group_of
 from storage.memory_group import MemoryGroup
 from storage.memory_pool import MemoryPool, attempt_of
-from storage.positions import PositionRanges, first_position, segment_of
+from storage.memory_table import GroupTable
+from storage.positions import PositionRanges
 from storage.prompt_codec import encode_prompt
 from storage.queue_types import (
     AcceptedGroup,
-    ClosedSegment,
     GroupResult,
     GroupReturn,
     LeasedGroup,
@@ -34,7 +33,7 @@ from storage.refs import GroupRef, Lease, PoolRef, lease_from_bytes
 from storage.step_log import StepLog, TrainedRecord
 from storage.summary import GroupSummary
 from vime.data.cursor import PromptCursor, PromptTask
-from vime.errors import CorruptDataError, StaleLeaseError, StorageError
+from vime.errors import StaleLeaseError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +53,7 @@ class MemoryQueue:
         self._mutex = threading.RLock()
         self._closed = False
         self._queue_id = f"memory-{uuid.uuid4().hex}"
-        self._groups: dict[int, MemoryGroup] = {}
-        self._by_position: dict[int, MemoryGroup] = {}
-        self._cursor = PromptCursor()
-        self._left_behind = PositionRanges()
-        """Positions of trained groups that are not kept one by one any more."""
-        self._dropped_before: Counter[str] = Counter()
-        self._segment = 0
-        self._num_accepted_here = 0
+        self._table = GroupTable()
         self._num_returns = 0
         self._plans: dict[str, PlanRecord] = {}
 
@@ -76,55 +68,26 @@ class MemoryQueue:
 
         `cursor` is the commit's. Raises `CorruptDataError` when the parts don't cover all groups before it.
         """
-        expected = [index for first, last in snapshot.unfinished for index in range(first, last + 1)]
-        found = [task.group_index for task in prompts]
-        covered = len(trained) + len(expected) + sum(snapshot.dropped.values())
-        if found != expected or covered != cursor.next_group_index:
-            raise CorruptDataError(
-                f"The commit has {len(trained)} trained, {len(expected)} unfinished and "
-                f"{sum(snapshot.dropped.values())} dropped groups of {cursor.next_group_index}, and the prompts of "
-                f"{len(found)} were read again.",
-                next_step="Resume from another commit.",
-            )
         with self._guarded("restore the queue"):
-            self._left_behind = PositionRanges(trained.ranges())
-            self._dropped_before = Counter(snapshot.dropped)
-            self._segment = max((segment_of(last) + 1 for _, last in trained.ranges()), default=0)
+            self._table.restore(snapshot, trained, [task.group_index for task in prompts], cursor)
             self._add(prompts, [encode_prompt(task) for task in prompts])
-            self._cursor = cursor
 
     @property
     def num_accepted(self) -> int:
         """Number of groups that were ever accepted."""
         with self._guarded("count accepted groups"):
-            return len(self._left_behind) + len(self._by_position)
+            return self._table.num_accepted
 
     def reopen(self, trained: PositionRanges) -> None:
         """Check that every position in `trained` is accepted. Raises `CorruptDataError`."""
         with self._guarded("check trained positions"):
-            known = PositionRanges([*self._left_behind.ranges(), *PositionRanges.of(self._by_position).ranges()])
-            for first, last in trained.ranges():
-                if known.count_between(first, last) != last - first + 1:
-                    raise CorruptDataError(
-                        f"positions {first}..{last} are called trained, but the queue in memory has accepted "
-                        f"{known.count_between(first, last)} of them.",
-                        next_step="Resume from a commit of this run.",
-                    )
+            self._table.check_trained(trained)
 
     def rotate(self, branch: str, trained: PositionRanges) -> None:
         """Leave behind what has come to an end; see `GroupQueue.rotate`."""
         with self._guarded("rotate the queue"):
             self._log.rotate(branch, trained)
-            for group in list(self._groups.values()):
-                if group.accepted is not None and group.accepted.position in trained:
-                    self._left_behind.update([group.accepted.position])
-                    del self._by_position[group.accepted.position]
-                elif group.dropped is not None:
-                    self._dropped_before[group.dropped] += 1
-                    self._pool.release(group.refs)
-                else:
-                    continue
-                del self._groups[group.index]
+            self._pool.release(self._table.leave_behind(trained))
 
     def submit_prompts(self, prompts: Sequence[PromptTask], cursor: PromptCursor) -> None:
         """Add groups and move the cursor; the same call again changes nothing. Raises as `GroupQueue`'s."""
@@ -133,27 +96,20 @@ class MemoryQueue:
             raise StorageError(f"Prompts must be groups in order up to {cursor.next_group_index - 1}, found {indices}.")
         payloads = [encode_prompt(task) for task in prompts]
         with self._guarded(f"submit groups {indices[0]}..{indices[-1]}"):
-            if indices[0] < self._cursor.next_group_index:
-                self._check_repeat(indices, payloads, cursor)
-                return
-            if indices[0] != self._cursor.next_group_index:
-                raise StorageError(
-                    f"Prompts start at group {indices[0]}, the queue continues at {self._cursor.next_group_index}.",
-                    next_step="Take prompts from the queue's own cursor.",
-                )
-            self._add(prompts, payloads)
-            self._cursor = cursor
+            if self._table.is_new(indices, list(map(_digest, payloads)), cursor):
+                self._add(prompts, payloads)
+                self._table.cursor = cursor
 
     def cursor(self) -> PromptCursor:
         """The cursor that came with the newest prompts; the start when there are none."""
         with self._guarded("read the cursor"):
-            return self._cursor
+            return self._table.cursor
 
     def lease(self, worker_id: str, max_groups: int) -> list[LeasedGroup]:
         """Up to `max_groups` waiting groups, in the order of `GroupQueue.lease`; ends expired leases."""
         with self._guarded(f"lease groups to {worker_id}"):
             now_s = self._clock()
-            waiting = (group for group in self._groups.values() if group.is_waiting(now_s))
+            waiting = (group for group in self._table.groups.values() if group.is_waiting(now_s))
             chosen = heapq.nsmallest(max_groups, waiting, key=lambda group: group.priority)
             deadline_s = now_s + self._lease_seconds
             return [group.lease(self._pool.run_id, self._queue_id, worker_id, deadline_s) for group in chosen]
@@ -173,7 +129,7 @@ class MemoryQueue:
         """End the leases that have expired, so that their groups wait again; those leases."""
         with self._guarded("end expired leases"):
             now_s = self._clock()
-            ended = (group.end_expired(now_s) for group in self._groups.values())
+            ended = (group.end_expired(now_s) for group in self._table.groups.values())
             return [lease for lease in ended if lease is not None]
 
     def release(self, leases: Sequence[bytes], reason: str) -> list[bool]:
@@ -213,7 +169,7 @@ class MemoryQueue:
         if summary.group_index != index:
             raise StorageError(f"The result of group {summary.group_index} came with a lease of group {index}.")
         with self._guarded(what):
-            group = self._groups.get(index)
+            group = self._table.groups.get(index)
             started_from_it = group is not None and ref == group.input_ref
             if attempt_of(ref) != held.attempt_id and not started_from_it:
                 raise StorageError(f"{what}: the publication {ref.path} does not belong to task {held.task_id!r}.")
@@ -222,17 +178,12 @@ class MemoryQueue:
                     raise StorageError(f"{what}: this attempt has another result already.")
                 return Receipt(group.accepted.position, index)
             try:
-                self._current(held, what)
+                current = self._current(held, what)
             except StaleLeaseError:
                 if not started_from_it:
                     self._pool.release([ref])
                 raise
-            position = first_position(self._segment) + self._num_accepted_here
-            self._num_accepted_here += 1
-            accepted = AcceptedGroup(position, index, ref, summary)
-            self._groups[index].end(held.attempt_id, accepted=accepted)
-            self._by_position[position] = self._groups[index]
-            return Receipt(position, index)
+            return Receipt(self._table.accept(current, held.attempt_id, ref, summary), index)
 
     def drop(self, lease: bytes, reason: str) -> None:
         """End a group without a result, for good. Raises `StaleLeaseError` when the lease is not current."""
@@ -241,7 +192,7 @@ class MemoryQueue:
         held = lease_from_bytes(lease)
         index = group_of(held.task_id)
         with self._guarded(f"drop group {index}"):
-            group = self._groups.get(index)
+            group = self._table.groups.get(index)
             if group is None or group.dropped is None or not group.ended_by(held.attempt_id):
                 self._current(held, f"drop group {index}, attempt {held.generation}").end(
                     held.attempt_id, dropped=reason
@@ -250,17 +201,12 @@ class MemoryQueue:
     def accepted(self, except_for: PositionRanges | None = None) -> list[AcceptedGroup]:
         """Accepted groups that are still kept, by position, but for those in `except_for`."""
         with self._guarded("read accepted groups"):
-            found = (group.accepted for _, group in sorted(self._by_position.items()))
-            return [
-                accepted
-                for accepted in found
-                if accepted is not None and (except_for is None or accepted.position not in except_for)
-            ]
+            return self._table.accepted(except_for or PositionRanges())
 
     def record_plan(self, batch_id: str, positions: Sequence[int], plan_ref: PoolRef) -> PlanRecord:
         """Log a batch's plan before it is trained; raises as `GroupQueue.record_plan`."""
         with self._guarded(f"record plan {batch_id}"):
-            self._check_accepted(positions, f"plan {batch_id}")
+            self._table.check_accepted(positions, f"plan {batch_id}")
             plan = PlanRecord(batch_id, list(positions), plan_ref)
             self._log.append_plan(plan)
             self._plans[batch_id] = plan
@@ -274,10 +220,9 @@ class MemoryQueue:
     def record_trained(self, branch: str, step: int, version: int, positions: Sequence[int]) -> None:
         """Make durable that a step trained these positions, and release their payloads; raises as `GroupQueue`'s."""
         with self._guarded(f"record step {step} of branch {branch}"):
-            self._check_accepted(positions, f"step {step} of branch {branch!r}")
+            self._table.check_accepted(positions, f"step {step} of branch {branch!r}")
             self._log.append(TrainedRecord(branch, step, version, list(positions)))
-            for group in (self._by_position[p] for p in positions if p in self._by_position):
-                self._pool.release(group.refs)
+            self._pool.release(self._table.refs_at(positions))
             for plan in [plan for plan in self._plans.values() if set(plan.positions) <= set(positions)]:
                 self._pool.release([self._plans.pop(plan.batch_id).plan_ref])
 
@@ -297,38 +242,20 @@ class MemoryQueue:
             return self._log.highest_version
 
     def facts(self) -> QueueFacts:
-        """Where every group is now. Trained groups that were left behind are counted by ranges of positions."""
+        """Where every group is now; see `GroupTable.facts`."""
         with self._guarded("read the queue's facts"):
-            closed = [ClosedSegment(first, last - first + 1, {}) for first, last in self._left_behind.ranges()]
-            if self._dropped_before:
-                closed.append(ClosedSegment(0, 0, dict(self._dropped_before)))
-            facts = QueueFacts([], [], {}, {}, closed, self._cursor)
-            for index, group in sorted(self._groups.items()):
-                if group.accepted is not None:
-                    facts.accepted[index] = group.accepted.position
-                elif group.dropped is not None:
-                    facts.dropped[index] = group.dropped
-                else:
-                    (facts.in_flight if group.attempts else facts.fresh).append(index)
-            return facts
+            return self._table.facts()
 
     def snapshot(self, trained: PositionRanges) -> MemorySnapshot:
         """What a commit that calls `trained` trained must keep of the queue."""
         with self._guarded("take a snapshot"):
-            dropped = self._dropped_before + Counter(g.dropped for g in self._groups.values() if g.dropped is not None)
-            unfinished = PositionRanges.of(
-                index
-                for index, group in self._groups.items()
-                if group.dropped is None and (group.accepted is None or group.accepted.position not in trained)
-            )
-            return MemorySnapshot(unfinished.ranges(), dict(dropped))
+            return self._table.snapshot(trained)
 
     def close(self) -> None:
         """Forget all groups."""
         with self._mutex:
             self._closed = True
-            self._groups.clear()
-            self._by_position.clear()
+            self._table = GroupTable()
             self._log.close()
 
     def __enter__(self) -> MemoryQueue:
@@ -349,12 +276,12 @@ class MemoryQueue:
         if group is not None and group.was_returned_by(held.attempt_id):
             return True
         try:
-            self._current(held, f"give back group {group_of(held.task_id)}")
+            current = self._current(held, f"give back group {group_of(held.task_id)}")
         except StaleLeaseError:
             self._pool.release([item.ref])
             return False
         self._num_returns += 1
-        self._groups[group_of(held.task_id)].return_samples(held.attempt_id, item, self._num_returns)
+        current.return_samples(held.attempt_id, item, self._num_returns)
         return True
 
     def _add(self, prompts: Sequence[PromptTask], payloads: Sequence[bytes]) -> None:
@@ -363,33 +290,11 @@ class MemoryQueue:
         refs = self._pool.publish_prompts(payloads, submission_id=f"prompts:{prompts[0].group_index}")
         for task, payload, ref in zip(prompts, payloads, refs, strict=True):
             index = task.group_index
-            self._groups[index] = MemoryGroup(index, ref, sha256(payload).hexdigest())
-
-    def _check_repeat(self, indices: Sequence[int], payloads: Sequence[bytes], cursor: PromptCursor) -> None:
-        for index, payload in zip(indices, payloads, strict=True):
-            group = self._groups.get(index)
-            missing = index >= self._cursor.next_group_index
-            if missing or (group is not None and group.prompt_digest != sha256(payload).hexdigest()):
-                raise StorageError(
-                    f"Groups {indices[0]}..{indices[-1]} were submitted before, and group {index} "
-                    + ("is missing." if missing else "has another prompt."),
-                    next_step="Check that the prompt file and its settings have not changed.",
-                )
-        if cursor.next_group_index == self._cursor.next_group_index and cursor != self._cursor:
-            raise StorageError(f"Groups up to {indices[-1]} were submitted with cursor {self._cursor}, found {cursor}.")
-
-    def _check_accepted(self, positions: Sequence[int], what: str) -> None:
-        bad = [p for p in positions if p not in self._by_position and p not in self._left_behind]
-        if bad:
-            start, last = first_position(self._segment), first_position(self._segment) + self._num_accepted_here - 1
-            allowed = f"{start}..{last}" if last >= start else "none"
-            raise StorageError(
-                f"{what}: positions {bad[:5]} are not accepted, allowed in segment {self._segment}: {allowed}."
-            )
+            self._table.groups[index] = MemoryGroup(index, ref, _digest(payload))
 
     def _group(self, lease: Lease) -> MemoryGroup | None:
         """The group of a lease; None when it has been left behind."""
-        return self._groups.get(group_of(lease.task_id))
+        return self._table.groups.get(group_of(lease.task_id))
 
     def _current(self, lease: Lease, what: str) -> MemoryGroup:
         """The group of a lease that may end it now. Raises `StaleLeaseError`."""
@@ -398,3 +303,7 @@ class MemoryQueue:
             raise StaleLeaseError(f"{what}: the group came to its end before.", next_step="Discard the result.")
         group.check_current(lease.attempt_id, self._clock(), what)
         return group
+
+
+def _digest(payload: bytes) -> str:
+    return sha256(payload).hexdigest()
