@@ -1,7 +1,7 @@
 """The stream without engines and Ray: real pool, queue, coordinator, planner and commit; synthetic samples.
 
 Run as a script it trains until it is done, or kills itself at a named point:
-`python mini_stream.py RUN POINT OCCURRENCE SEGMENT_GROUPS TRANSPORT`.
+`python mini_stream.py RUN POINT OCCURRENCE SEGMENT_GROUPS [memory]`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptRequest, encode
@@ -81,9 +82,10 @@ class MiniStream:
         run: Path,
         reach: Callable[[str], None] = lambda _: None,
         ckpt_step: int | None = None,
-        transport: str = "straw",
+        *,
+        in_memory: bool = False,
     ) -> None:
-        self._run, self._reach, self._in_memory = run, reach, transport != "straw"
+        self._run, self._reach, self._in_memory = run, reach, in_memory
         self._parts: PartTable[bytes] = PartTable()
         self._pool_root = run / "rollout_data" / "pool"
         self.branch = uuid.uuid4().hex[:8]
@@ -194,11 +196,11 @@ class MiniStream:
 
 
 def run_session(
-    run: Path, reach: Callable[[str], None] = lambda _: None, ckpt_step: int | None = None, transport: str = "straw"
+    run: Path, reach: Callable[[str], None] = lambda _: None, ckpt_step: int | None = None, **options: Any
 ) -> MiniStream:
     """One whole session; the stream is closed when this returns."""
     (run / "training_log").mkdir(parents=True, exist_ok=True)
-    stream = MiniStream(run, reach, ckpt_step, transport)
+    stream = MiniStream(run, reach, ckpt_step, **options)
     try:
         asyncio.run(stream.run())
     finally:
@@ -220,4 +222,4 @@ def _kill_at(wanted: str, occurrence: int) -> Callable[[str], None]:
 
 if __name__ == "__main__":
     segment_list.MAX_SEGMENT_GROUPS = int(sys.argv[4])
-    run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])), transport=sys.argv[5])
+    run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])), in_memory="memory" in sys.argv[5:])

@@ -13,12 +13,12 @@ from tests.pipeline.test_crash import kill_session
 
 
 def run(folder: Path, ckpt_step: int | None = None) -> MiniStream:
-    return run_session(folder, ckpt_step=ckpt_step, transport="object-store")
+    return run_session(folder, ckpt_step=ckpt_step, in_memory=True)
 
 
 @pytest.mark.parametrize("point", POINTS[:-1])
 def test_kill_at_any_step_skips_no_prompt_and_repeats_no_training(tmp_path: Path, point: str) -> None:
-    kill_session(tmp_path, point, 3, "object-store")
+    kill_session(tmp_path, point, 3, "memory")
     after_kill = audit_run(tmp_path)
     assert after_kill.identity_holds
     assert after_kill.lost == []
@@ -29,10 +29,10 @@ def test_kill_at_any_step_skips_no_prompt_and_repeats_no_training(tmp_path: Path
 
 
 def test_a_resume_generates_again_exactly_what_the_commit_did_not_train(tmp_path: Path) -> None:
-    kill_session(tmp_path, "plan", 4, "object-store")  # rollouts 0..2 are trained, 0..1 committed
+    kill_session(tmp_path, "plan", 4, "memory")  # rollouts 0..2 are trained, 0..1 committed
     before = audit_run(tmp_path)
     assert (before.trained, before.rolled_back) == (2 * BATCH, BATCH)
-    stream = MiniStream(tmp_path, transport="object-store")
+    stream = MiniStream(tmp_path, in_memory=True)
     try:
         identity = stream.coordinator.identity()
         assert identity.holds
@@ -44,8 +44,8 @@ def test_a_resume_generates_again_exactly_what_the_commit_did_not_train(tmp_path
 
 
 def test_a_run_killed_before_its_first_commit_starts_anew(tmp_path: Path) -> None:
-    kill_session(tmp_path, "plan", 1, "object-store")
-    stream = MiniStream(tmp_path, transport="object-store")
+    kill_session(tmp_path, "plan", 1, "memory")
+    stream = MiniStream(tmp_path, in_memory=True)
     try:
         assert stream.plan.mode is RestoreMode.NEW
         assert "its groups are gone: it starts anew" in stream.plan.words[0]
@@ -63,8 +63,8 @@ def test_an_older_commit_gives_back_what_later_ones_had_trained(tmp_path: Path) 
 
 
 def test_versions_that_any_session_trained_under_are_remembered(tmp_path: Path) -> None:
-    kill_session(tmp_path, "plan", 2, "object-store")
-    stream = MiniStream(tmp_path, transport="object-store")
+    kill_session(tmp_path, "plan", 2, "memory")
+    stream = MiniStream(tmp_path, in_memory=True)
     try:
         assert stream.coordinator.highest_version() == 1
     finally:
@@ -75,7 +75,7 @@ def test_memory_holds_only_what_is_not_trained(tmp_path: Path) -> None:
     """Twelve groups at most: two batches untrained with payload and prompt, prompts up to a refill, and a plan."""
     (tmp_path / "training_log").mkdir()
     kept = []
-    stream = MiniStream(tmp_path, lambda point: kept.append((point, stream.num_kept)), transport="object-store")
+    stream = MiniStream(tmp_path, lambda point: kept.append((point, stream.num_kept)), in_memory=True)
     try:
         asyncio.run(stream.run())
     finally:
@@ -96,7 +96,7 @@ def test_running_books_agree_with_the_queue_at_every_step(tmp_path: Path) -> Non
         left, right = msgspec.structs.asdict(identity), msgspec.structs.asdict(counts)
         mismatches.extend((point, name) for name in names if left[name] != right[name] or not identity.holds)
 
-    stream = MiniStream(tmp_path, compare, transport="object-store")
+    stream = MiniStream(tmp_path, compare, in_memory=True)
     try:
         asyncio.run(stream.run())
     finally:
