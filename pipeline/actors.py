@@ -31,6 +31,7 @@ from pipeline.wiring import (
     open_pool,
 )
 from recovery.commit import QueueState
+from storage.positions import PositionRanges
 from storage.queue_types import GroupReturn
 from vime.errors import VimeError
 from vime.settings.groups import Settings
@@ -56,6 +57,7 @@ class CoordinatorActor:
         folder = RunFolder.of(decoded)
         log_to_file(folder.log("coordinator"))
         self._parts = CoordinatorParts()
+        self._house: asyncio.Task[None] | None = None
         self._coordinator: Coordinator | VimeError
         try:
             self._coordinator = self._open(decoded, folder, decode(config, CoordinatorConfig))
@@ -113,8 +115,8 @@ class CoordinatorActor:
     async def queue_state(self) -> bytes:
         return encode(self._opened().queue_state())
 
-    async def rotate(self, committed: bytes) -> None:
-        self._opened().rotate(decode(committed, QueueState))
+    async def rotate(self, committed: bytes, released: list[tuple[int, int]]) -> None:
+        self._opened().rotate(decode(committed, QueueState), PositionRanges(released))
 
     async def put_parts(self, references: dict[str, list[Any]]) -> None:
         """Keep references to payloads; see `RayParts`."""
@@ -127,7 +129,10 @@ class CoordinatorActor:
         self._parts.release(keys)
 
     async def close(self) -> None:
-        self._opened().close()
+        coordinator = self._opened()
+        if self._house is not None:
+            self._house.cancel()
+        coordinator.close()
 
     def _open(self, settings: Settings, folder: RunFolder, config: CoordinatorConfig) -> Coordinator:
         source = build_prompt_source(settings)
@@ -147,8 +152,13 @@ class CoordinatorActor:
         )
 
     def _opened(self) -> Coordinator:
+        """The coordinator, with its housekeeping under way; raises what went wrong with either."""
         if isinstance(self._coordinator, VimeError):
             raise self._coordinator
+        if self._house is None:
+            self._house = asyncio.create_task(self._coordinator.keep_house())
+        if self._house.done() and not self._house.cancelled():
+            self._house.result()
         return self._coordinator
 
 

@@ -18,9 +18,11 @@ from pipeline.messages import (
     QueueCounts,
     Work,
 )
-from recovery.accounting import Identity, count_identity
+from pipeline.storage_care import StorageCare
+from recovery.accounting import RECLAIMED, Identity, count_identity
 from recovery.commit import QueueState
 from storage.contracts import PayloadPool, QueueOfGroups
+from storage.disk_reserve import DiskReserve
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
@@ -30,6 +32,8 @@ from vime.errors import StaleLeaseError
 
 logger = logging.getLogger(__name__)
 
+HOUSEKEEPING_S = 10.0
+"""Longest time between two looks for expired leases."""
 REFILL_GROUPS = (8, 64)
 """Fewest and most prompts taken from the data set at a time."""
 
@@ -49,6 +53,10 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     """Groups that one rollout batch trains."""
     max_staleness: int | None = None
     """Most versions that a token may be older than the one under which its batch is planned; None: no bound."""
+    online_gc: bool = False
+    """Whether payloads that no kept commit needs are reclaimed."""
+    reserve_bytes: int = 0
+    """Free space of the file system of pool or run folder below which production pauses."""
     next_group_index: int = 0
     """Cursor of the commit that a queue in memory goes on from,"""
     memory: MemorySnapshot | None = None
@@ -67,16 +75,27 @@ class Coordinator:
     """The queue's state and rules, in one process. Methods without `await` are atomic."""
 
     def __init__(
-        self, pool: PayloadPool, queue: QueueOfGroups, source: PromptSource, config: CoordinatorConfig
+        self,
+        pool: PayloadPool,
+        queue: QueueOfGroups,
+        source: PromptSource,
+        config: CoordinatorConfig,
+        storage: StorageCare,
     ) -> None:
-        self._pool, self._queue, self._source, self._config = pool, queue, source, config
+        self._pool, self._queue, self._source, self._config, self._storage = pool, queue, source, config, storage
         self._trained = PositionRanges([*config.trained, *queue.trained_by(config.branch).ranges()])
         queue.reopen(self._trained)
-        self._waiting = {group.position: group for group in queue.accepted(except_for=self._trained)}
+        self._reclaimed = queue.released.minus(self._trained)
+        """Groups that other branches trained, and whose payloads may be gone; they count as dropped."""
+        gone = PositionRanges([*self._trained.ranges(), *self._reclaimed.ranges()])
+        self._waiting = {group.position: group for group in queue.accepted(except_for=gone)}
         facts = queue.facts()
         self._fresh, self._in_flight = set(facts.fresh), set(facts.in_flight)
         self._dropped = facts.dropped_by_reason()
-        self._num_accepted = facts.num_accepted
+        self._num_accepted = facts.num_accepted - len(self._reclaimed)
+        if self._reclaimed:
+            self._dropped[RECLAIMED] = len(self._reclaimed)
+            logger.warning("%d groups of other branches were reclaimed and can't be trained", len(self._reclaimed))
         self._leased: dict[int, _Leased] = {}
         self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness)
         self._next_version = queue.highest_trained_version() + 1
@@ -93,6 +112,8 @@ class Coordinator:
         self._backpressured = room <= 0
         if room <= 0:
             return LeaseReply(LeaseStatus.DONE if still_needed <= 0 else LeaseStatus.BACKPRESSURE)
+        if not self._storage.has_space():
+            return LeaseReply(LeaseStatus.DISK_LOW)
         leased = self._queue.lease(worker_id, room)
         if not leased:
             self._refill(room)
@@ -190,7 +211,7 @@ class Coordinator:
             self._waiting.pop(position, None)
 
     def identity(self) -> Identity:
-        return count_identity(self._queue.facts(), self._trained)
+        return count_identity(self._queue.facts(), self._trained, self._reclaimed)
 
     def counts(self) -> QueueCounts:
         """The same counts as `identity`, from running books: cheap enough for every step."""
@@ -202,6 +223,7 @@ class Coordinator:
             dropped=dict(self._dropped),
             fresh=len(self._fresh),
             backpressured=self._backpressured,
+            notices=self._storage.notices(),
         )
 
     def highest_version(self) -> int:
@@ -226,11 +248,30 @@ class Coordinator:
                 "dropped": sum(counts.dropped.values()),
             },
             memory=self._queue.snapshot(self._trained),
+            accepted=self._queue.accepted_positions().ranges(),
         )
 
-    def rotate(self, committed: QueueState) -> None:
-        """Leave behind what has come to an end; to be called when the commit with this state is on disk."""
-        self._queue.rotate(self._config.branch, PositionRanges(committed.trained))
+    def rotate(self, committed: QueueState, released: PositionRanges | None = None) -> None:
+        """Leave behind what has come to an end; to be called when the commit with this state is on disk.
+
+        With online garbage collection `released` are the positions that no commit needs which is kept.
+        """
+        ended = (released or PositionRanges()) if self._config.online_gc else None
+        self._queue.rotate(self._config.branch, PositionRanges(committed.trained), ended)
+        self._storage.collect()
+
+    @property
+    def work_in_progress(self) -> int:
+        """Groups that are leased now."""
+        return len(self._leased)
+
+    async def keep_house(self) -> None:
+        """End expired leases and reclaim storage at intervals, until cancelled. Raises `StorageError`."""
+        interval_s = min(max(self._config.lease_seconds / 3, 0.1), HOUSEKEEPING_S)
+        while True:
+            await asyncio.sleep(interval_s)
+            self.sweep()
+            self._storage.collect_at_intervals()
 
     def close(self) -> None:
         self._queue.close()
@@ -272,7 +313,10 @@ def open_coordinator(
         pool.close()
         raise
     try:
-        return Coordinator(pool, queue, source, config)
+        queue.begin_session(config.branch)
+        collect = queue.collect_garbage if config.online_gc else None
+        storage = StorageCare(DiskReserve(pool.root, config.reserve_bytes), collect)
+        return Coordinator(pool, queue, source, config, storage)
     except BaseException:
         queue.close()
         pool.close()

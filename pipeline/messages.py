@@ -28,6 +28,8 @@ class LeaseStatus(enum.Enum):
     WORK = "work"
     BACKPRESSURE = "backpressure"
     """The queue holds as many untrained groups as it may."""
+    DISK_LOW = "disk_low"
+    """The file system of the pool has less free space than its reserve."""
     DONE = "done"
     """Enough groups exist for every rollout that is left."""
 
@@ -67,6 +69,8 @@ class QueueCounts(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     fresh: int
     backpressured: bool
+    notices: list[str] = []
+    """What the user should know of the storage: a sentence each."""
 
 
 class ProducerStats(msgspec.Struct, frozen=True):

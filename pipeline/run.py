@@ -45,6 +45,8 @@ from recovery.commit import (
 )
 from recovery.fixed import FixedSettings, hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
+from recovery.retention import releasable
+from storage.disk_reserve import GIB
 from storage.files import append_durably, make_folder, write_atomically
 from storage.os_errors import os_error
 from storage.positions import PositionRanges
@@ -148,6 +150,8 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
         memory=None if start.state is None else start.state.memory,
         batch=max(1, batch),
         max_staleness=queue.max_staleness,
+        online_gc=queue.rollout_queue_online_gc,
+        reserve_bytes=round(queue.rollout_disk_reserve_gib * GIB),
     )
 
 
@@ -359,7 +363,13 @@ class _Session:
             rollout_data_dir=str(self._folder.queue.parent),
             queue_state=state,
         )
-        await self._workers.rotate_queue(state)
+        queue = self._settings.queue
+        released = (
+            releasable(self._folder.root, self._start.plan.directory, queue.rollout_queue_keep_commits)
+            if queue.rollout_queue_online_gc
+            else PositionRanges()
+        )
+        await self._workers.rotate_queue(state, released)
         self._last_commit = rollout_id
         self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
 

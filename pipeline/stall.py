@@ -44,6 +44,10 @@ def _set_aside(counts: QueueCounts) -> str:
 
 
 def _what_producers_wait_for(counts: QueueCounts, stats: Sequence[ProducerStats]) -> str:
+    return " ".join([_what_they_do(counts, stats), *counts.notices])
+
+
+def _what_they_do(counts: QueueCounts, stats: Sequence[ProducerStats]) -> str:
     requests = sum(stat.in_flight_requests for stat in stats)
     if requests:
         return f"The producers wait for the engines: {requests} requests of {counts.in_flight} groups are unanswered."

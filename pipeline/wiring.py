@@ -46,12 +46,13 @@ def create_or_open_pool(settings: Settings) -> Pool:
     """The run's pool, made when it doesn't exist; for the coordinator, which comes first."""
     root, queue = RunFolder.of(settings).queue, settings.queue
     if (root / "vime" / "pool.json").exists():
-        return Pool.open(root, queue.rollout_queue_run_id)
+        return _open_on_disk(settings)
     return Pool.create(
         root,
         queue.rollout_queue_run_id,
         profile="juicefs" if queue.rollout_storage_profile == "juicefs" else "local",
         declaration=read_declaration(queue.rollout_storage_declaration),
+        segment_bytes=_segment_bytes(settings),
     )
 
 
@@ -61,7 +62,17 @@ def open_pool(settings: Settings, coordinator: Any) -> PayloadPool:
     if queue.is_in_memory:
         carrier = carrier_of(queue.rollout_data_transport)
         return MemoryPool(queue.rollout_queue_run_id, RayParts(coordinator, carrier))
-    return Pool.open(RunFolder.of(settings).queue, queue.rollout_queue_run_id)
+    return _open_on_disk(settings)
+
+
+def _open_on_disk(settings: Settings) -> Pool:
+    root, run_id = RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id
+    return Pool.open(root, run_id, segment_bytes=_segment_bytes(settings))
+
+
+def _segment_bytes(settings: Settings) -> int | None:
+    mib = settings.queue.rollout_queue_segment_mib
+    return None if mib is None else mib * 2**20
 
 
 def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:

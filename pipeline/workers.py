@@ -20,6 +20,7 @@ from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
 from recovery.commit import QueueState
 from storage.files import write_atomically
+from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.errors import RunFailedError, VimeError
 from vime.settings.groups import Settings
@@ -159,9 +160,9 @@ class Workers:
     async def queue_state(self) -> QueueState:
         return decode(await self._coordinator_call(self.coordinator.queue_state.remote()), QueueState)
 
-    async def rotate_queue(self, committed: QueueState) -> None:
-        """Tell the queue that a commit with this state is on disk."""
-        await self._coordinator_call(self.coordinator.rotate.remote(encode(committed)))
+    async def rotate_queue(self, committed: QueueState, released: PositionRanges) -> None:
+        """Tell the queue that a commit with this state is on disk, and which positions no kept commit needs."""
+        await self._coordinator_call(self.coordinator.rotate.remote(encode(committed), released.ranges()))
 
     async def highest_version(self) -> int:
         version: int = await self._coordinator_call(self.coordinator.highest_version.remote())

@@ -48,6 +48,12 @@ class JournalState:
     accepted_twice: list[str] = field(default_factory=list)
     wrong_summaries: list[str] = field(default_factory=list)
     """Closed segments whose summary is not what their journal says."""
+    reclaimed: set[str] = field(default_factory=set)
+    """Groups of segments whose journals are gone; what is known of them is the counts of their summaries."""
+    reclaimed_accepted: int = 0
+    reclaimed_dropped: Counter[str] = field(default_factory=Counter)
+    released: list[tuple[int, int]] = field(default_factory=list)
+    """Positions whose payloads may be gone, as ranges."""
 
 
 def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
@@ -79,17 +85,19 @@ def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
         *(
             f"group {group}: trained but never accepted"
             for group in sorted(trained)
-            if _task(group) not in state.accepted
+            if _task(group) not in state.accepted and _task(group) not in state.reclaimed
         ),
     ]
     undone = {group for _, groups, _ in rolled_back for group in groups}
+    gone = _gone_untrained(state, trained)
+    dropped = Counter(state.dropped.values()) + state.reclaimed_dropped + Counter({"reclaimed": gone})
     in_flight = [task for task in state.leased if task not in state.accepted and task not in state.dropped]
     return AuditReport(
-        generated=len(state.leased),
+        generated=len(state.leased) + len(state.reclaimed),
         trained=len(trained),
-        pending=len(state.accepted) - len(trained),
+        pending=len(state.accepted) + state.reclaimed_accepted - len(trained) - gone,
         in_flight=len(in_flight),
-        dropped=dict(Counter(state.dropped.values())),
+        dropped=dict(dropped),
         rolled_back=len(undone),
         lost=lost,
         trained_twice=twice,
@@ -99,7 +107,14 @@ def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
 def replay_journals(pool: Path) -> JournalState:
     """Replay the journals of all segments of the queue, oldest first, read-only."""
     state = JournalState()
-    for number, segment in enumerate(_segments(pool)):
+    released = pool / "vime" / "released.json"
+    if released.exists():
+        state.released = [(first, last) for first, last in json.loads(released.read_bytes())["ranges"]]
+    segments = _segments(pool)
+    for number, segment in enumerate(segments):
+        if (segment.get("summary") or {}).get("reclaimed"):
+            _count_reclaimed(state, segment, segments[number + 1])
+            continue
         before = (len(state.accepted), len(state.dropped))
         for event in _events(pool, segment["queue_id"]):
             _apply(state, event, number * _SEGMENT_SPAN)
@@ -113,6 +128,27 @@ def replay_journals(pool: Path) -> JournalState:
                     f"its journal has {found[0]} and {found[1]}"
                 )
     return state
+
+
+def _count_reclaimed(state: JournalState, segment: dict[str, Any], following: dict[str, Any]) -> None:
+    """Take over what the summary of a segment without a journal says; the last segment always has one."""
+    numbers = range(segment["cursor"]["next_group_index"], following["cursor"]["next_group_index"])
+    tasks = [_task(number) for number in numbers]
+    state.submitted += tasks
+    state.reclaimed.update(tasks)
+    state.reclaimed_accepted += segment["summary"]["num_accepted"]
+    state.reclaimed_dropped.update(segment["summary"]["dropped"])
+
+
+def _gone_untrained(state: JournalState, trained: set[int]) -> int:
+    """Groups whose payloads may be gone, though the newest branch has not trained them."""
+    accepted = {_task(group) for group in trained}
+    listed = sum(_is_released(state, position) for task, position in state.accepted.items() if task not in accepted)
+    return listed + state.reclaimed_accepted - len(state.reclaimed & accepted)
+
+
+def _is_released(state: JournalState, position: int) -> bool:
+    return any(first <= position <= last for first, last in state.released)
 
 
 def _segments(pool: Path) -> list[dict[str, Any]]:
@@ -186,6 +222,8 @@ def _unreadable(pool: Path, state: JournalState) -> list[str]:
     try:
         with SharedFilesystemStore(pool, identity["run_id"], codecs=identity["codecs"]) as store:
             for task, reference in state.results.items():
+                if _is_released(state, state.accepted[task]):
+                    continue
                 try:
                     for _ in store.read(RecordSetRef.from_dict(reference)):
                         pass
@@ -219,6 +257,8 @@ def _not_trained_as_committed(
     for first, last in queue_state["trained"]:
         for position in range(first, last + 1):
             task = by_position.get(position)
+            if task is None and _is_released(state, position):
+                continue  # its segment has no journal any more
             if task is None or int(task.removeprefix("prompt:")) not in trained:
                 bad.append(f"{task or f'position {position}'}: committed as trained, but no rank trained it")
     return bad

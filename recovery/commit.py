@@ -62,6 +62,8 @@ class QueueState(msgspec.Struct, frozen=True):
     memory: MemorySnapshot | None = None
     """What a queue in memory needs to go on from here; None for a queue on disk, which keeps itself."""
     version: int = COMMIT_VERSION
+    accepted: list[tuple[int, int]] = []
+    """Positions of all groups that had been accepted, as ranges."""
 
 
 def iteration_directory(directory: Path, rollout_id: int) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from storage.columns import summary_from_header
+from storage.coordinator import CoordinatorSession
 from storage.facts import ACCEPTED_PRIORITY, GroupPhase, group_of
 from storage.leasing import alive_leases, by_segment, digest_of
 from storage.pool import Pool
@@ -18,7 +19,7 @@ from storage.segment_list import SegmentList
 from vime.errors import StorageError
 
 
-def accept(pool: Pool, segments: SegmentList, results: Sequence[GroupResult]) -> list[Receipt | None]:
+def accept(session: CoordinatorSession, segments: SegmentList, results: Sequence[GroupResult]) -> list[Receipt | None]:
     """See `GroupQueue.accept_many`."""
     receipts: list[Receipt | None] = [None] * len(results)
     for index, members in by_segment(segments, [result.lease for result in results]).items():
@@ -30,7 +31,7 @@ def accept(pool: Pool, segments: SegmentList, results: Sequence[GroupResult]) ->
         alive = alive_leases(segments, segment, [lease for _, lease in members])
         new = {lease.attempt_id: (lease, results[number]) for number, lease in members if lease.attempt_id in alive}
         for lease, result in new.values():
-            _check_owner(pool, segment, lease, result)
+            _check_owner(session, segment, lease, result)
         accepted = _accept_new(segment, list(new.values()))
         for number, lease in members:
             known = accepted.get(lease.attempt_id)
@@ -104,7 +105,7 @@ def _check_group(lease: Lease, result: GroupResult) -> None:
         raise StorageError(f"The result of group {found} came with a lease of group {expected}.")
 
 
-def _check_owner(pool: Pool, segment: Segment, lease: Lease, result: GroupResult) -> None:
+def _check_owner(session: CoordinatorSession, segment: Segment, lease: Lease, result: GroupResult) -> None:
     """A result must have been published for its lease, unless it is what the lease started from."""
     if result.ref != segment.held[lease.attempt_id].state.ref:
-        pool.check_published_for(result.ref, task_id=lease.task_id, attempt_id=lease.attempt_id)
+        session.check_published_for(result.ref, task_id=lease.task_id, attempt_id=lease.attempt_id)

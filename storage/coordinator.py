@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from storage.lock import CoordinatorLock
 from storage.pool import Pool
+from storage.refs import GroupRef, to_straw_ref
 from storage.segment_list import SegmentList
 from storage.straw_errors import translated
 from vime.errors import StorageError
@@ -26,6 +27,7 @@ class CoordinatorSession:
                 pool, owner=f"{owner}#{self.lock.epoch}", clock=lambda: clock() / lease_seconds
             )
             stack.callback(self._segments.close)
+            self._reader = stack.enter_context(pool.store.read_session())
             self._exit = stack.pop_all()
 
     @contextmanager
@@ -43,6 +45,14 @@ class CoordinatorSession:
         with self.reading(what) as segments:
             self.lock.check()
             yield segments
+
+    def check_published_for(self, ref: GroupRef, *, task_id: str, attempt_id: str) -> None:
+        """Raise `StorageError` unless a group is in the pool and was published for this attempt.
+
+        The session keeps the index of a publication, so that its other groups are checked without reading it again.
+        """
+        with translated(f"{task_id}: the result of attempt {attempt_id}", self.pool.root):
+            self._reader.validate(to_straw_ref(ref), task_id=task_id, attempt_id=attempt_id)
 
     def close(self) -> None:
         """Close the segments, then free the lock."""

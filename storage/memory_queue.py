@@ -83,8 +83,18 @@ class MemoryQueue:
         with self._guarded("check trained positions"):
             self._table.check_trained(trained)
 
-    def rotate(self, branch: str, trained: PositionRanges) -> None:
-        """Leave behind what has come to an end; see `GroupQueue.rotate`."""
+    @property
+    def released(self) -> PositionRanges:
+        """None: a group whose payload is gone is trained, or a resume generates it again."""
+        return PositionRanges()
+
+    def accepted_positions(self) -> PositionRanges:
+        """Positions of all groups that were ever accepted."""
+        with self._guarded("read accepted positions"):
+            return self._table.accepted_positions()
+
+    def rotate(self, branch: str, trained: PositionRanges, released: PositionRanges | None = None) -> None:  # noqa: ARG002
+        """Leave behind what has come to an end; see `GroupQueue.rotate`. There is no storage to reclaim."""
         with self._guarded("rotate the queue"):
             self._log.rotate(branch, trained)
             self._pool.release(self._table.leave_behind(trained))

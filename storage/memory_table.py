@@ -79,6 +79,10 @@ class GroupTable:
         """Number of groups that were ever accepted."""
         return len(self._left_behind) + len(self._by_position)
 
+    def accepted_positions(self) -> PositionRanges:
+        """Positions of all groups that were ever accepted."""
+        return PositionRanges([*self._left_behind.ranges(), *PositionRanges.of(self._by_position).ranges()])
+
     def accept(self, group: MemoryGroup, attempt_id: str, ref: GroupRef, summary: GroupSummary) -> int:
         """End a group with its result; its position."""
         position = first_position(self._segment) + self._num_accepted_here
@@ -110,7 +114,7 @@ class GroupTable:
 
     def check_trained(self, trained: PositionRanges) -> None:
         """Raise `CorruptDataError` unless every position in `trained` is accepted."""
-        known = PositionRanges([*self._left_behind.ranges(), *PositionRanges.of(self._by_position).ranges()])
+        known = self.accepted_positions()
         for first, last in trained.ranges():
             found = known.count_between(first, last)
             if found != last - first + 1:

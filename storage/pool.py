@@ -50,13 +50,16 @@ class Pool:
     the reader. Writer and reader are replaced when the storage failed, for example when a mount came back.
     """
 
-    def __init__(self, root: Path, file: PoolFile, fault: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, root: Path, file: PoolFile, fault: Callable[[str], None] | None, segment_bytes: int | None = None
+    ) -> None:
         self.root = root
         self.run_id = file.run_id
         self.profile = file.profile
         self._file, self._fault = file, fault
         self._exit = ExitStack()
         self._lock = threading.Lock()
+        self._segment_bytes = segment_bytes
         self._store: straw.SharedFilesystemStore | None = None
         with translated(f"open pool {root}", root):
             self._new_store().close()
@@ -74,11 +77,13 @@ class Pool:
         declaration: dict[str, Any] | None = None,
         online_gc: bool = False,
         fault: Callable[[str], None] | None = None,
+        segment_bytes: int | None = None,
     ) -> Pool:
         """Make a pool in `root` and open it.
 
         `profile`, `declaration` (what the operator asserts about a JuiceFS mount; straw refuses a wrong one) and
         `online_gc` hold for the life of the pool. `fault` is called with the name of every I/O phase (for tests).
+        A pack gets no more publications once it has `segment_bytes`; straw's own size when None.
         Raises `StorageError` when `root` already holds a pool.
         """
         root = Path(root).resolve()
@@ -94,7 +99,7 @@ class Pool:
             sync_directory(root)
         except OSError as error:
             raise os_error(error, root, 0) from error
-        pool = cls(root, file, fault)
+        pool = cls(root, file, fault, segment_bytes)
         try:
             write_atomically(path, msgspec.json.encode(file))
         except OSError as error:
@@ -103,7 +108,14 @@ class Pool:
         return pool
 
     @classmethod
-    def open(cls, root: Path | str, run_id: str | None = None, *, fault: Callable[[str], None] | None = None) -> Pool:
+    def open(
+        cls,
+        root: Path | str,
+        run_id: str | None = None,
+        *,
+        fault: Callable[[str], None] | None = None,
+        segment_bytes: int | None = None,
+    ) -> Pool:
         """Open an existing pool. Raises `StorageError` when there is none or it belongs to another run."""
         root = Path(root).resolve()
         path = root / "vime" / "pool.json"
@@ -118,7 +130,7 @@ class Pool:
                 f"{root} belongs to run {file.run_id!r}, not to {run_id!r}.",
                 next_step="Use that run id, or another folder.",
             )
-        return cls(root, file, fault)
+        return cls(root, file, fault, segment_bytes)
 
     @property
     def control_dir(self) -> Path:
@@ -164,12 +176,6 @@ class Pool:
     def publish_blob(self, data: bytes, *, submission_id: str) -> PoolRef:
         """Make one byte string durable."""
         return self._writer.publish([straw.Publication((straw.Record("blob", data),))], submission_id)[0]
-
-    def check_published_for(self, ref: GroupRef, *, task_id: str, attempt_id: str) -> None:
-        """Raise `StorageError` unless a group is in the pool and was published for this attempt."""
-        self._check_open()
-        with translated(f"{task_id}: the result of attempt {attempt_id}", self.root):
-            self._reader.validate(to_straw_ref(ref), task_id=task_id, attempt_id=attempt_id)
 
     def read_header(self, ref: GroupRef) -> bytes:
         """Header bytes of a group. Raises `CorruptDataError` or `StorageError`."""
@@ -233,8 +239,9 @@ class Pool:
             raise StorageError(
                 f"{self.root}: {error}.", next_step="Correct the storage profile's declaration."
             ) from error
+        size = {} if self._segment_bytes is None else {"segment_target_bytes": self._segment_bytes}
         return straw.SharedFilesystemStore(
-            self.root, file.run_id, backend=backend, codecs=CODECS, online_gc=file.online_gc
+            self.root, file.run_id, backend=backend, codecs=CODECS, online_gc=file.online_gc, **size
         )
 
 

@@ -23,7 +23,9 @@ from storage.queue_types import (
     QueueFacts,
     Receipt,
 )
+from storage.reclaim import Reclaimed, Reclaimer
 from storage.refs import GroupRef, PoolRef, lease_from_bytes, to_straw_lease
+from storage.retention import Retention
 from storage.segment_list import SegmentList
 from storage.step_log import StepLog, TrainedRecord
 from storage.submission import submit
@@ -45,6 +47,8 @@ class GroupQueue:
     def __init__(self, session: CoordinatorSession, log: StepLog) -> None:
         self._session = session
         self._log = log
+        self._retention = Retention(session.pool.control_dir)
+        self._reclaimer = Reclaimer(session.pool.root, session.pool.control_dir)
 
     @classmethod
     def open(
@@ -82,17 +86,65 @@ class GroupQueue:
         with self._session.changing("open segments again") as segments:
             segments.reopen(trained)
 
-    def rotate(self, branch: str, trained: PositionRanges) -> None:
+    def begin_session(self, name: str) -> None:
+        """To be called when no other process of the run is left from before, unless `name` is that of the last call.
+
+        What earlier processes wrote can then be reclaimed.
+        """
+        with self._session.changing(f"begin session {name}"):
+            self._reclaimer.begin_session(name)
+
+    @property
+    def released(self) -> PositionRanges:
+        """Positions whose payloads may be gone; a resume from an old commit may want some of them."""
+        return self._retention.released
+
+    def accepted_positions(self) -> PositionRanges:
+        """Positions of all groups that were ever accepted."""
+        with self._session.reading("read accepted positions") as segments:
+            counts = {first_position(entry.index): segments.num_accepted(entry.index) for entry in segments.entries}
+        return PositionRanges((first, first + count - 1) for first, count in counts.items() if count)
+
+    def retain(self, owner: str, refs: Sequence[PoolRef]) -> None:
+        """Keep payloads in the pool for `owner` (an archive, an open reader), whatever becomes of their groups.
+
+        Replaces what the owner had; holds over restarts until `let_go`.
+        """
+        with self._session.changing(f"retain payloads for {owner}"):
+            self._retention.retain(owner, refs)
+
+    def let_go(self, owner: str) -> None:
+        """End the claims of an owner; one that has none is no error."""
+        with self._session.changing(f"let go of payloads of {owner}"):
+            self._retention.let_go(owner)
+
+    def collect_garbage(self) -> Reclaimed:
+        """Delete packs and journals that nothing needs; see `storage.reclaim`. Raises `StorageError`."""
+        with self._session.changing("reclaim storage") as segments:
+            needed = self._retention.retained_packs()
+            needed |= {plan.plan_ref.path for plan in self._log.plans.values()}
+            for segment in segments.opened():
+                needed |= segment.needed_packs(self._retention.released)
+            return self._reclaimer.collect(segments, needed)
+
+    def rotate(self, branch: str, trained: PositionRanges, released: PositionRanges | None = None) -> None:
         """Leave behind what has come to an end; call it when a commit of `branch` that calls `trained` trained is on
         disk.
 
         Closes each segment whose groups are all dropped or in `trained`, begins a new segment when the newest is
         full, and begins a new file of the step log. A kill at any point leaves a queue with the same facts. Leases of
         open segments go on.
+
+        `released` are positions that no commit needs which is kept: their results may be reclaimed from now on, and
+        segments are closed, for good, only when they hold no others. None: storage is not reclaimed.
         """
         with self._session.changing("rotate the queue") as segments:
             self._log.rotate(branch, trained)
-            segments.rotate(trained)
+            if released is None:
+                segments.rotate(trained)
+            else:
+                self._retention.release(released)
+                segments.rotate(self._retention.released, reclaim=True)
 
     def submit_prompts(self, prompts: Sequence[PromptTask], cursor: PromptCursor) -> None:
         """Add groups and move the cursor in one transaction; the same call again changes nothing.
@@ -160,7 +212,7 @@ class GroupQueue:
     def accept_many(self, results: Sequence[GroupResult]) -> list[Receipt | None]:
         """`accept` for many groups, in one transaction for all of a segment; None where the lease was stale."""
         with self._session.changing(f"accept {', '.join(_names(results))}") as segments:
-            return acceptance.accept(self._session.pool, segments, results)
+            return acceptance.accept(self._session, segments, results)
 
     def drop(self, lease: bytes, reason: str) -> None:
         """End a group without a result, for good. Raises `StaleLeaseError` when the lease is not current."""

@@ -102,6 +102,18 @@ class Segment:
         task = self.coordinator.task_status(task_of(group_index))
         return None if task is None else group_state(task)
 
+    def needed_packs(self, released: PositionRanges) -> set[str]:
+        """Packs that hold a result which is not released, or what a group that has none starts from."""
+        packs: set[str] = set()
+        for state in self.groups():
+            position = state.notes.position
+            ended = position is not None and self.first_position + position in released
+            if state.phase is not GroupPhase.DROPPED and not ended:
+                packs.add(state.ref.path)
+                if state.notes.prompt is not None:
+                    packs.add(state.notes.prompt.path)
+        return packs
+
     def end_expired_leases(self) -> None:
         """Let straw take back the groups whose leases have expired."""
         self.coordinator.acquire("sweep", 1, task_ids=_NO_TASK)

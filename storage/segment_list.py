@@ -27,7 +27,7 @@ class SegmentList:
     def __init__(self, pool: Pool, *, owner: str, clock: Callable[[], float]) -> None:
         """Open what is not closed, or create the first segment. Raises `StorageError`."""
         self._pool, self._owner, self.clock = pool, owner, clock
-        self._serials = itertools.count(1)
+        self._newest_serial = 0
         self._path = queue_file(pool.control_dir)
         self._open: dict[int, Segment] = {}
         try:
@@ -63,12 +63,21 @@ class SegmentList:
 
     def is_reclaimed(self, index: int) -> bool:
         """Whether a segment has ended for good, so that its journal may be gone."""
-        summary = self.entries[index].summary
-        return index not in self._open and summary is not None and summary.reclaimed
+        return self.entries[index].is_reclaimed
 
     def next_serial(self) -> int:
         """A number for the next lease."""
-        return next(self._serials)
+        self._newest_serial += 1
+        return self._newest_serial
+
+    def newest_serial(self) -> int:
+        """The number of the newest lease; 0 before the first."""
+        return self._newest_serial
+
+    def oldest_serial(self) -> int:
+        """The number of the oldest lease that is out; above all numbers when none is."""
+        serials = (held.serial for segment in self.opened() for held in segment.held.values())
+        return min(serials, default=self._newest_serial + 1)
 
     def next_order(self) -> int:
         """A number for the next return: above that of every group that waits or is leased."""

@@ -39,6 +39,10 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     summary: SegmentSummary | None = None
     """None while it is open. The last segment, which takes new prompts, always is."""
 
+    @property
+    def is_reclaimed(self) -> bool:
+        return self.summary is not None and self.summary.reclaimed
+
 
 class _QueueFile(msgspec.Struct, frozen=True):
     schema_version: int

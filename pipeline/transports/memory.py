@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig
+from pipeline.storage_care import StorageCare
+from storage.disk_reserve import DiskReserve
 from storage.files import make_folder
 from storage.memory_parts import PartStore
 from storage.memory_pool import MemoryPool
@@ -34,7 +36,8 @@ def open_memory_coordinator(
             ]
             cursor = source.cursor_at(config.next_group_index)
             queue.restore(config.memory, PositionRanges(config.trained), unfinished, cursor)
-        return Coordinator(pool, queue, source, config)
+        storage = StorageCare(DiskReserve(step_log_folder, config.reserve_bytes), None)
+        return Coordinator(pool, queue, source, config, storage)
     except BaseException:
         queue.close()
         raise

@@ -1,7 +1,7 @@
 """The stream without engines and Ray: real pool, queue, coordinator, planner and commit; synthetic samples.
 
 Run as a script it trains until it is done, or kills itself at a named point:
-`python mini_stream.py RUN POINT OCCURRENCE SEGMENT_GROUPS [memory]`.
+`python mini_stream.py RUN POINT OCCURRENCE SEGMENT_GROUPS [gc|memory]`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pipeline.transports.memory import open_memory_coordinator
 from recovery.branch import Branch, append_branch
 from recovery.commit import CommitParent, commit_path, iteration_directory, read_commit, read_queue_state, write_commit
 from recovery.restore import RestoreMode, plan_restore, scan_run
+from recovery.retention import releasable
 from storage import segment_list
 from storage.columns import encode_group
 from storage.contracts import PayloadPool
@@ -36,6 +37,8 @@ from vime.data.prompts import PromptSource
 from vime.utils.types import Sample
 
 BATCH, MEMBERS, ROLLOUTS, SAVE_EVERY = 4, 2, 6, 2
+KEPT_COMMITS = 2
+PACK_BYTES = 4096
 POINTS = ("publish", "accept", "plan", "train", "training_completed", "save", "commit", "rotate", "rotated", "done")
 PLAN = PlanSettings(
     rollout_batch_size=BATCH,
@@ -83,14 +86,17 @@ class MiniStream:
         reach: Callable[[str], None] = lambda _: None,
         ckpt_step: int | None = None,
         *,
+        rollouts: int = ROLLOUTS,
+        online_gc: bool = False,
         in_memory: bool = False,
     ) -> None:
-        self._run, self._reach, self._in_memory = run, reach, in_memory
+        self._run, self._reach, self._rollouts, self._online_gc = run, reach, rollouts, online_gc
+        self._in_memory = in_memory
         self._parts: PartTable[bytes] = PartTable()
         self._pool_root = run / "rollout_data" / "pool"
         self.branch = uuid.uuid4().hex[:8]
         self.plan = plan_restore(
-            scan_run(run, self._pool_root), load=None, save=str(run), ckpt_step=ckpt_step, num_rollout=ROLLOUTS,
+            scan_run(run, self._pool_root), load=None, save=str(run), ckpt_step=ckpt_step, num_rollout=rollouts,
             new_branch=self.branch,
         )  # fmt: skip
         parent, trained, next_group_index, memory = None, [], 0, None
@@ -102,10 +108,15 @@ class MiniStream:
             trained, next_group_index, memory = state.trained, state.next_group_index, state.memory
         self._parent = parent
         self._config = CoordinatorConfig(
-            self.branch, trained, ROLLOUTS * BATCH, 2 * BATCH, 60, next_group_index=next_group_index, memory=memory
-        )
+            self.branch, trained, rollouts * BATCH, 2 * BATCH, lease_seconds=60, online_gc=online_gc,
+            next_group_index=next_group_index, memory=memory,
+        )  # fmt: skip
         self.coordinator = self._open_coordinator()
-        self._pool: PayloadPool = MemoryPool("rollout", self._parts) if self._in_memory else Pool.open(self._pool_root)
+        self._pool: PayloadPool = (
+            MemoryPool("rollout", self._parts)
+            if self._in_memory
+            else Pool.open(self._pool_root, segment_bytes=PACK_BYTES)
+        )
         append_branch(run, Branch(self.branch, parent, self.plan.directory, 0))
 
     def restart_coordinator(self) -> None:
@@ -137,8 +148,8 @@ class MiniStream:
 
     def _open_pool(self) -> Pool:
         if (self._pool_root / "vime" / "pool.json").exists():
-            return Pool.open(self._pool_root)
-        return Pool.create(self._pool_root, "rollout")
+            return Pool.open(self._pool_root, segment_bytes=PACK_BYTES)
+        return Pool.create(self._pool_root, "rollout", segment_bytes=PACK_BYTES)
 
     async def produce(self) -> None:
         """Generate and have accepted as many groups as the queue wants."""
@@ -159,7 +170,7 @@ class MiniStream:
         """Train what is left, committing every second rollout."""
         if self.plan.mode is RestoreMode.COMPLETE:
             return
-        for rollout_id in range(self.plan.start_rollout, ROLLOUTS):
+        for rollout_id in range(self.plan.start_rollout, self._rollouts):
             await self.produce()
             groups = await self.coordinator.wait_for_groups(BATCH, 5)
             assert groups is not None
@@ -187,7 +198,7 @@ class MiniStream:
             run_id="rollout", rollout_data_dir="", queue_state=state,
         )  # fmt: skip
         self._reach("rotate")
-        self.coordinator.rotate(state)
+        self.coordinator.rotate(state, releasable(self._run, self.plan.directory, KEPT_COMMITS))
         self._reach("rotated")
 
     def close(self) -> None:
@@ -222,4 +233,5 @@ def _kill_at(wanted: str, occurrence: int) -> Callable[[str], None]:
 
 if __name__ == "__main__":
     segment_list.MAX_SEGMENT_GROUPS = int(sys.argv[4])
-    run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])), in_memory="memory" in sys.argv[5:])
+    options = {"online_gc": "gc" in sys.argv[5:], "in_memory": "memory" in sys.argv[5:]}
+    run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])), **options)

@@ -238,9 +238,9 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default("--no-save-optim --async-save", "A commit is whole and written at once.", "other kinds of commits"),
     # Queue and weights
     *unless_default(
-        "--rollout-queue-online-gc --rollout-queue-segment-mib --rollout-io-concurrency",
-        "The pool is kept whole, in segments of straw's own size.",
-        "storage reclaim and tuning in the pool",
+        "--rollout-io-concurrency",
+        "A process reads and writes with as many threads as it needs.",
+        "a bound on reads and writes in the pool",
     ),
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     *unless_default(

@@ -30,7 +30,18 @@ class QueueSettings:
         check=above(0),
     )  # fmt: skip
     rollout_queue_segment_mib: int | None = flag(
-        None, "Size of one segment file in MiB; straw's own when left out.", check=at_least(1)
+        None, "Size of one segment file in MiB; straw's own (1 GiB) when left out.", check=at_least(1)
+    )
+    rollout_queue_keep_commits: int = flag(
+        2,
+        "With --rollout-queue-online-gc: newest commits whose samples are kept, so that a resume from one trains all "
+        "of them; groups that an older commit misses count as dropped.",
+        check=at_least(1),
+    )
+    rollout_disk_reserve_gib: float = flag(
+        1.0,
+        "Free space under the queue, in GiB, below which production pauses until there is more; 0 for none.",
+        check=at_least(0),
     )
     rollout_queue_max_groups: int | None = flag(
         None,
