@@ -91,10 +91,11 @@ def test_a_rollout_function_works_on_the_queue_of_a_run(
     spilled: object,  # noqa: ARG001 - the cluster
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 64}')
-    words = ["--save", str(tmp_path / "run"), "--prompt-data", str(write_prompts(tmp_path))]
-    given = resolve(
-        [*words, "--hf-checkpoint", str(tmp_path), "--n-samples-per-prompt", "2", "--rollout-data-transport", transport]
-    ).settings
+    words = [
+        "--save", str(tmp_path / "run"), "--prompt-data", str(write_prompts(tmp_path)), "--hf-checkpoint",
+        str(tmp_path), "--n-samples-per-prompt", "2", "--rollout-data-transport", transport,
+    ]  # fmt: skip
+    given = resolve(words).settings
     RunFolder.of(given).make()
     config = encode(CoordinatorConfig("main", [], groups_wanted=4, max_groups=4, lease_seconds=60))
     coordinator = spawn(CoordinatorActor, encode_settings(given), config)
