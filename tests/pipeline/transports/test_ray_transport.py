@@ -23,7 +23,7 @@ from tests.pipeline.transports.ray_actors import Table, User, digest, spawn
 from vime.errors import StorageError
 from vime.settings.resolve import resolve
 
-pytestmark = [pytest.mark.multiproc]
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
 
 STORE_BYTES = 80 * 2**20
 MIB = 2**20
@@ -90,8 +90,12 @@ def test_a_rollout_function_works_on_the_queue_of_a_run(
     tmp_path: Path,
     spilled: object,  # noqa: ARG001 - the cluster
 ) -> None:
-    words = ["--save", str(tmp_path / "run"), "--prompt-data", str(write_prompts(tmp_path))]
-    given = resolve([*words, "--n-samples-per-prompt", "2", "--rollout-data-transport", transport]).settings
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 64}')
+    words = [
+        "--save", str(tmp_path / "run"), "--prompt-data", str(write_prompts(tmp_path)), "--hf-checkpoint",
+        str(tmp_path), "--n-samples-per-prompt", "2", "--rollout-data-transport", transport,
+    ]  # fmt: skip
+    given = resolve(words).settings
     RunFolder.of(given).make()
     config = encode(CoordinatorConfig("main", [], groups_wanted=4, max_groups=4, lease_seconds=60))
     coordinator = spawn(CoordinatorActor, encode_settings(given), config)
