@@ -285,6 +285,8 @@ class Coordinator:
 
     def _most_untrained(self, policy_version: int) -> int:
         """Most groups that may be generated and not trained when one more is begun under `policy_version`."""
+        if self._rules.max_staleness is None:
+            return self._rules.max_groups
         waiting = (v for group in self._waiting.values() for v in group.summary.min_versions if v is not None)
         oldest = min([policy_version, *(item.version for item in self._leased.values()), *waiting])
         next_version = max(self._next_version, policy_version)

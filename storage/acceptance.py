@@ -13,7 +13,7 @@ from storage.leasing import alive_leases, by_segment, digest_of
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup, GroupResult, Receipt
-from storage.refs import Lease, to_straw_lease, to_straw_ref
+from storage.refs import Lease, lease_fields, ref_fields
 from storage.segment import Segment
 from storage.segment_list import SegmentList
 from vime.errors import StorageError
@@ -30,8 +30,13 @@ def accept(session: CoordinatorSession, segments: SegmentList, results: Sequence
         segment = segments.at(index)
         alive = alive_leases(segments, segment, [lease for _, lease in members])
         new = {lease.attempt_id: (lease, results[number]) for number, lease in members if lease.attempt_id in alive}
-        for lease, result in new.values():
-            _check_owner(session, segment, lease, result)
+        session.check_published_for(
+            {
+                (lease.task_id, attempt): result.ref
+                for attempt, (lease, result) in new.items()
+                if result.ref != segment.held[attempt].state.ref  # a completed delivery is accepted as it is
+            }
+        )
         accepted = _accept_new(segment, list(new.values()))
         for number, lease in members:
             known = accepted.get(lease.attempt_id)
@@ -63,8 +68,8 @@ def _accept_new(segment: Segment, results: Sequence[tuple[Lease, GroupResult]]) 
         notes = msgspec.structs.replace(before, version=None, order=0, attempt=lease.attempt_id, position=local)
         updates.append(
             {
-                "lease": to_straw_lease(lease),
-                "input_ref": to_straw_ref(result.ref),
+                "lease": lease_fields(lease),
+                "input_ref": ref_fields(result.ref),
                 "priority": ACCEPTED_PRIORITY,
                 "scheduling_key": local,
                 "metadata": msgspec.to_builtins(notes),
@@ -103,9 +108,3 @@ def _check_group(lease: Lease, result: GroupResult) -> None:
     expected, found = group_of(lease.task_id), result.summary.group_index
     if found != expected:
         raise StorageError(f"The result of group {found} came with a lease of group {expected}.")
-
-
-def _check_owner(session: CoordinatorSession, segment: Segment, lease: Lease, result: GroupResult) -> None:
-    """A result must have been published for its lease, unless it is what the lease started from."""
-    if result.ref != segment.held[lease.attempt_id].state.ref:
-        session.check_published_for(result.ref, task_id=lease.task_id, attempt_id=lease.attempt_id)

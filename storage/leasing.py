@@ -11,7 +11,7 @@ import msgspec
 
 from storage.facts import GroupPhase, GroupState, group_of, task_of
 from storage.queue_types import GroupReturn, LeasedGroup, LeaseState, Stage
-from storage.refs import Lease, lease_from_bytes, lease_to_bytes, to_straw_lease, to_straw_ref
+from storage.refs import Lease, lease_fields, lease_from_bytes, lease_to_bytes, ref_fields
 from storage.segment import HeldLease, Segment
 from storage.segment_list import SegmentList
 from vime.errors import StorageError
@@ -59,7 +59,7 @@ def heartbeat(segments: SegmentList, leases: Sequence[bytes]) -> list[LeaseState
 
 def extend(segments: SegmentList, segment: Segment, leases: Sequence[Lease]) -> list[LeaseState]:
     """Extend leases of one segment; one state each. Nothing is written."""
-    answers = segment.coordinator.heartbeat([to_straw_lease(item) for item in leases])
+    answers = segment.coordinator.heartbeat([lease_fields(item) for item in leases])
     states = [_LEASE_STATES[answer] for answer in answers]
     for item, state in zip(leases, states, strict=True):
         if state is LeaseState.EXTENDED and item.attempt_id in segment.held:
@@ -98,7 +98,7 @@ def release(segments: SegmentList, leases: Sequence[bytes]) -> list[bool]:
         segment = segments.at(index)
         request = digest_of([item.attempt_id for _, item in members])
         answers = segment.coordinator.release_tasks(
-            [to_straw_lease(item) for _, item in members], request_id=f"release:{request}"
+            [lease_fields(item) for _, item in members], request_id=f"release:{request}"
         )
         for (number, item), answer in zip(members, answers, strict=True):
             released[number] = answer == "released"
@@ -205,8 +205,8 @@ def _returned(segments: SegmentList, held: HeldLease, item: GroupReturn) -> Grou
 def _update(item: Lease, state: GroupState) -> dict[str, object]:
     """straw's words for `_returned`."""
     return {
-        "lease": to_straw_lease(item),
-        "input_ref": to_straw_ref(state.ref),
+        "lease": lease_fields(item),
+        "input_ref": ref_fields(state.ref),
         "priority": int(state.stage),
         "scheduling_key": NO_VERSION if state.notes.version is None else state.notes.version,
         "metadata": msgspec.to_builtins(state.notes),

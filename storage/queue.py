@@ -24,7 +24,7 @@ from storage.queue_types import (
     Receipt,
 )
 from storage.reclaim import Reclaimed, Reclaimer
-from storage.refs import GroupRef, PoolRef, lease_from_bytes, to_straw_lease
+from storage.refs import GroupRef, PoolRef, lease_fields, lease_from_bytes
 from storage.retention import Retention
 from storage.segment_list import SegmentList
 from storage.step_log import StepLog, TrainedRecord
@@ -224,7 +224,7 @@ class GroupQueue:
             if segments.is_reclaimed(index):
                 raise _stale("drop", lease)
             segments.at(index).coordinator.fail_task(
-                to_straw_lease(held),
+                lease_fields(held),
                 request_id=f"drop:{held.attempt_id}",
                 failure={"category": "dropped", "reason": reason},
                 retryable=False,

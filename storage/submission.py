@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
 
 import msgspec
@@ -18,6 +19,8 @@ from vime.errors import StorageError
 
 MAX_ATTEMPTS = 10**9
 """straw spends an attempt on every restart and expiry; failures of a group are counted by its producers."""
+_TASK = asdict(straw.TaskSpec("", max_attempts=MAX_ATTEMPTS))
+"""straw's form of a task, but for what differs from group to group."""
 
 
 def submit(session: CoordinatorSession, prompts: Sequence[PromptTask], cursor: PromptCursor) -> None:
@@ -40,12 +43,12 @@ def submit(session: CoordinatorSession, prompts: Sequence[PromptTask], cursor: P
         content = sha256("".join(digests).encode()).hexdigest()
         refs = session.pool.publish_prompts(payloads, submission_id=f"prompts:{indices[0]}:{content}")
         tasks = [
-            straw.TaskSpec(
-                task_of(index),
-                metadata=msgspec.to_builtins(TaskNotes(digest, prompt=ref)),
-                max_attempts=MAX_ATTEMPTS,
-                scheduling_key=index,
-            )
+            _TASK
+            | {
+                "task_id": task_of(index),
+                "metadata": msgspec.to_builtins(TaskNotes(digest, prompt=ref)),
+                "scheduling_key": index,
+            }
             for index, ref, digest in zip(indices, refs, digests, strict=True)
         ]
         state = msgspec.to_builtins(cursor)

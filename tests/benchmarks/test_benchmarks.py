@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import group_encoding, planner, queue, sc_dtype
+from benchmarks import group_encoding, history, planner, queue_ops, sc_dtype
 from benchmarks.report import build_report
 
 
@@ -41,17 +41,27 @@ def check(report: Report, name: str, words: str) -> None:
     assert all(0 < value.min <= value.median <= value.max for value in report.values.values())
 
 
-def test_the_queue_benchmark_reports_every_rate_for_every_batch_size(
+@pytest.mark.multiproc
+def test_the_queue_benchmark_compares_both_modes_with_straw_and_with_synced_appends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert queue.main(["--quick", "--repeats", "5", "--folder", str(tmp_path)]) == 0
+    assert queue_ops.main(["--quick", "--repeats", "5", "--folder", str(tmp_path)]) == 0
     report = last_line(capsys.readouterr().out)
-    check(report, "queue", f"--quick --repeats 5 --folder {tmp_path}")
+    check(report, "queue_ops", f"--quick --repeats 5 --folder {tmp_path}")
     assert report.machine["file_system"] != "unknown"
-    names = ("lease_groups", "publish_groups", "accept_groups", "publish_accept_groups", "publish_bytes", "raw_bytes")
-    rates = {f"{name}_per_s_{batch}" for name in names for batch in (1, 8, 32)}
-    assert report.values.keys() == rates | {f"publish_of_raw_{batch}" for batch in (1, 8, 32)}
+    sides = {"raw", *(f"{kind}_{mode}" for kind in ("straw_rpc", "vime") for mode in ("gc_off", "gc_on"))}
+    ratios = {f"ops_over_{base}{mode}" for base in ("raw", "straw_rpc") for mode in ("", "_gc_off", "_gc_on")}
+    assert report.values.keys() == {f"items_per_s_{side}" for side in sides} | ratios
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_history_benchmark_compares_restart_memory_and_disk(tmp_path: Path) -> None:
+    values = history.measure_all(tmp_path, {"short": 250, "long": 500}, 1, reclaim=True)
+    assert values.keys() == {
+        *(f"{value}_{name}_gc" for value in ("restart_s", "memory_mib", "disk_mib") for name in ("short", "long")),
+        *("restart_ratio_gc", "memory_ratio_gc", "disk_ratio"),
+    }
+    assert all(number > 0 for numbers in values.values() for number in numbers)
 
 
 def test_the_planner_benchmark_reports_time_and_size_for_each_shape(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,13 +101,14 @@ def test_a_sample_with_routes_and_candidates_takes_the_bytes_that_the_layout_pro
     assert report.values["bytes_per_sample_mib_float16"].max * scale <= 9.2
 
 
-@pytest.mark.parametrize("module", [queue, planner, sc_dtype, group_encoding])
+@pytest.mark.parametrize("module", [queue_ops, history, planner, sc_dtype, group_encoding])
 def test_help_says_every_value_that_is_measured(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         module.main(["--help"])
     words = capsys.readouterr().out
     assert "Measures" in words
-    assert all(value in words for value in ("_per_s_B", "publish_of_raw_B") if module is queue)
+    assert all(value in words for value in ("raw", "straw_rpc", "ops_over_raw_M") if module is queue_ops)
+    assert all(value in words for value in ("restart_ratio", "memory_ratio", "disk_ratio") if module is history)
     assert all(value in words for value in ("plan_ms", "plan_bytes_per_sample") if module is planner)
     assert all(value in words for value in ("gradient_error_T_WEIGHT", "head_mass_error") if module is sc_dtype)
     assert all(value in words for value in ("check_ms", "bytes_per_sample_mib_T") if module is group_encoding)

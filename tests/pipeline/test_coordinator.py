@@ -21,14 +21,19 @@ from vime.errors import StorageError
 
 
 def opened(
-    folder: Path, branch: str = "a", lease_seconds: float = 60, max_groups: int = 4, **rules: Any
+    folder: Path,
+    branch: str = "a",
+    lease_seconds: float = 60,
+    max_groups: int = 4,
+    groups_wanted: int = 6,
+    **rules: Any,
 ) -> Coordinator:
     root = folder / "pool"
     return open_coordinator(
         open_pool=lambda: Pool.open(root) if (root / "vime" / "pool.json").exists() else Pool.create(root, "rollout"),
         source=PromptSource(write_prompts(folder), n_samples_per_prompt=2),
         owner="test",
-        config=CoordinatorConfig(branch, [], 6, max_groups, lease_seconds, **rules),
+        config=CoordinatorConfig(branch, [], groups_wanted, max_groups, lease_seconds, **rules),
     )
 
 
@@ -196,4 +201,36 @@ async def test_a_returned_group_keeps_the_age_of_its_tokens(tmp_path: Path) -> N
     (again,) = coordinator.lease("w", 1, 6).work
     assert (again.group_index, again.stage, again.prompt_ref) == (work.group_index, Stage.PARTIAL, request.ref)
     assert len(coordinator.lease("w", 9, 6).work) == 1  # one batch with it, at version 6
+    coordinator.close()
+
+
+async def test_surplus_groups_of_a_fast_producer_wait_and_the_identity_holds_at_all_times(tmp_path: Path) -> None:
+    """A producer that is far ahead of batches of 8; some of its groups are dropped with a reason."""
+    coordinator = opened(tmp_path, max_groups=32, groups_wanted=40, batch=8)
+    seen = []
+
+    def check() -> None:
+        identity, counts = coordinator.identity(), coordinator.counts()
+        assert identity.holds
+        parts = counts.trained + counts.pending + counts.in_flight + sum(counts.dropped.values())
+        assert counts.generated == parts == identity.generated
+        seen.append((counts.trained, counts.pending, counts.dropped.get("filtered", 0)))
+
+    for rollout in range(3):
+        while work := coordinator.lease("w", 8).work:
+            check()
+            dropped, kept = work[1:2], [*work[:1], *work[2:]]
+            for item in dropped:
+                coordinator.drop(item.group_index, item.lease, "filtered")
+            check()
+            await coordinator.accept([published(tmp_path, item, 1) for item in kept])
+            check()
+        groups = await coordinator.wait_for_groups(8, 5)
+        assert groups is not None
+        coordinator.training_completed(rollout, 1, [group.position for group in groups[:8]])
+        check()
+    trained, pending, filtered = seen[-1]
+    assert trained == 24
+    assert trained + pending == coordinator.counts().generated - filtered
+    assert pending >= 8  # what no batch has taken is still there
     coordinator.close()
