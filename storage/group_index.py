@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import msgspec
 import straw
 
-from storage.chunks import ChunkLayout, read_chunk_table
+from storage.chunk_layout import ChunkLayout
+from storage.chunks import ColumnDigests, read_chunk_table
 from storage.columns import DTYPES, ColumnSpec
 from storage.refs import PoolRef, to_straw_ref
 from vime.errors import CorruptDataError, StorageError
@@ -30,7 +31,7 @@ class StoredColumn:
     spec: ColumnSpec
     layout: ChunkLayout
     offset: int
-    digests: bytes
+    digests: ColumnDigests
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def read_group_index(source: RecordSource, ref: PoolRef) -> GroupIndex:
         found = table.columns[spec.name]
         layout = ChunkLayout.of(_checked(spec, ref), found.rows_per_chunk)
         num_bytes = entries[member.ordinal]["envelope"]["length"]
-        layout.check(f"{ref.path}: column {spec.name!r}", num_bytes, found.digests)
-        columns[spec.name] = StoredColumn(spec, layout, _payload_start(member, entries), found.digests)
+        found.check(f"{ref.path}: column {spec.name!r}", layout, num_bytes)
+        columns[spec.name] = StoredColumn(spec, layout, _payload_start(member, entries), found)
     return GroupIndex(ref.path, columns, len(header) + len(digests))
 
 

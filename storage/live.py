@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from time import sleep
 from typing import Generic, TypeVar
 
 from straw import errors as straw
 
-from storage.os_errors import os_error
 from storage.straw_errors import translated
 from vime.errors import StorageError
 
@@ -25,21 +23,15 @@ RETRY_WAITS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _Resource = TypeVar("_Resource")
 _Result = TypeVar("_Result")
 
-_FAILED = (straw.StorageUnavailable, straw.IndeterminateCommit, straw.WriterFenced, OSError)
-"""After these an open store is of no more use: it stays broken when the mount is back."""
+_FAILED = (straw.StorageUnavailable, straw.IndeterminateCommit, straw.WriterFenced, straw.UnsafeRecovery, OSError)
+"""After these an open store is of no more use: it stays broken when the mount is back, or the disk has space again."""
 
 
 class Live(Generic[_Resource]):
     """Holds one resource of a pool, such as its writing store. Thread-safe."""
 
-    def __init__(
-        self,
-        open_resource: Callable[[], AbstractContextManager[_Resource]],
-        root: Path,
-        *,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._open_resource, self._root, self._wait = open_resource, root, wait
+    def __init__(self, open_resource: Callable[[], AbstractContextManager[_Resource]], root: Path) -> None:
+        self._open_resource, self._root = open_resource, root
         self._lock = threading.Lock()
         self._opened: tuple[AbstractContextManager[_Resource], _Resource] | None = None
         self._closed = False
@@ -66,16 +58,14 @@ class Live(Generic[_Resource]):
                 except straw.QuotaExceeded:
                     raise
                 except (RuntimeError, OSError) as error:
-                    if not isinstance(error, _FAILED) and self._is_current(resource):
+                    if not isinstance(error, _FAILED) and not self._was_replaced(resource):
                         raise
                     self._replace(resource)
-                    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                        raise os_error(error, self._root, num_bytes) from error
                     if wait_s is None or hopeless():
                         tries = f" (tried {len(RETRY_WAITS_S) + 1} times in {sum(RETRY_WAITS_S):g} s)"
                         raise straw.StorageUnavailable(f"{error}{tries if wait_s is None else ''}") from error
                     logger.warning("%s failed (%s); repeated with a fresh store in %g s", what, error, wait_s)
-                self._wait(wait_s)
+                sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
     def renew(self) -> None:
@@ -86,13 +76,10 @@ class Live(Generic[_Resource]):
             self._close_quietly(opened[0])
 
     def close(self) -> None:
-        """Close the resource for good. Raises `StorageError` when it doesn't close in order."""
+        """Close the resource for good."""
         with self._lock:
             self._closed = True
-            opened, self._opened = self._opened, None
-        if opened is not None:
-            with translated("close the pool", self._root):
-                opened[0].__exit__(None, None, None)
+        self.renew()
 
     def _open(self) -> _Resource:
         with self._lock:
@@ -103,10 +90,10 @@ class Live(Generic[_Resource]):
                 self._opened = manager, manager.__enter__()
             return self._opened[1]
 
-    def _is_current(self, resource: _Resource | None) -> bool:
-        """False when another thread has replaced, and so closed, the resource that a call used."""
+    def _was_replaced(self, resource: _Resource | None) -> bool:
+        """Whether another thread has replaced, and so closed, the resource that a call used."""
         with self._lock:
-            return self._opened is None or self._opened[1] is resource
+            return resource is not None and (self._opened is None or self._opened[1] is not resource)
 
     def _replace(self, failed: _Resource | None) -> None:
         """Let go of a failed resource, unless another thread has replaced it already."""

@@ -7,12 +7,12 @@ match their digests; they are read again a few times, and refused at last.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from types import TracebackType
 
-from storage.chunks import DIGEST_BYTES, Run, digest_of
+from storage.chunk_layout import Run
+from storage.chunks import ColumnDigests, digest_of
 from vime.errors import CorruptDataError
 
 WAITS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
@@ -22,23 +22,23 @@ WAITS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 class PackFile:
     """An open pack, for the time of one read: a file that is opened anew shows what was written since."""
 
-    def __init__(self, path: Path, *, wait: Callable[[float], None] = time.sleep) -> None:
-        self._path, self._wait = path, wait
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor = os.open(path, os.O_RDONLY)
 
-    def read(self, run: Run, target: memoryview, *, start: int, digests: bytes) -> None:
+    def read(self, run: Run, target: memoryview, *, start: int, digests: ColumnDigests) -> None:
         """Fill `target` with the bytes of `run`, whose column begins at byte `start`; all of them match `digests`.
 
         Raises `CorruptDataError` when they still don't after all waits, and `OSError`.
         """
         for wait_s in (*WAITS_S, None):
             found = self._fill(target, start + run.offset)
-            bad = run.first_bad_chunk(target, digests) if found == len(target) else None
+            bad = digests.first_bad_chunk(run, target) if found == len(target) else None
             if found == len(target) and bad is None:
                 return
             if wait_s is None:
                 raise self._damage(run, target, found, bad, start, digests)
-            self._wait(wait_s)
+            sleep(wait_s)
             self._open_again()
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class PackFile:
         self._descriptor = descriptor
 
     def _damage(
-        self, run: Run, content: memoryview, found: int, bad: int | None, start: int, digests: bytes
+        self, run: Run, content: memoryview, found: int, bad: int | None, start: int, digests: ColumnDigests
     ) -> CorruptDataError:
         where = f"{self._path}, bytes {start + run.offset} to {start + run.offset + run.num_bytes}"
         tries = f"after {len(WAITS_S) + 1} reads in {sum(WAITS_S):g} s"
@@ -79,12 +79,10 @@ class PackFile:
                 f"{where}: only {found} of {run.num_bytes} bytes are there {tries}.",
                 next_step="Check that the mount shows what other hosts wrote (vime doctor --storage).",
             )
-        first = sum(run.chunk_bytes[: bad - run.first_chunk])
-        chunk = content[first : first + run.chunk_bytes[bad - run.first_chunk]]
+        chunk = dict(run.chunks(content))[bad]
         what = "are zeros" if not any(chunk) else "don't match their digest"
-        expected = digests[bad * DIGEST_BYTES : (bad + 1) * DIGEST_BYTES].hex()
         return CorruptDataError(
-            f"{where}: the {len(chunk)} bytes of chunk {bad} {what} {tries}; expected XXH3 {expected}, "
-            f"found {digest_of(chunk).hex()}.",
+            f"{where}: the {len(chunk)} bytes of chunk {bad} {what} {tries}; "
+            f"expected XXH3 {digests.digest(bad).hex()}, found {digest_of(chunk).hex()}.",
             next_step="Restore the file from a copy, or drop the group.",
         )

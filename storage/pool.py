@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from storage.files import sync_directory, write_atomically
 from storage.group_index import column_specs
 from storage.live import Live
 from storage.os_errors import os_error
-from storage.pool_writer import PoolWriter
+from storage.pool_writer import PoolWriter, check_in_place
 from storage.reader import GroupReader, ReadingStore
 from storage.refs import GroupRef, PoolRef, lease_from_bytes
 from storage.straw_errors import translated
@@ -56,15 +56,15 @@ class Pool:
         self.root = root
         self.run_id = file.run_id
         self.profile = file.profile
-        self._file, self._fault = file, fault
+        self._file, self._fault, self._segment_bytes = file, fault, segment_bytes
         self._exit = ExitStack()
         self._lock = threading.Lock()
         self._segment_bytes = segment_bytes
         self._store: straw.SharedFilesystemStore | None = None
         with translated(f"open pool {root}", root):
-            self._new_store().close()
-        self._writer = PoolWriter(self._opened_writer, root)
-        self._reading = Live(lambda: ReadingStore.opened(self._new_store()), root)
+            self._new_store()  # refuses a declaration that is wrong
+        self._writer = PoolWriter(self._store_in_place, root)
+        self._reading = Live(lambda: ReadingStore.opened(self._store_in_place()), root)
         self._reader = GroupReader(self._reading, root)
 
     @classmethod
@@ -142,7 +142,7 @@ class Pool:
         """The straw store that a queue's coordinator works on."""
         with self._lock:
             if self._store is None:
-                self._store = self._exit.enter_context(self._new_store())
+                self._store = self._exit.enter_context(self._store_in_place())
             return self._store
 
     def publish_groups(self, items: Sequence[tuple[EncodedGroup, bytes]], *, submission_id: str) -> list[GroupRef]:
@@ -179,11 +179,11 @@ class Pool:
 
     def read_header(self, ref: GroupRef) -> bytes:
         """Header bytes of a group. Raises `CorruptDataError` or `StorageError`."""
-        return self._reader.read_record(ref)
+        return self._reader.read_first(ref)
 
     def read_blob(self, ref: PoolRef) -> bytes:
         """The bytes of a blob or prompt. Raises `CorruptDataError` or `StorageError`."""
-        return self._reader.read_record(ref)
+        return self._reader.read_first(ref)
 
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]:
         """Columns of a group by name; only these are read. Raises `StorageError` for a name that it lacks."""
@@ -222,12 +222,10 @@ class Pool:
         with translated("close the pool", self.root):
             self._exit.close()
 
-    @contextmanager
-    def _opened_writer(self) -> Iterator[straw.SharedFilesystemStore]:
-        """A store whose last pack is sealed at the end, so that it can be reclaimed."""
-        with self._new_store() as store:
-            yield store
-            store.seal()
+    def _store_in_place(self) -> straw.SharedFilesystemStore:
+        """A new store of an existing pool; straw would make another pool where a file system is not mounted."""
+        check_in_place(self.root)
+        return self._new_store()
 
     def _new_store(self) -> straw.SharedFilesystemStore:
         file = self._file

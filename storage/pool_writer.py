@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -28,12 +27,8 @@ class PoolWriter:
         self,
         open_store: Callable[[], AbstractContextManager[straw.SharedFilesystemStore]],
         root: Path,
-        *,
-        max_publications: int = MAX_PUBLICATIONS,
-        wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._live = Live(open_store, root, wait=wait)
-        self._max_publications = max_publications
+        self._live, self._root = Live(open_store, root), root
         self._num_publications = 0
         self._lock = threading.Lock()
 
@@ -54,12 +49,14 @@ class PoolWriter:
             if recorded is not None:
                 return recorded
             tried.append(store.writer_id)
-            return list(store.publish_many(publications, submission_id=submission_id))
+            written = list(store.publish_many(publications, submission_id=submission_id))
+            check_in_place(self._root, *{ref.manifest.segment.path for ref in written})
+            return written
 
         with self._lock:
             refs = self._live.call(f"publish {submission_id}", publish, num_bytes=num_bytes)
             self._num_publications += len(refs)
-            if self._num_publications >= self._max_publications:
+            if self._num_publications >= MAX_PUBLICATIONS:
                 self._num_publications = 0
                 self._live.renew()
         return [from_straw_ref(ref) for ref in refs]
@@ -68,6 +65,16 @@ class PoolWriter:
         """Wait for a running publication, then close the writer."""
         with self._lock:
             self._live.close()
+
+
+def check_in_place(root: Path, *paths: str) -> None:
+    """Raise straw's `StorageUnavailable` when the pool, or one of its files `paths`, is not under `root`.
+
+    A mount that went away leaves an empty folder, in which straw would write as in any other.
+    """
+    for path in ("vime/pool.json", *paths):
+        if not (root / path).exists():
+            raise errors.StorageUnavailable(f"{root / path} is not there: its file system is not mounted")
 
 
 def _recorded(

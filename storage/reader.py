@@ -11,13 +11,13 @@ import numpy as np
 import straw
 
 from storage.byte_cache import ByteCache
-from storage.chunks import Run, joined
+from storage.chunk_layout import Run, joined
 from storage.columns import DTYPES, Array, EncodedGroup
 from storage.group_index import GroupIndex, StoredColumn, column_specs, member_records, read_group_index
 from storage.live import Live
 from storage.pack_file import PackFile
 from storage.refs import GroupRef, PoolRef
-from vime.errors import CorruptDataError, StorageError
+from vime.errors import StorageError
 
 CACHE_BYTES = 64 << 20
 
@@ -33,8 +33,8 @@ class ReadingStore:
     @classmethod
     @contextmanager
     def opened(cls, store: straw.SharedFilesystemStore) -> Iterator[ReadingStore]:
-        """Around `store`, which is closed with it."""
-        with store, store.read_session() as session:
+        """Around `store`, which is not closed: to close a store, straw makes the folder of a writer."""
+        with store.read_session() as session:
             yield cls(store, session)
 
 
@@ -49,14 +49,11 @@ class GroupReader:
         self._live, self._root = live, root
         self._cache = ByteCache(cache_bytes)
 
-    def read_record(self, ref: PoolRef, number: int = 0) -> bytes:
-        """The bytes of one record of a publication."""
+    def read_first(self, ref: PoolRef) -> bytes:
+        """The first record of a publication: a group's header, a prompt or a blob."""
 
         def read(store: ReadingStore) -> bytes:
-            records = member_records(store, ref)
-            if number >= len(records):
-                raise CorruptDataError(f"{ref.path} has {len(records)} records, record {number} was asked for.")
-            return bytes(store.read_record(records[number]).payload)
+            return bytes(store.read_record(member_records(store, ref)[0]).payload)
 
         return self._live.call(f"read {self._root / ref.path}", read, hopeless=lambda: self._is_gone(ref))
 
@@ -71,7 +68,7 @@ class GroupReader:
 
     def read_group(self, ref: GroupRef) -> EncodedGroup:
         """The whole group: header and all columns."""
-        header = self.read_record(ref)
+        header = self.read_first(ref)
         return EncodedGroup(header, self.read_columns(ref, [spec.name for spec in column_specs(header)]))
 
     def read_rows(self, ref: GroupRef, column: str, member: int, start: int = 0, stop: int | None = None) -> Array:

@@ -18,6 +18,7 @@ from storage.contracts import PayloadPool
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
+from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.data.prompts import PromptSource
@@ -127,6 +128,7 @@ async def stream(
     apply_chat_template: bool = False,
     in_memory: bool = False,
     paused: bool = False,
+    write_limits: WriteLimits | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
     """A running producer, admitted at policy version 1 unless `paused`."""
@@ -139,7 +141,9 @@ async def stream(
     generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template))
     with closing(opened) as pool:
         async with EngineClient(engine.address) as client:
-            producer = Producer(replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None)
+            producer = Producer(
+                replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None, write_limits
+            )
             running = asyncio.create_task(producer.run())
             if not paused:
                 producer.resume_admission(1)

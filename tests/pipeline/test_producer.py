@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,10 @@ from pipeline import producer as producer_module
 from storage.checks import EnqueueRequirements, check_enqueue
 from storage.columns import decode_group
 from storage.pool import Pool
+from storage.writer import WriteLimits
 from tests.pipeline.stream_parts import CharTokenizer, Parts, constant_reward, stream
 from tests.support.standin_engine import StandinEngine
-from vime.errors import StorageError
+from vime.errors import DiskFullError, StorageError
 from vime.utils.types import Sample
 
 
@@ -233,6 +235,75 @@ async def test_a_disk_that_fills_while_stopping_ends_the_producer_with_its_error
         parts.producer.stop()
         with pytest.raises(StorageError, match="full"):
             await asyncio.wait_for(parts.running, 5)
+
+
+async def test_a_producer_whose_writer_has_no_room_is_blocked_and_loses_nothing(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, free = threading.Event(), threading.Event()
+    publish = Pool.publish_groups
+
+    def wait_for_disk(*arguments: Any, **names: Any) -> Any:
+        asked.set()
+        assert free.wait(20)
+        return publish(*arguments, **names)
+
+    monkeypatch.setattr(Pool, "publish_groups", wait_for_disk)
+    async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
+        async with asyncio.timeout(20):
+            while not asked.is_set() or parts.coordinator.counts().in_flight < 5:
+                await asyncio.sleep(0.01)
+            before = parts.producer.stats().blocked_s
+            while parts.producer.stats().blocked_s < before + 0.05:
+                await asyncio.sleep(0.01)
+            counts = parts.coordinator.counts()
+            # One group is being written, four more fill the producer.
+            assert (counts.pending, counts.in_flight, parts.producer.stats().in_flight_requests) == (0, 5, 0)
+        free.set()
+        await parts.until_pending(8)
+        assert parts.coordinator.counts().dropped == {}
+        assert parts.queue.released == []
+        assert parts.coordinator.identity().holds
+
+
+async def test_finished_groups_that_wait_for_room_are_published_when_the_producer_stops(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = threading.Event()
+    publish = Pool.publish_groups
+
+    def wait_for_disk(*arguments: Any, **names: Any) -> Any:
+        assert free.wait(20)
+        return publish(*arguments, **names)
+
+    monkeypatch.setattr(Pool, "publish_groups", wait_for_disk)
+    async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
+        async with asyncio.timeout(20):
+            while parts.coordinator.counts().in_flight < 5 or parts.producer.stats().in_flight_requests:
+                await asyncio.sleep(0.01)
+        parts.producer.stop()
+        free.set()
+        await asyncio.wait_for(parts.running, 20)
+        assert parts.queue.released == []
+        assert parts.coordinator.counts().pending == 5
+
+
+async def test_a_full_disk_is_waited_for_and_loses_nothing(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Pool.publish_groups
+    failures = [DiskFullError("the file system is full")] * 3
+
+    def full_at_first(*arguments: Any, **names: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return publish(*arguments, **names)
+
+    monkeypatch.setattr(Pool, "publish_groups", full_at_first)
+    async with stream(tmp_path, engine, groups_wanted=3, write_limits=WriteLimits(full_disk_retry_s=0.01)) as parts:
+        await parts.until_pending(3)
+        counts = parts.coordinator.counts()
+        assert (failures, counts.generated, counts.dropped, parts.queue.released) == ([], 3, {}, [])
 
 
 async def test_a_dropped_connection_is_retried_and_nothing_is_lost(tmp_path: Path, engine: StandinEngine) -> None:
