@@ -9,7 +9,7 @@ from pipeline.messages import TrainReport
 from pipeline.planner import BatchPlan
 from pipeline.shards import RankShard, totals
 from pipeline.training_log import log_step
-from storage.pool import Pool
+from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.errors import TrainerError
@@ -18,7 +18,7 @@ from vime.errors import TrainerError
 class TrainerWorker:
     """Rank-local; all ranks are told the same things in the same order."""
 
-    def __init__(self, trainer: MegatronTrainer, pool: Pool, rank: int, training_log: Path) -> None:
+    def __init__(self, trainer: MegatronTrainer, pool: PayloadPool, rank: int, training_log: Path) -> None:
         self._trainer, self._pool, self._rank, self._training_log = trainer, pool, rank, training_log
         self._replica = trainer.data_parallel_rank
         self._sender: GlooSender | None = None

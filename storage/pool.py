@@ -58,6 +58,7 @@ class Pool:
         self._file, self._fault, self._segment_bytes = file, fault, segment_bytes
         self._exit = ExitStack()
         self._lock = threading.Lock()
+        self._segment_bytes = segment_bytes
         self._store: straw.SharedFilesystemStore | None = None
         with translated(f"open pool {root}", root):
             self._new_store()  # refuses a declaration that is wrong
