@@ -55,7 +55,7 @@ def samples_of(group_index: int, num_tokens: int = 3) -> list[Sample]:
 def publish(pool: PayloadPool, leased: LeasedGroup, submission_id: str = "") -> GroupRef:
     group = encode_group(samples_of(leased.group_index))
     name = submission_id or f"{leased.group_index}:{leased.attempt}"
-    at_peer = root_at_peer(pool.root)
+    at_peer = root_at_peer(pool.root) if isinstance(pool, Pool) else None
     if at_peer is not None and not submission_id:
         with Pool.open(at_peer) as peer:
             return peer.publish_groups([(group, leased.lease)], submission_id=name)[0]
