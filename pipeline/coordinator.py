@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.admission import AdmissionRules, most_untrained
+from pipeline.joint_calls import JointCalls
 from pipeline.messages import (
     AcceptReply,
     AcceptRequest,
@@ -35,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 10.0
 """Longest time between two looks for expired leases."""
-REFILL_GROUPS = (8, 64)
-"""Fewest and most prompts taken from the data set at a time."""
+REFILL_GROUPS = (8, 256)
+"""Prompts taken from the data set at first, and at most; each time takes twice as many as the one before."""
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True):
@@ -104,6 +105,8 @@ class Coordinator:
         self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness)
         self._next_version = queue.highest_trained_version() + 1
         """Newest policy version under which the next batch can be planned."""
+        self._refill_groups = REFILL_GROUPS[0]
+        self._accepting = JointCalls(self._accept)
         self._arrival = asyncio.Condition()
         self._backpressured = False
 
@@ -150,22 +153,11 @@ class Coordinator:
         self._forget_leases(ended)
 
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
-        """Accept published groups; a stale attempt is refused without harm."""
-        replies = []
-        for request, receipt in zip(requests, self._queue.accept_many(requests), strict=True):
-            group_index = request.summary.group_index
-            self._forget_lease(group_index, request.lease)
-            replies.append(AcceptReply(group_index, None if receipt is None else receipt.position))
-            if receipt is None:
-                logger.warning("group %d: a late result of an attempt that had ended was refused", group_index)
-                continue
-            if group_index in self._in_flight:
-                self._in_flight.remove(group_index)
-                self._num_accepted += 1
-            if receipt.position not in self._trained:
-                self._waiting[receipt.position] = AcceptedGroup(
-                    receipt.position, group_index, request.ref, request.summary
-                )
+        """Accept published groups; a stale attempt is refused without harm.
+
+        Calls that arrive while the process is busy share one transaction.
+        """
+        replies = await self._accepting.call(requests)
         async with self._arrival:
             self._arrival.notify_all()
         return replies
@@ -281,9 +273,29 @@ class Coordinator:
         self._queue.close()
         self._pool.close()
 
+    def _accept(self, requests: Sequence[AcceptRequest]) -> list[AcceptReply]:
+        replies = []
+        for request, receipt in zip(requests, self._queue.accept_many(requests), strict=True):
+            group_index = request.summary.group_index
+            self._forget_lease(group_index, request.lease)
+            replies.append(AcceptReply(group_index, None if receipt is None else receipt.position))
+            if receipt is None:
+                logger.warning("group %d: a late result of an attempt that had ended was refused", group_index)
+                continue
+            if group_index in self._in_flight:
+                self._in_flight.remove(group_index)
+                self._num_accepted += 1
+            if receipt.position not in self._trained:
+                self._waiting[receipt.position] = AcceptedGroup(
+                    receipt.position, group_index, request.ref, request.summary
+                )
+        return replies
+
     def _refill(self, room: int) -> None:
-        fewest, most = REFILL_GROUPS
-        prompts, following = self._source.take(self._queue.cursor(), min(max(room, fewest), most))
+        _, most = REFILL_GROUPS
+        wanted = min(max(room, self._refill_groups), most)
+        self._refill_groups = 2 * wanted
+        prompts, following = self._source.take(self._queue.cursor(), wanted)
         self._queue.submit_prompts(prompts, following)
         self._fresh.update(prompt.group_index for prompt in prompts)
 

@@ -39,8 +39,9 @@ def accept(session: CoordinatorSession, segments: SegmentList, results: Sequence
         )
         accepted = _accept_new(segment, list(new.values()))
         for number, lease in members:
-            known = accepted.get(lease.attempt_id)
-            receipts[number] = _known_receipt(segment, lease, results[number]) if known is None else known
+            is_new = lease.attempt_id in accepted and results[number] is new[lease.attempt_id][1]
+            known = accepted[lease.attempt_id] if is_new else _known_receipt(segment, lease, results[number])
+            receipts[number] = known
     return receipts
 
 

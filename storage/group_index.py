@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import straw
@@ -16,12 +16,22 @@ from storage.refs import PoolRef, to_straw_ref
 from vime.errors import CorruptDataError, StorageError
 
 
+class Extent(NamedTuple):
+    """The bytes of one record's payload."""
+
+    start: int
+    """In the pack file."""
+    num_bytes: int
+
+
 class RecordSource(Protocol):
     """What is needed of straw to find a record."""
 
     def manifest(self, ref: straw.RecordSetRef) -> dict[str, Any]: ...
     def read_record(self, ref: straw.RecordRef) -> straw.Record: ...
-    def inspect_segment(self, ref: straw.SegmentRef) -> dict[str, Any]: ...
+
+    def extents(self, ref: straw.SegmentRef) -> tuple[Extent, ...]:
+        """Where the payloads of one transaction's records are, by ordinal."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +91,27 @@ def read_group_index(source: RecordSource, ref: PoolRef) -> GroupIndex:
             f"{ref.path}: a group with the columns {[spec.name for spec in specs]} has {len(members)} records and "
             f"digests of {list(table.columns)}."
         )
-    entries = source.inspect_segment(members[0].segment)["records"]
+    extents = source.extents(members[0].segment)
     columns = {}
     for spec, member in zip(specs, members[1:-1], strict=True):
         found = table.columns[spec.name]
         layout = ChunkLayout.of(_checked(spec, ref), found.rows_per_chunk)
-        num_bytes = entries[member.ordinal]["envelope"]["length"]
-        found.check(f"{ref.path}: column {spec.name!r}", layout, num_bytes)
-        columns[spec.name] = StoredColumn(spec, layout, _payload_start(member, entries), found)
+        extent = extents[member.ordinal]
+        found.check(f"{ref.path}: column {spec.name!r}", layout, extent.num_bytes)
+        columns[spec.name] = StoredColumn(spec, layout, extent.start, found)
     return GroupIndex(ref.path, columns, len(header) + len(digests))
 
 
-def _payload_start(member: straw.RecordRef, entries: Sequence[dict[str, Any]]) -> int:
-    """Byte of the file where a record's payload begins: it ends where the next record begins."""
-    end: int = entries[member.ordinal + 1]["offset"]
-    length: int = entries[member.ordinal]["envelope"]["length"]
-    return int(member.segment.offset) + end - length
+def record_extents(ref: straw.SegmentRef, records: Sequence[dict[str, Any]]) -> tuple[Extent, ...]:
+    """Extents from straw's index of a transaction: all but the last record, which is a manifest.
+
+    A payload ends where the next record begins.
+    """
+    lengths = [record["envelope"]["length"] for record in records]
+    starts = [
+        ref.offset + following["offset"] - length for length, following in zip(lengths, records[1:], strict=False)
+    ]
+    return tuple(map(Extent, starts, lengths))
 
 
 def _checked(spec: ColumnSpec, ref: PoolRef) -> ColumnSpec:

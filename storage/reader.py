@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +14,23 @@ import straw
 from storage.byte_cache import ByteCache
 from storage.chunk_layout import Run, joined
 from storage.columns import DTYPES, Array, EncodedGroup
-from storage.group_index import GroupIndex, StoredColumn, column_specs, member_records, read_group_index
+from storage.group_index import (
+    Extent,
+    GroupIndex,
+    StoredColumn,
+    column_specs,
+    member_records,
+    read_group_index,
+    record_extents,
+)
 from storage.live import Live
 from storage.pack_file import PackFile
 from storage.refs import GroupRef, PoolRef
 from vime.errors import StorageError
 
 CACHE_BYTES = 64 << 20
+CACHED_TRANSACTIONS = 64
+"""Transactions whose extents are remembered: straw parses the whole index of one at each look."""
 
 
 class ReadingStore:
@@ -28,7 +39,11 @@ class ReadingStore:
     def __init__(self, store: straw.SharedFilesystemStore, session: Any) -> None:
         self.manifest = session.manifest
         self.read_record = session.read_record
-        self.inspect_segment = store.inspect_segment
+        self._store = store
+        self.extents = lru_cache(CACHED_TRANSACTIONS)(self._read_extents)
+
+    def _read_extents(self, ref: straw.SegmentRef) -> tuple[Extent, ...]:
+        return record_extents(ref, self._store.inspect_segment(ref)["records"])
 
     @classmethod
     @contextmanager

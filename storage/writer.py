@@ -34,8 +34,8 @@ class WriteLimits:
     """How long the first group of a transaction waits for others."""
     batch_bytes: int = 64 << 20
     """Most payload of one transaction; a larger group is one of its own."""
-    batch_groups: int = 32
-    """straw reads the index of a whole transaction again for each group of it that is accepted."""
+    batch_groups: int = 64
+    """Most groups of one transaction; of more, the index that each reader parses grows long."""
     waiting_bytes: int = 256 << 20
     """Most payload that waits or is being written; a larger group is let in when nothing else is there."""
     waiting_groups: int = 256

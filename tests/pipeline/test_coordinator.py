@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import straw
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptRequest, LeaseStatus, Work
@@ -133,6 +135,35 @@ async def test_expired_leases_make_room_for_their_groups(tmp_path: Path) -> None
     assert reply.position is None
     assert [work.group_index for work in coordinator.lease("w", 4).work] == [work.group_index for work in held]
     coordinator.close()
+
+
+async def test_acceptances_that_arrive_together_share_a_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = opened(tmp_path)
+    requests = [published(tmp_path, work, 1) for work in coordinator.lease("w", 3).work]
+    transactions = []
+    yield_tasks = straw.Coordinator.yield_tasks
+
+    def counting(self: straw.Coordinator, updates: list[Any], *, request_id: str) -> object:
+        transactions.append(len(updates))
+        return yield_tasks(self, updates, request_id=request_id)
+
+    monkeypatch.setattr(straw.Coordinator, "yield_tasks", counting)
+    replies = await asyncio.gather(*(coordinator.accept([request]) for request in requests))
+    assert [reply.position for (reply,) in replies] == [0, 1, 2]
+    assert transactions == [3]
+    coordinator.close()
+
+
+async def test_a_result_of_another_lease_is_refused_alone(coordinator: Coordinator, tmp_path: Path) -> None:
+    first, second = (published(tmp_path, work, 1) for work in coordinator.lease("w", 2).work)
+    wrong = msgspec.structs.replace(second, ref=first.ref)
+    outcomes = await asyncio.gather(coordinator.accept([first]), coordinator.accept([wrong]), return_exceptions=True)
+    assert [reply.position for reply in outcomes[0]] == [0]  # type: ignore[union-attr]
+    assert isinstance(outcomes[1], StorageError)
+    (late,) = await coordinator.accept([second])
+    assert late.position == 1
 
 
 async def test_calls_repeated_after_a_restart_change_nothing(tmp_path: Path) -> None:

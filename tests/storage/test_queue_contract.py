@@ -147,6 +147,18 @@ def test_one_attempt_cannot_have_two_results(opened: Opened) -> None:
     assert queue.num_accepted == 1
 
 
+def test_one_attempt_cannot_have_two_results_in_one_call_either(opened: Opened) -> None:
+    pool, queue = opened
+    leased = queue.lease("w", 1)[0]
+    first = publish(pool, leased)
+    changed = [(encode_group(samples_of(0, num_tokens=5)), leased.lease)]
+    (other,) = pool.publish_groups(changed, submission_id="other")
+    results = [GroupResult(leased.lease, ref, summarize(samples_of(0))) for ref in (first, other)]
+    with pytest.raises(StorageError, match="accept group 0"):
+        queue.accept_many(results)
+    assert queue.num_accepted == 1
+
+
 def test_a_result_that_was_published_for_another_lease_is_refused(opened: Opened) -> None:
     pool, queue = opened
     first, second = queue.lease("w", 2)

@@ -6,9 +6,11 @@ import os
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import straw
 
 from benchmarks.shard_read import read_shard
 from benchmarks.wide_groups import GroupShape, lease_bytes, wide_group
@@ -101,6 +103,22 @@ def test_groups_of_one_transaction_are_told_apart(pool: Pool) -> None:
     for group, found in zip(groups, pool.publish_groups(items, submission_id="three"), strict=True):
         for name, array in group.columns.items():
             assert np.array_equal(pool.read_columns(found, [name])[name], array)
+
+
+def test_groups_of_one_transaction_share_one_look_at_its_index(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    inspect = straw.SharedFilesystemStore.inspect_segment
+
+    def counting(self: straw.SharedFilesystemStore, ref: straw.SegmentRef) -> dict[str, Any]:
+        looks.append(ref)
+        return inspect(self, ref)
+
+    monkeypatch.setattr(straw.SharedFilesystemStore, "inspect_segment", counting)
+    small = wide_group(GroupShape(num_tokens=20, num_layers=1, head=0))
+    refs = pool.publish_groups([(small, lease_bytes(number)) for number in range(5)], submission_id="five")
+    for ref in refs:
+        pool.read_columns(ref, ["tokens"])
+    assert len(looks) == 1
 
 
 def test_columns_without_rows_or_bytes_come_back(pool: Pool) -> None:
