@@ -40,6 +40,7 @@ lint: $(STAMP)
 docs: $(STAMP)
 	PYTHONPATH=. $(PY) scripts/generate_flags_doc.py
 	$(PY) scripts/generate_metrics_doc.py
+	$(PY) scripts/generate_performance_doc.py
 
 setup: $(STAMP)
 

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
+import psutil
 import straw
 from straw.backend import FilesystemBackend
 from straw.protocol import Lease
@@ -49,7 +50,8 @@ submitted, leased, generated (its group of 100 kB is at hand) and accepted. Each
 
 the last two with storage kept (gc_off) and reclaimed (gc_on: straw's catalog there, the collection of each commit
 here). All take turns at being first. ops_over_raw_M and ops_over_straw_rpc_M are the ratios of one mode,
-ops_over_raw and ops_over_straw_rpc the smaller of both modes.
+ops_over_raw and ops_over_straw_rpc the smaller of both modes. cpu_ms_per_item_* is the processor time of all
+processes of a side for one item: no side can do more items a second than cores / that.
 """
 Work = Callable[[int], None]
 
@@ -63,9 +65,9 @@ def producer(number: int, folder: Path, conn: Connection) -> None:
             sides[side] = _prepared(side, number, folder)
         conn.send("ready")
         conn.recv()
-        started = time.monotonic()
+        started, cpu_s = time.monotonic(), time.process_time()
         sides[side](items)
-        conn.send((started, time.monotonic()))
+        conn.send((started, time.monotonic(), time.process_time() - cpu_s))
 
 
 def _prepared(side: str, number: int, folder: Path) -> Work:
@@ -241,29 +243,49 @@ def example_group() -> tuple[EncodedGroup, GroupSummary]:
     return encode_group(samples), summarize(samples)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One side in one repeat."""
+
+    items_per_s: float
+    cpu_ms_per_item: float
+    """Processor time of producers and server."""
+
+
 @dataclass
 class Bench:
     """The processes of a run."""
 
     folder: Path
     producers: list[Connection]
+    servers: dict[str, psutil.Process]
+    """Side -> its server, where it has one."""
 
-    def items_per_s(self, side: str, items: int) -> float:
-        """Rate of all producers together, `items` each; a commit included where the side has one."""
+    def measure(self, side: str, items: int) -> Measured:
+        """All producers together, `items` each; a commit included where the side has one."""
+        server_cpu_s = self._server_cpu_s(side)
         for conn in self.producers:
             conn.send((side, items))
         for conn in self.producers:
             conn.recv()
         for conn in self.producers:
             conn.send("go")
-        times: list[tuple[float, float]] = [conn.recv() for conn in self.producers]
-        seconds = max(end for _, end in times) - min(start for start, _ in times)
+        times: list[tuple[float, float, float]] = [conn.recv() for conn in self.producers]
+        seconds = max(end for _, end, _ in times) - min(start for start, _, _ in times)
         if side.startswith("vime"):
             client = VimeClient(self.folder / side / "socket")
             started = time.monotonic()
             client.commit()
             seconds += time.monotonic() - started
-        return len(self.producers) * items / seconds
+        cpu_s = sum(cpu for _, _, cpu in times) + self._server_cpu_s(side) - server_cpu_s
+        num_items = len(self.producers) * items
+        return Measured(num_items / seconds, 1000 * cpu_s / num_items)
+
+    def _server_cpu_s(self, side: str) -> float:
+        if side not in self.servers:
+            return 0.0
+        spent = self.servers[side].cpu_times()
+        return float(spent.user + spent.system)
 
 
 @contextmanager
@@ -271,6 +293,7 @@ def processes(folder: Path) -> Iterator[Bench]:
     """Servers and producers, ended at the end."""
     context = multiprocessing.get_context("spawn")
     started = []
+    servers = {}
 
     def start(target: Callable[..., None], *args: object) -> Connection:
         ours, theirs = context.Pipe()
@@ -279,13 +302,18 @@ def processes(folder: Path) -> Iterator[Bench]:
         started.append(process)
         return ours
 
+    def start_server(target: Callable[..., None], side: str, mode: str) -> object:
+        """What it sends when it listens."""
+        word = start(target, folder / side, mode).recv()
+        servers[side] = psutil.Process(started[-1].pid)
+        return word
+
     try:
         for mode in MODES:
-            root = folder / f"straw_rpc.{mode}"
-            port = start(straw_server, root, mode).recv()
-            (root / "port").write_text(str(port))
-            start(vime_server, folder / f"vime.{mode}", mode).recv()
-        yield Bench(folder, [start(partial(producer, number, folder)) for number in range(NUM_PRODUCERS)])
+            port = start_server(straw_server, f"straw_rpc.{mode}", mode)
+            (folder / f"straw_rpc.{mode}" / "port").write_text(str(port))
+            start_server(vime_server, f"vime.{mode}", mode)
+        yield Bench(folder, [start(partial(producer, number, folder)) for number in range(NUM_PRODUCERS)], servers)
     finally:
         for process in started:
             process.kill()
@@ -296,11 +324,13 @@ def run_repeat(bench: Bench, repeat: int, items: int, straw_items: int) -> dict[
     """Rates and ratios of one repeat."""
     sides = ["raw", *(f"{kind}.{mode}" for kind in ("straw_rpc", "vime") for mode in MODES)]
     turn = repeat % len(sides)
-    rates = {
-        side: bench.items_per_s(side, straw_items if side.startswith("straw") else items)
+    measured = {
+        side: bench.measure(side, straw_items if side.startswith("straw") else items)
         for side in sides[turn:] + sides[:turn]
     }
-    values = {f"items_per_s_{side.replace('.', '_')}": rate for side, rate in rates.items()}
+    rates = {side: found.items_per_s for side, found in measured.items()}
+    values = {f"items_per_s_{side.replace('.', '_')}": rates[side] for side in sides}
+    values |= {f"cpu_ms_per_item_{side.replace('.', '_')}": measured[side].cpu_ms_per_item for side in sides}
     for name, other in (("raw", lambda _: "raw"), ("straw_rpc", lambda mode: f"straw_rpc.{mode}")):
         ratios = {mode: rates[f"vime.{mode}"] / rates[other(mode)] for mode in MODES}
         values |= {f"ops_over_{name}_{mode}": ratio for mode, ratio in ratios.items()}

@@ -51,7 +51,10 @@ def test_the_queue_benchmark_compares_both_modes_with_straw_and_with_synced_appe
     assert report.machine["file_system"] != "unknown"
     sides = {"raw", *(f"{kind}_{mode}" for kind in ("straw_rpc", "vime") for mode in ("gc_off", "gc_on"))}
     ratios = {f"ops_over_{base}{mode}" for base in ("raw", "straw_rpc") for mode in ("", "_gc_off", "_gc_on")}
-    assert report.values.keys() == {f"items_per_s_{side}" for side in sides} | ratios
+    assert (
+        report.values.keys()
+        == {f"items_per_s_{side}" for side in sides} | {f"cpu_ms_per_item_{side}" for side in sides} | ratios
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,124 @@
+"""Write `docs/performance.md` from `benchmarks/results/*/*.json`: `python scripts/generate_performance_doc.py`.
+
+Stdlib only. A result is the last line that a benchmark printed.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+TARGET = ROOT / "docs" / "performance.md"
+
+INTRODUCTION = """\
+# Performance
+
+<!-- Written by scripts/generate_performance_doc.py from benchmarks/results; change those, not this file. -->
+
+Each number is the median of the repeats of one run of a script in `benchmarks/`, with the smallest and the largest
+repeat behind it. Both sides of a ratio take turns in the same run and end with the same bytes durable. `--help` of a
+script says what it measures. `benchmarks/results/` holds every value.
+"""
+
+FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
+    "storage_write": [
+        (
+            "bytes_per_sample_mib",
+            "<=",
+            9.2,
+            "MiB on disk for a sample of 8k tokens, 48 x top-8 routes, 128-entry heads",
+        ),
+        ("write_over_straw_record", ">=", 0.9, "durable bytes/s, over one straw record of the same bytes"),
+        ("sample_rate_over_reference", ">=", 1.8, "samples/s, over int32 routes and float32 heads field by field"),
+        ("write_over_raw", "", 0, "durable bytes/s, over one append and fdatasync"),
+        ("small_write_over_one_by_one", ">=", 5, "groups/s of 100 kB, brought together over one by one"),
+    ],
+    "queue_ops": [
+        ("ops_over_straw_rpc", ">=", 3, "items/s, over straw's own RPC one by one"),
+        ("ops_over_raw", ">=", 0.5, "items/s, over three synced appends an item (goal: 1.0)"),
+    ],
+    "shard_read": [
+        ("bytes_over_shard", "<=", 1.25, "bytes read by one of 8 ranks, over its shard"),
+        ("peak_over_shard", "<=", 2, "peak memory of it, over its shard"),
+    ],
+    "history": [
+        ("restart_ratio", "<=", 1.3, "time to restart, long over short history"),
+        ("memory_ratio", "<=", 1.3, "memory of that"),
+        ("restart_ratio_gc", "<=", 1.3, "time to restart, storage reclaimed"),
+        ("memory_ratio_gc", "<=", 1.3, "memory of that"),
+        ("disk_ratio", "<=", 1.3, "bytes on disk, storage reclaimed"),
+    ],
+}
+"""Benchmark -> (value, comparison, floor, meaning); no comparison where the value is only told."""
+COMPARISONS = {"<=": operator.le, ">=": operator.ge}
+
+
+def render(results: dict[str, list[dict[str, Any]]]) -> str:
+    """The whole page; `results` are by name of the machine's folder."""
+    parts = [INTRODUCTION]
+    for folder, reports in results.items():
+        for name in (name for name in FLOORS if any(report["benchmark"] == name for report in reports)):
+            (report,) = (report for report in reports if report["benchmark"] == name)
+            parts.append(_section(folder, report))
+    return "\n".join(parts)
+
+
+def _section(folder: str, report: dict[str, Any]) -> str:
+    name, values = report["benchmark"], report["values"]
+    lines = [
+        f"## `{name}`, {_machine(report)}",
+        "",
+        f"`{report['command']}`, {report['repeats']} repeats (`benchmarks/results/{folder}/{name}.json`)",
+        "",
+        "| value | wanted | measured | smallest to largest | |",
+        "|---|---|---|---|---|",
+    ]
+    for value, comparison, floor, meaning in FLOORS[name]:
+        found = values[value]
+        wanted = f"{comparison} {floor:g}" if comparison else ""
+        missed = comparison and not COMPARISONS[comparison](found["median"], floor)
+        measured = f"**{found['median']:.3g}** (missed)" if missed else f"{found['median']:.3g}"
+        lines.append(f"| `{value}` | {wanted} | {measured} | {found['min']:.3g} to {found['max']:.3g} | {meaning} |")
+    if name == "queue_ops":
+        lines += ["", _bound_of_the_queue(report)]
+    return "\n".join(lines) + "\n"
+
+
+def _machine(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    return (
+        f"on {machine['num_cores']} cores ({machine['processor']}), {machine['memory_gib']:g} GiB, "
+        f"{machine['file_system']}, load {machine['load_1min']:g}"
+    )
+
+
+def _bound_of_the_queue(report: dict[str, Any]) -> str:
+    """What processor time alone allows."""
+    num_cores, values = report["machine"]["num_cores"], report["values"]
+    cpu_ms = {mode: values[f"cpu_ms_per_item_vime_{mode}"]["median"] for mode in ("gc_off", "gc_on")}
+    raw_ms, raw_rate = values["cpu_ms_per_item_raw"]["median"], values["items_per_s_raw"]
+    most = num_cores * 1000 / min(cpu_ms.values())
+    return f"""\
+Processor time for an item, of all processes together: {cpu_ms["gc_off"]:.2f} ms ({cpu_ms["gc_on"]:.2f} ms with storage
+reclaimed), three synced appends {raw_ms:.2f} ms. {num_cores} idle cores can thus do {most:.0f} items/s at most, however
+few the syncs; the appends did {raw_rate["median"]:.0f}/s, at best {raw_rate["max"]:.0f}/s. The ratio that the cores
+allow is {most / raw_rate["median"]:.2f} of the median and {most / raw_rate["max"]:.2f} of the best, and what
+else runs on the cores takes from the queue first, since the appends mostly wait for the disk."""
+
+
+def read_results() -> dict[str, list[dict[str, Any]]]:
+    """Every stored result by folder."""
+    return {
+        folder.name: [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+        for folder in sorted(RESULTS.iterdir())
+        if folder.is_dir()
+    }
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(read_results()))
+    print(f"Wrote {TARGET}.")

@@ -1,0 +1,58 @@
+"""docs/performance.md quotes the stored results of the benchmarks, and says which floors are missed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    path = ROOT / "scripts" / "generate_performance_doc.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shard_report(bytes_over_shard: float, peak_over_shard: float) -> dict[str, Any]:
+    values = {"bytes_over_shard": bytes_over_shard, "peak_over_shard": peak_over_shard}
+    return {
+        "benchmark": "shard_read",
+        "machine": {"processor": "P", "num_cores": 2, "memory_gib": 8, "file_system": "ext4", "load_1min": 0.5},
+        "command": "python -m benchmarks.shard_read",
+        "repeats": 5,
+        "values": {name: {"median": value, "min": value - 0.5, "max": value + 1} for name, value in values.items()},
+    }
+
+
+def test_the_page_is_up_to_date(generator: ModuleType) -> None:
+    page = generator.render(generator.read_results())
+    assert generator.TARGET.read_text() == page, "run `python scripts/generate_performance_doc.py`"
+
+
+def test_every_stored_result_is_in_the_form_that_benchmarks_print_and_names_no_folder(generator: ModuleType) -> None:
+    reports = [report for reports in generator.read_results().values() for report in reports]
+    assert {report["benchmark"] for report in reports} >= generator.FLOORS.keys()
+    assert all("/" not in report["command"] for report in reports)
+
+
+def test_a_value_is_quoted_with_its_range_its_machine_and_its_command(generator: ModuleType) -> None:
+    page = generator.render({"cpu": [shard_report(1.12, 1.5)]})
+    assert "| `bytes_over_shard` | <= 1.25 | 1.12 | 0.62 to 2.12 |" in page
+    assert "on 2 cores (P), 8 GiB, ext4, load 0.5" in page
+    assert "`python -m benchmarks.shard_read`, 5 repeats" in page
+
+
+def test_a_missed_floor_is_said(generator: ModuleType) -> None:
+    page = generator.render({"cpu": [shard_report(1.26, 2.0)]})
+    assert "| `bytes_over_shard` | <= 1.25 | **1.26** (missed) |" in page
+    assert "| `peak_over_shard` | <= 2 | 2 |" in page
