@@ -30,12 +30,13 @@ from storage.columns import EncodedGroup, encode_group
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.summary import GroupSummary, summarize
+from storage.writer import WriteLimits
 from vime.data.prompts import PromptSource
 from vime.utils.types import Sample
 
 NUM_PRODUCERS = 4
-BATCH = 32
-"""Most groups that a producer leases, publishes and has accepted together."""
+BATCH = WriteLimits().batch_groups
+"""Most groups that a producer leases, publishes and has accepted together: what a run's producers publish together."""
 MODES = ("gc_off", "gc_on")
 PACK_BYTES = 16 * 2**20
 DESCRIPTION = f"""\
