@@ -22,6 +22,9 @@ INTRODUCTION = """\
 Each number is the median of the repeats of one run of a script in `benchmarks/`, with the smallest and the largest
 repeat behind it. Both sides of a ratio take turns in the same run and end with the same bytes durable. `--help` of a
 script says what it measures. `benchmarks/results/` holds every value.
+
+The load in a heading is that of the last minute of the run. Above the number of cores, other programs took part of
+them: rates are then lower than on a machine of one's own, and a ratio is as sure as its range is narrow.
 """
 
 FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
@@ -103,11 +106,10 @@ def _bound_of_the_queue(report: dict[str, Any]) -> str:
     raw_ms, raw_rate = values["cpu_ms_per_item_raw"]["median"], values["items_per_s_raw"]
     most = num_cores * 1000 / min(cpu_ms.values())
     return f"""\
-Processor time for an item, of all processes together: {cpu_ms["gc_off"]:.2f} ms ({cpu_ms["gc_on"]:.2f} ms with storage
-reclaimed), three synced appends {raw_ms:.2f} ms. {num_cores} idle cores can thus do {most:.0f} items/s at most, however
-few the syncs; the appends did {raw_rate["median"]:.0f}/s, at best {raw_rate["max"]:.0f}/s. The ratio that the cores
-allow is {most / raw_rate["median"]:.2f} of the median and {most / raw_rate["max"]:.2f} of the best, and what
-else runs on the cores takes from the queue first, since the appends mostly wait for the disk."""
+Processor time for an item, of all processes together: {cpu_ms["gc_off"]:.2f} ms, {cpu_ms["gc_on"]:.2f} ms with storage
+reclaimed; three synced appends: {raw_ms:.2f} ms. So {num_cores} idle cores do {most:.0f} items/s at most, however few
+the syncs. The appends, which mostly wait for the disk, did {raw_rate["max"]:.0f}/s in their best repeat: against that
+the cores allow {most / raw_rate["max"]:.2f}. Other programs on the cores slow the queue more than the appends."""
 
 
 def read_results() -> dict[str, list[dict[str, Any]]]:
