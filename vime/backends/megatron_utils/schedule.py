@@ -19,7 +19,8 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from vime.backends.megatron_utils.config import TrainerConfig
-from vime.backends.megatron_utils.logprob import HeadOptions, response_log_probs
+from vime.backends.megatron_utils.head.types import HeadOptions, HeadTerms
+from vime.backends.megatron_utils.logprob import response_log_probs
 from vime.backends.megatron_utils.loss import StepLoss
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
