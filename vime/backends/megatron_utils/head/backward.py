@@ -88,15 +88,14 @@ def propagate(
     grad_weight = torch.zeros_like(weight) if to_weight else None
     grad_active = torch.zeros(projection.hidden.shape, device=hidden.device) if to_hidden else None
     for tile, columns in grid.tiles():
-        tile_weight = weight[columns].to(projection.dtype)
         grad_tile = None if grad_weight is None else grad_weight[columns].float()
         for chunk, rows in grid.chunks():
-            logits = projection.logits(rows, tile_weight, options.temperature)
+            logits = projection.logits(rows, weight[columns], options.temperature)
             block = gradient.block(logits, active[rows], found.maximum)
             numbers, places = entries.of_block(tile, chunk)
             block.view(-1).index_add_(0, places, gradient.at_entry[numbers])
             if grad_active is not None:
-                projection.add_hidden_gradient(rows, block, tile_weight, to=grad_active)
+                projection.add_hidden_gradient(rows, block, weight[columns], to=grad_active)
             if grad_tile is not None:
                 projection.add_tile_gradient(rows, block, to=grad_tile)
         if grad_weight is not None and grad_tile is not None and grad_weight.dtype != torch.float32:

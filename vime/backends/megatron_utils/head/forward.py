@@ -125,9 +125,8 @@ def _sweep(
     softmax = OnlineSoftmax(hidden.size(0), hidden.device, with_entropy=request.with_entropy)
     picked = torch.zeros(len(entries.ids), device=hidden.device)
     for tile, tile_columns in grid.tiles():
-        tile_weight = weight[tile_columns].to(projection.dtype)
         for chunk, rows in grid.chunks():
-            logits = projection.logits(rows, tile_weight, options.temperature)
+            logits = projection.logits(rows, weight[tile_columns], options.temperature)
             numbers, places = grid_entries.of_block(tile, chunk)
             flat = logits.view(-1)
             picked[numbers] = flat[places]

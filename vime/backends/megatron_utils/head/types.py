@@ -16,9 +16,9 @@ class HeadOptions:
     temperature: float = 1.0
     fp32: bool = True
     """Multiply in float32 even when hidden states and weights are narrower."""
-    chunk_rows: int = 1024
+    chunk_rows: int = 2048
     """Most rows of logits that exist at once."""
-    tile_columns: int = 4096
+    tile_columns: int = 8192
     """Most vocabulary entries of each such row that exist at once."""
 
 
