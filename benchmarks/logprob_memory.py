@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ size 1024; 2048 tokens in float32 on the CPU, 8192 tokens in bfloat16 with float
   head_peak_mib, head_with_entropy_peak_mib, dense_peak_mib  that memory in MiB
 
 On the CPU memory is that of the process as Linux counts it; on a GPU that of torch's allocator.
-With --quick the vocabulary is 16384, the hidden size 128 and there are 512 tokens.
+With --quick the vocabulary is 16384, the hidden size 64, there are 256 tokens, and blocks are smaller.
 """
 TEMPERATURE = 0.9
 RULE = WeightRule(WeightKind.TIS, 0.0, 2.0)
@@ -47,6 +47,7 @@ class Problem:
     candidates: TopKCandidates
     gradients: torch.Tensor
     """[R] of the log-probabilities; other terms get the same."""
+    options: HeadOptions
 
     @property
     def bytes_of_weight_gradient(self) -> int:
@@ -69,6 +70,7 @@ def make_problem(num_tokens: int, vocab_size: int, hidden_size: int, num_candida
         targets=torch.randint(vocab_size, (num_tokens,), generator=chance, device=device),
         candidates=TopKCandidates(ids.int(), normal(num_tokens, num_candidates).log_softmax(-1) - 0.1),
         gradients=normal(num_tokens),
+        options=HeadOptions(vocab_size, TEMPERATURE),
     )
 
 
@@ -83,7 +85,7 @@ def run_head(problem: Problem, *, with_entropy: bool) -> None:
         problem.hidden,
         problem.weight,
         problem.targets,
-        HeadOptions(len(problem.weight), TEMPERATURE),
+        problem.options,
         with_entropy=with_entropy,
         candidates=problem.candidates,
         rule=RULE,
@@ -161,7 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
     if options.quick:
-        problem = make_problem(512, 16384, 128, 128, device)
+        problem = make_problem(256, 16384, 64, 128, device)
+        problem = replace(problem, options=replace(problem.options, chunk_rows=64, tile_columns=1024))
     else:
         problem = make_problem(8192 if device == "cuda" else 2048, 151_936, 1024, 128, device)
     for run in RUNS.values():  # threads and workspaces start with the first call

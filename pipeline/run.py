@@ -21,6 +21,7 @@ from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
+from pipeline.packing_settings import packing_settings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source
@@ -286,7 +287,7 @@ class _Session:
 
     async def _next_plan(self, rollout_id: int, policy_version: int) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
-        data, trainer, objective = self._settings.data, self._settings.trainer, self._settings.objective
+        data, objective = self._settings.data, self._settings.objective
         batch = data.rollout_batch_size or 0
         self._clock.waits()
         groups = await wait_for_batch(
@@ -302,10 +303,8 @@ class _Session:
         self._clock.waited()
         settings = PlanSettings(
             rollout_batch_size=batch,
-            samples_per_step=data.samples_per_step,
-            num_ranks=self._data_parallel_size,
-            max_tokens=trainer.max_tokens_per_gpu if trainer.use_dynamic_batch_size else None,
-            micro_batch_size=trainer.micro_batch_size,
+            rollouts_per_step=data.samples_per_step,
+            packing=packing_settings(self._settings, self._data_parallel_size),
             normalize_rewards=objective.rewards_normalization,
             normalize_std=objective.grpo_std_normalization,
         )

@@ -29,13 +29,13 @@ def pack_step(plan: BatchPlan, step: StepPlan, rank: int, groups: Mapping[int, C
     """The microbatches of `rank` in one optimizer step.
 
     An empty microbatch (there were fewer samples than would give each rank as many) is filled with a fully masked
-    copy of the rank's first sample, so that all ranks take part in every collective.
+    copy of the rank's shortest sample, so that all ranks take part in every collective.
     """
     offsets = group_offsets(plan)
     packed = []
     for microbatch in step.ranks[rank]:
         filler = not microbatch
-        members = [plan.samples[number] for number in microbatch or _first_sample(step, rank)]
+        members = [plan.samples[number] for number in microbatch or _shortest_sample(plan, step, rank)]
         packed.append(_pack(members, groups, offsets, filler=filler))
     return packed
 
@@ -57,8 +57,9 @@ def group_offsets(plan: BatchPlan) -> dict[tuple[int, int], tuple[int, int]]:
     return result
 
 
-def _first_sample(step: StepPlan, rank: int) -> list[int]:
-    return next(microbatch for microbatch in step.ranks[rank] if microbatch)[:1]
+def _shortest_sample(plan: BatchPlan, step: StepPlan, rank: int) -> list[int]:
+    numbers = (number for microbatch in step.ranks[rank] for number in microbatch)
+    return [min(numbers, key=lambda number: (plan.samples[number].total_length, number))]
 
 
 def _pack(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import planner, queue
+from benchmarks import logprob_memory, packing, planner, queue
 from benchmarks.report import build_report
 
 
@@ -64,14 +64,39 @@ def test_the_planner_benchmark_reports_time_and_size_for_each_shape(capsys: pyte
     assert size.min == size.max  # the plan is a function of the groups
 
 
-@pytest.mark.parametrize("module", [queue, planner])
+def test_the_packing_benchmark_reports_full_and_even_microbatches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert packing.main(["--quick", "--json"]) == 0
+    report = last_line(capsys.readouterr().out)
+    check(report, "packing", "--quick --json")
+    assert report.values["fill"].median >= 0.98
+    assert report.values["imbalance"].median <= 1.02
+    assert report.values["work_imbalance"].median <= 1.02
+    assert report.values.keys() >= {f"first_fit_{name}" for name in ("fill", "imbalance", "seconds")}
+
+
+def test_the_head_benchmark_reports_a_small_part_of_the_dense_heads_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert logprob_memory.main(["--quick", "--json"]) == 0
+    report = last_line(capsys.readouterr().out)
+    check(report, "logprob_memory", "--quick --json")
+    assert report.values["memory_over_dense"].median < 0.5
+    assert report.values.keys() >= {"time_over_dense_logprob", "memory_with_entropy_over_dense", "dense_peak_mib"}
+
+
+VALUES: dict[Any, tuple[str, ...]] = {
+    queue: ("_per_s_B", "publish_of_raw_B"),
+    planner: ("plan_ms", "plan_bytes_per_sample"),
+    packing: ("fill", "imbalance", "seconds", "first_fit_fill"),
+    logprob_memory: ("memory_over_dense", "time_over_dense_logprob"),
+}
+
+
+@pytest.mark.parametrize("module", VALUES)
 def test_help_says_every_value_that_is_measured(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         module.main(["--help"])
     words = capsys.readouterr().out
     assert "Measures" in words
-    assert all(value in words for value in ("_per_s_B", "publish_of_raw_B") if module is queue)
-    assert all(value in words for value in ("plan_ms", "plan_bytes_per_sample") if module is planner)
+    assert all(value in words for value in VALUES[module])
 
 
 def test_too_few_repeats_are_refused_with_the_number_allowed(capsys: pytest.CaptureFixture[str]) -> None:

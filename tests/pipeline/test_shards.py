@@ -51,6 +51,12 @@ def test_an_empty_microbatch_is_a_masked_copy_that_adds_nothing() -> None:
     assert filler.advantages.tolist() == [0.0]
 
 
+def test_an_empty_microbatch_is_filled_with_the_shortest_sample_of_its_rank() -> None:
+    batch = plan([[[3], [0, 2], []], [[1], [], []]])
+    *_, filler = pack_step(batch, batch.steps[0], 0, columns())
+    assert filler.sample_indices.tolist() == [10]
+
+
 def test_totals_of_the_step_are_those_of_the_plan() -> None:
     batch = plan([[[0, 1, 2, 3]]])
     assert (totals(batch.steps[0]).num_rollouts, totals(batch.steps[0]).num_trained_tokens) == (4, 10)

@@ -111,9 +111,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "tools, media and template arguments in the prompt source",
     ),
     *unless_default("--rollout-max-prompt-len", "Prompts are not dropped by length.", "a token count at load"),
-    *unless_default(
-        "--num-epoch --num-steps-per-rollout", "Nothing is derived from it yet.", "rules between batch settings"
-    ),
+    *unless_default("--num-epoch", "Nothing is derived from it yet.", "a count of the prompts"),
     *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
     *unless_default("--loss-mask-type", "There is no supervised fine-tuning.", "supervised fine-tuning"),
     # Generation and rewards
@@ -218,7 +216,6 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default(
         "--log-probs-max-tokens-per-gpu", "There is no pass without gradients.", "a pass for old log-probabilities"
     ),
-    *unless_default("--balance-data --balance-by-flops", "Microbatches are dealt by token count.", "balanced dealing"),
     *unless_default(
         "--use-stateless-adam --reset-optimizer-states --only-train-params-name-list --freeze-params-name-list "
         "--megatron-config-path --train-env-vars --padded-vocab-size --mtp-num-layers --mtp-loss-scaling-factor",

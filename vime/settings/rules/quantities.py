@@ -11,14 +11,6 @@ GROUP_RELATIVE = ("grpo", "gspo", "cispo")
 """Estimators whose advantage is the group-normalised reward alone."""
 
 
-def samples_per_step(settings: Settings) -> int:
-    """Samples of one optimizer step: --global-batch-size, or what --num-steps-per-rollout makes of a batch."""
-    data = settings.data
-    if data.global_batch_size is None and data.num_steps_per_rollout is not None:
-        return data.samples_per_rollout // data.num_steps_per_rollout
-    return data.samples_per_step
-
-
 def num_rollout_gpus(settings: Settings) -> int:
     """GPUs that vime's own engines need; under --colocate as many as train, when left out."""
     cluster = settings.cluster
