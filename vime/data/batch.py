@@ -27,11 +27,17 @@ class PackedMicrobatch:
     sampler_log_probs: npt.NDArray[np.float32]
     """[R] natural log."""
     advantages: npt.NDArray[np.float32]
-    """[S] group-normalised reward; every token of a sequence shares it."""
+    """[S] the plan's normalised reward; every token of a sequence shares it unless there are `token_advantages`."""
     mask_sums: npt.NDArray[np.float32]
     """[S] number of trained tokens of the whole rollout that the sequence belongs to (its loss denominator)."""
     sample_indices: npt.NDArray[np.int64]
     """[S] `Sample.index`."""
+    token_advantages: npt.NDArray[np.float32] | None = None
+    """[R] in place of `advantages`, where an estimator tells tokens apart."""
+    old_log_probs: npt.NDArray[np.float32] | None = None
+    """[R] natural log, under the trainer's weights before the batch's first step; None where not computed."""
+    reference_log_probs: npt.NDArray[np.float32] | None = None
+    """[R] natural log, under the reference model; None without one."""
 
     @property
     def num_sequences(self) -> int:

@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from tiny_batches import make_sequences, pack, totals
 
 from tests.support.tiny_models import build_tiny_qwen3
+from vime.algorithms.objective_config import ObjectiveConfig
+from vime.algorithms.policy_loss import PolicyLossSettings
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.data.batch import PackedMicrobatch
@@ -158,14 +160,14 @@ def gradients_match_dense_reference(world: World) -> dict[str, dict[str, float]]
     found = {}
     sequences = make_sequences(1)
     for per_token in (False, True):
-        options = {"temperature": 0.7, "eps_clip": 0.1, "eps_clip_high": 0.25, "eps_clip_c": 1.5}
+        policy = PolicyLossSettings(eps_clip=0.1, eps_clip_high=0.25, eps_clip_c=1.5)
         with world.trainer(
             *("--optimizer", "sgd", "--sgd-momentum", "0"),
-            calculate_per_token_loss=per_token,
+            objective=ObjectiveConfig(policy=policy, calculate_per_token_loss=per_token),
+            temperature=0.7,
             lr=1.0,
             clip_grad=0.0,
             log_probs_chunk_size=7,
-            **options,
         ) as trainer:
             before = weights_of(trainer)
             metrics = train(trainer, [1], ONE_RANK)[0]
@@ -295,7 +297,7 @@ def refusals(world: World) -> dict[str, str]:
 def data_parallel(world: World) -> dict[str, dict[str, float]]:
     return {
         "per_rollout": compare_with_one_rank(world, split=TWO_RANKS),
-        "per_token": compare_with_one_rank(world, split=TWO_RANKS, calculate_per_token_loss=True),
+        "per_token": compare_with_one_rank(world, split=TWO_RANKS, objective=ObjectiveConfig(calculate_per_token_loss=True)),
         "distributed": compare_with_one_rank(world, "--use-distributed-optimizer", split=TWO_RANKS),
     }
 
