@@ -13,7 +13,7 @@ from pipeline.packing import deal_to_ranks, pack_by_tokens, split_evenly
 from storage.queue_types import AcceptedGroup
 from storage.refs import GroupRef
 from storage.summary import GroupSummary
-from vime.algorithms.advantages import grpo_advantages
+from vime.algorithms.rewards import normalize_rewards
 from vime.utils.types import Sample
 
 PLAN_VERSION = 1
@@ -125,7 +125,7 @@ def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, polic
         summary = group.summary
         rewards = np.asarray([_known(reward) for reward in summary.rewards], np.float64)
         advantages = (
-            grpo_advantages(
+            normalize_rewards(
                 rewards,
                 [summary.group_index] * len(rewards),
                 summary.rollout_ids,

@@ -52,6 +52,7 @@ from vime.errors import RestoreError, TooManyFailuresError
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
+from vime.settings.rules.quantities import centers_rewards, divides_by_std
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ class _Session:
 
     async def _next_plan(self, rollout_id: int, policy_version: int) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
-        data, trainer, objective = self._settings.data, self._settings.trainer, self._settings.objective
+        data, trainer = self._settings.data, self._settings.trainer
         batch = data.rollout_batch_size or 0
         self._clock.waits()
         groups = await wait_for_batch(
@@ -306,8 +307,8 @@ class _Session:
             num_ranks=self._data_parallel_size,
             max_tokens=trainer.max_tokens_per_gpu if trainer.use_dynamic_batch_size else None,
             micro_batch_size=trainer.micro_batch_size,
-            normalize_rewards=objective.rewards_normalization,
-            normalize_std=objective.grpo_std_normalization,
+            normalize_rewards=centers_rewards(self._settings),
+            normalize_std=divides_by_std(self._settings),
         )
         plan = plan_batch(
             groups, settings, branch=self._start.branch, rollout_id=rollout_id, policy_version=policy_version

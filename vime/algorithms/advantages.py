@@ -108,8 +108,8 @@ def distilled(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """On-policy distillation: subtract the reverse KL to a teacher from the advantages.
 
-    All [R]; the log-probabilities are those of the sampled tokens. Returns (advantages - coef * reverse KL, reverse KL).
-    Applied after the estimator and before whitening. Source: arXiv 2306.13649, with the reverse KL as a reward.
+    All [R]; the log-probabilities are those of the sampled tokens. Returns (advantages - coef * reverse KL, reverse
+    KL). Applied after the estimator and before whitening. Source: arXiv 2306.13649, with the reverse KL as a reward.
     """
     reverse_kl = student_log_probs - teacher_log_probs
     return advantages - coef * reverse_kl, reverse_kl

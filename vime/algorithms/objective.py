@@ -18,7 +18,7 @@ from vime.algorithms.policy_loss import (
     sequence_ppo_kl,
     token_ppo_kl,
 )
-from vime.algorithms.ragged import Reduce, on_one_rank, sequence_sums
+from vime.algorithms.ragged import Reduce, on_one_rank, pieces, sequence_sums
 from vime.algorithms.score_centering import CenteringTerms
 from vime.data.batch import StepTotals
 from vime.errors import TrainerError
@@ -179,9 +179,9 @@ class MicrobatchObjective:
         weighted, masks, metrics = weighting(
             args=self._config.hook_args,
             pg_loss=term,
-            train_log_probs=list(train.split(lengths)),
-            rollout_log_probs=list(self._sampler.split(lengths)),
-            loss_masks=list(self._mask.float().split(lengths)),
+            train_log_probs=pieces(train, lengths),
+            rollout_log_probs=pieces(self._sampler, lengths),
+            loss_masks=pieces(self._mask.float(), lengths),
             total_lengths=self._tokens.total_lengths.tolist(),
             response_lengths=lengths,
         )
@@ -220,7 +220,7 @@ class MicrobatchObjective:
         reducer = self._config.reducer(
             self._tokens.total_lengths.tolist(),
             lengths,
-            list(mask.float().split(lengths)),
+            pieces(mask.float(), lengths),
             self._config.calculate_per_token_loss,
         )
         return reducer(term) / self._denominator
@@ -240,9 +240,7 @@ class MicrobatchObjective:
         ratio = (self._log_probs - self._old).exp() if self._config.use_unbiased_kl else None
         return kl_terms(self._log_probs, self._trained(reference), self._config.kl_kind, importance_ratio=ratio)
 
-    def _comparisons(
-        self, policy: PolicyLoss, ppo_kl: torch.Tensor, weights: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def _comparisons(self, policy: PolicyLoss, ppo_kl: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
         """Metrics that compare the current policy with the old one and with the sampler."""
         of_current = self._config.use_rollout_logprobs or self._centering is not None
         compared = self._current if of_current else self._old

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -28,8 +28,8 @@ class Estimator(Enum):
 
 Weighting = Callable[..., tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]]
 """A function as --custom-tis-function-path documents it: keyword arguments args, pg_loss [R], and lists over the
-sequences train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths; returns the weighted loss [R],
-loss masks that may drop tokens, and metrics [R] by name."""
+sequences train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths; returns the weighted loss
+[R], loss masks that may drop tokens, and metrics [R] by name."""
 
 ReducerFactory = Callable[[list[int], list[int], list[torch.Tensor], bool], Callable[[torch.Tensor], torch.Tensor]]
 """A function as --custom-pg-loss-reducer-function-path documents it: (total lengths, response lengths, loss masks,
@@ -42,7 +42,7 @@ class ObjectiveConfig:
     """What the optimizer minimises, and where the old policy's log-probabilities come from."""
 
     estimator: Estimator = Estimator.GRPO
-    policy: PolicyLossSettings = PolicyLossSettings()
+    policy: PolicyLossSettings = field(default_factory=PolicyLossSettings)
     calculate_per_token_loss: bool = False
     """False: mean over rollouts of each rollout's token mean. True: mean over all trained tokens of the step."""
     use_rollout_logprobs: bool = True
@@ -53,7 +53,7 @@ class ObjectiveConfig:
     kl_loss_coef: float = 0.0
     kl_kind: KlKind = KlKind.K1
     use_unbiased_kl: bool = False
-    weight_rule: WeightRule = WeightRule()
+    weight_rule: WeightRule = field(default_factory=WeightRule)
     """Built-in importance weight of each token."""
     weighting: Weighting | None = None
     """The user's own, in place of `weight_rule`."""

@@ -23,6 +23,11 @@ def spread(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.repeat_interleave(values, lengths)
 
 
+def pieces(values: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+    """The tokens [R] of each sequence on their own."""
+    return list(torch.split(values, lengths))
+
+
 def sequence_sums(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Sum of each sequence's tokens: [R] to [S]."""
     number = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths)

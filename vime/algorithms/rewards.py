@@ -60,7 +60,8 @@ def normalize_rewards(
         if std_normalization:
             centred /= values.std(ddof=1) + STD_EPSILON
         result[of_group] = centred
-    return result[member].astype(np.float32)
+    advantages: npt.NDArray[np.float32] = result[member].astype(np.float32)
+    return advantages
 
 
 def _rollouts(rollout: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:

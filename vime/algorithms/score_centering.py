@@ -69,9 +69,7 @@ def head_residuals(
     return HeadResiduals(residuals.to(kind), sampler_head_mass.to(kind), (1.0 - train_tail).to(kind))
 
 
-def support_residuals(
-    train_log_probs: torch.Tensor, sampler_log_probs: torch.Tensor, rule: WeightRule
-) -> torch.Tensor:
+def support_residuals(train_log_probs: torch.Tensor, sampler_log_probs: torch.Tensor, rule: WeightRule) -> torch.Tensor:
     """Residuals over a recorded top-p support, exact: q_v f(p_v / q_v) - f(1) p_v.
 
     Both arguments are [N], the supports of the tokens end to end, each normalised over its own support. Returns [N]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from vime.algorithms.ragged import Reduce
@@ -34,5 +36,5 @@ def whiten(values: torch.Tensor, mask: torch.Tensor, reduce: Reduce) -> torch.Te
         )
     mean = total / count
     variance = max(squares - total * mean, 0.0) / max(count - 1, 1)
-    whitened = (values.double() - mean) * (variance + EPSILON) ** -0.5
+    whitened: torch.Tensor = (values.double() - mean) / math.sqrt(variance + EPSILON)
     return whitened.where(mask, 0.0).to(values.dtype)

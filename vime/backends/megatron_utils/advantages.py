@@ -15,7 +15,7 @@ import torch
 from vime.algorithms.advantages import reinforce_plus_plus, reinforce_plus_plus_baseline
 from vime.algorithms.kl import kl_terms
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
-from vime.algorithms.ragged import Reduce, spread
+from vime.algorithms.ragged import Reduce, pieces, spread
 from vime.algorithms.whitening import whiten
 from vime.data.batch import PackedMicrobatch
 from vime.errors import TrainerError
@@ -57,7 +57,7 @@ def _whitened(
 ) -> list[torch.Tensor]:
     mask = torch.cat([_mask(batch) for batch in batches])
     whitened = whiten(torch.cat(list(advantages)), mask, sum_over_replicas)
-    return list(whitened.split([len(values) for values in advantages]))
+    return pieces(whitened, [len(values) for values in advantages])
 
 
 def _mask(batch: PackedMicrobatch) -> torch.Tensor:
@@ -134,7 +134,7 @@ def _custom(
                 next_step="Correct the function.",
             )
     values = torch.cat([torch.as_tensor(item, dtype=torch.float32) for item in data["advantages"]])
-    return list(values.split([len(batch.loss_mask) for batch in batches]))
+    return pieces(values, [len(batch.loss_mask) for batch in batches])
 
 
 def _rollout_data(batches: Sequence[PackedMicrobatch], config: ObjectiveConfig) -> dict[str, Any]:
@@ -147,13 +147,13 @@ def _rollout_data(batches: Sequence[PackedMicrobatch], config: ObjectiveConfig) 
         totals = torch.tensor(batch.cu_seqlens, dtype=torch.int64).diff().tolist()
         data["response_lengths"] += lengths
         data["total_lengths"] += totals
-        data["tokens"] += torch.tensor(batch.tokens, dtype=torch.int64).split(totals)
+        data["tokens"] += pieces(torch.tensor(batch.tokens, dtype=torch.int64), totals)
         data["rewards"] += _rewards(batch).tolist()
         data["sample_indices"] += batch.sample_indices.tolist()
-        per_token["loss_masks"] += _mask(batch).int().split(lengths)
-        per_token["rollout_log_probs"] += torch.tensor(batch.sampler_log_probs).split(lengths)
-        per_token["kl"] += _kl(batch, config).split(lengths)
+        per_token["loss_masks"] += pieces(_mask(batch).int(), lengths)
+        per_token["rollout_log_probs"] += pieces(torch.tensor(batch.sampler_log_probs), lengths)
+        per_token["kl"] += pieces(_kl(batch, config), lengths)
         for name, values in (("log_probs", batch.old_log_probs), ("ref_log_probs", batch.reference_log_probs)):
             if values is not None:
-                per_token.setdefault(name, []).extend(torch.tensor(values).split(lengths))
+                per_token.setdefault(name, []).extend(pieces(torch.tensor(values), lengths))
     return {**data, **per_token}

@@ -58,6 +58,19 @@ def policy_objective(settings: Settings) -> str:
     return "cispo" if objective.advantage_estimator == "cispo" else "ppo"
 
 
+def centers_rewards(settings: Settings) -> bool:
+    """Whether the mean of the group is taken from each reward; the other estimators have a baseline of their own."""
+    objective = settings.objective
+    is_centred = objective.advantage_estimator in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
+    return is_centred and objective.rewards_normalization
+
+
+def divides_by_std(settings: Settings) -> bool:
+    """Whether centred rewards are divided by the group's standard deviation."""
+    objective = settings.objective
+    return objective.advantage_estimator in GROUP_RELATIVE and objective.grpo_std_normalization
+
+
 def uses_reference_model(settings: Settings) -> bool:
     return settings.objective.kl_coef != 0 or settings.objective.use_kl_loss
 

@@ -297,7 +297,9 @@ def refusals(world: World) -> dict[str, str]:
 def data_parallel(world: World) -> dict[str, dict[str, float]]:
     return {
         "per_rollout": compare_with_one_rank(world, split=TWO_RANKS),
-        "per_token": compare_with_one_rank(world, split=TWO_RANKS, objective=ObjectiveConfig(calculate_per_token_loss=True)),
+        "per_token": compare_with_one_rank(
+            world, split=TWO_RANKS, objective=ObjectiveConfig(calculate_per_token_loss=True)
+        ),
         "distributed": compare_with_one_rank(world, "--use-distributed-optimizer", split=TWO_RANKS),
     }
 
