@@ -13,7 +13,6 @@ from vime.rollout.hooks import load_hook
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.settings.rules.problem import Problem
-from vime.settings.rules.quantities import policy_objective
 from vime.settings.rules.score_centering import ICEPOP, VANILLA_TIS
 
 BUILT_IN_WEIGHTS = {None: WeightKind.TIS, VANILLA_TIS: WeightKind.TIS, ICEPOP: WeightKind.ICEPOP}
@@ -28,7 +27,7 @@ def objective_config(settings: Settings) -> ObjectiveConfig:
     return ObjectiveConfig(
         estimator=Estimator(objective.advantage_estimator),
         policy=PolicyLossSettings(
-            PolicyObjective(policy_objective(settings)),
+            PolicyObjective(objective.policy_objective),
             objective.eps_clip,
             objective.eps_clip_high,
             objective.eps_clip_c,

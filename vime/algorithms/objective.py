@@ -154,7 +154,7 @@ class MicrobatchObjective:
         )
         trained = self._reduce(sequence_sums(self._mask.float(), lengths)).clamp(min=1.0)
         dropped = (sequence_sums((~kept).float(), lengths) / trained).sum()
-        return term.where(kept, 0.0), {"opsm_clipfrac": dropped / self._denominator}
+        return term.where(kept, 0.0), {"opsm_clipfrac": dropped / max(self._totals.num_rollouts, 1)}
 
     def _weighted(self, term: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Apply importance weights; returns (term, loss mask, metrics)."""

@@ -95,3 +95,12 @@ class ObjectiveSettings:
         -1, "Rows of logits that exist at once in float32; -1 leaves it to vime.", check=all_or_at_least(1)
     )
     recompute_loss_function: bool = flag(False, "Compute the loss again in the backward pass to save memory.")
+
+    @property
+    def policy_objective(self) -> str:
+        """ppo, cispo or reinforce: what is asked for, or what follows from estimator and score centering."""
+        if self.pg_loss_type is not None:
+            return self.pg_loss_type
+        if self.use_score_centering:
+            return "reinforce"
+        return "cispo" if self.advantage_estimator == "cispo" else "ppo"

@@ -48,16 +48,6 @@ def has_critic(settings: Settings) -> bool:
     return settings.objective.advantage_estimator == "ppo"
 
 
-def policy_objective(settings: Settings) -> str:
-    """ppo, cispo or reinforce: what is asked for, or what follows from estimator and score centering."""
-    objective = settings.objective
-    if objective.pg_loss_type is not None:
-        return objective.pg_loss_type
-    if objective.use_score_centering:
-        return "reinforce"
-    return "cispo" if objective.advantage_estimator == "cispo" else "ppo"
-
-
 def centers_rewards(settings: Settings) -> bool:
     """Whether the mean of the group is taken from each reward; the other estimators have a baseline of their own."""
     objective = settings.objective
