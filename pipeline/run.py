@@ -52,7 +52,6 @@ from vime.errors import RestoreError, TooManyFailuresError
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
-from vime.settings.rules.quantities import centers_rewards, divides_by_std
 
 
 @dataclass(frozen=True)
@@ -307,8 +306,8 @@ class _Session:
             num_ranks=self._data_parallel_size,
             max_tokens=trainer.max_tokens_per_gpu if trainer.use_dynamic_batch_size else None,
             micro_batch_size=trainer.micro_batch_size,
-            normalize_rewards=centers_rewards(self._settings),
-            normalize_std=divides_by_std(self._settings),
+            normalize_rewards=self._settings.objective.centers_rewards,
+            normalize_std=self._settings.objective.divides_by_std,
         )
         plan = plan_batch(
             groups, settings, branch=self._start.branch, rollout_id=rollout_id, policy_version=policy_version

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from vime.settings.checks import above, all_or_at_least, at_least, between, dotted_path
 from vime.settings.flag import flag
 
+GROUP_RELATIVE = ("grpo", "gspo", "cispo")
+"""Estimators whose advantage is the group-normalised reward alone."""
+
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
@@ -104,3 +107,14 @@ class ObjectiveSettings:
         if self.use_score_centering:
             return "reinforce"
         return "cispo" if self.advantage_estimator == "cispo" else "ppo"
+
+    @property
+    def centers_rewards(self) -> bool:
+        """Whether the mean of the group is taken from each reward; other estimators have a baseline of their own."""
+        is_centred = self.advantage_estimator in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
+        return is_centred and self.rewards_normalization
+
+    @property
+    def divides_by_std(self) -> bool:
+        """Whether centred rewards are divided by the group's standard deviation."""
+        return self.advantage_estimator in GROUP_RELATIVE and self.grpo_std_normalization

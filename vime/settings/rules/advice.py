@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from vime.settings.groups import Settings
-from vime.settings.groups.objective import ObjectiveSettings
-from vime.settings.rules.quantities import GROUP_RELATIVE
+from vime.settings.groups.objective import GROUP_RELATIVE, ObjectiveSettings
 
 _Condition = Callable[[ObjectiveSettings], bool]
 WITHOUT_EFFECT: dict[str, tuple[_Condition, str]] = {

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from vime.settings.groups import Settings
 
 FULLY_ASYNC = "vime.rollout.fully_async_rollout.generate_rollout_fully_async"
-GROUP_RELATIVE = ("grpo", "gspo", "cispo")
-"""Estimators whose advantage is the group-normalised reward alone."""
 
 
 def samples_per_step(settings: Settings) -> int:
@@ -46,19 +44,6 @@ def debug_mode(settings: Settings) -> str | None:
 
 def has_critic(settings: Settings) -> bool:
     return settings.objective.advantage_estimator == "ppo"
-
-
-def centers_rewards(settings: Settings) -> bool:
-    """Whether the mean of the group is taken from each reward; the other estimators have a baseline of their own."""
-    objective = settings.objective
-    is_centred = objective.advantage_estimator in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
-    return is_centred and objective.rewards_normalization
-
-
-def divides_by_std(settings: Settings) -> bool:
-    """Whether centred rewards are divided by the group's standard deviation."""
-    objective = settings.objective
-    return objective.advantage_estimator in GROUP_RELATIVE and objective.grpo_std_normalization
 
 
 def uses_reference_model(settings: Settings) -> bool:
