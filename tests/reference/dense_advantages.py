@@ -12,10 +12,11 @@ def grouped_rewards(
     """Centred, and divided by the sample standard deviation + 1e-6 where a group has more than one rollout."""
     result = []
     for reward, group in zip(rewards, groups, strict=True):
-        of_group: dict[int, float] = {}
-        for other, other_group, rollout in zip(rewards, groups, rollouts, strict=True):
-            if other_group == group:
-                of_group[rollout] = other
+        of_group = {
+            rollout: other
+            for other, other_group, rollout in zip(rewards, groups, rollouts, strict=True)
+            if other_group == group
+        }
         values = list(of_group.values())
         mean = sum(values) / len(values)
         centred = reward - mean

@@ -14,6 +14,10 @@ import torch
 Scalar = torch.Tensor
 
 
+def number(value: Scalar) -> float:
+    return float(value.detach())
+
+
 @dataclass(frozen=True)
 class Options:
     """What is minimised, in the words of the flags."""
@@ -52,8 +56,8 @@ def kl_of(log_prob: Scalar, base: Scalar | float, kind: str, ratio: Scalar | Non
     value = {"k1": d, "k2": d * d / 2}.get(kind, torch.exp(-d) - 1 + d)
     if ratio is not None:
         value = ratio * value
-    if kind == "low_var_kl" and abs(float(value)) > 10:
-        value = torch.tensor(10.0 if float(value) > 0 else -10.0, dtype=torch.float64)
+    if kind == "low_var_kl" and abs(number(value)) > 10:
+        value = torch.tensor(10.0 if number(value) > 0 else -10.0, dtype=torch.float64)
     return value
 
 
@@ -63,15 +67,15 @@ def objective_of(log_prob: Scalar, ppo_kl: Scalar, advantage: float, options: Op
         return -advantage * log_prob, 0.0
     ratio = torch.exp(-ppo_kl)
     low, high = 1 - options.eps, 1 + (options.eps if options.eps_high is None else options.eps_high)
-    inside = low <= float(ratio) <= high
-    bounded = ratio if inside else torch.tensor(low if float(ratio) < low else high, dtype=torch.float64)
+    inside = low <= number(ratio) <= high
+    bounded = ratio if inside else torch.tensor(low if number(ratio) < low else high, dtype=torch.float64)
     if options.objective == "cispo":
-        return -float(bounded) * advantage * log_prob, float(not inside)
+        return -number(bounded) * advantage * log_prob, float(not inside)
     plain, clipped = -ratio * advantage, -bounded * advantage
-    loss = plain if float(plain) >= float(clipped) else clipped
-    if options.dual is not None and advantage < 0 and float(loss) > -options.dual * advantage:
+    loss = plain if number(plain) >= number(clipped) else clipped
+    if options.dual is not None and advantage < 0 and number(loss) > -options.dual * advantage:
         loss = torch.tensor(-options.dual * advantage, dtype=torch.float64)
-    return loss, float(float(clipped) > float(plain))
+    return loss, float(number(clipped) > number(plain))
 
 
 def step_objective(
@@ -93,7 +97,7 @@ def step_objective(
     for item, leaf in zip(sequences, leaves, strict=True):
         trained = [position for position in range(item.length) if item.mask[position]]
         log_probs = leaf["log_probs"]
-        stored = item.old if options.old_is_stored else [float(value) for value in log_probs]
+        stored = item.old if options.old_is_stored else [number(value) for value in log_probs]
         old = item.sampler if options.old_is_sampler else stored
         mean_kl = sum((old[t] - log_probs[t] for t in trained), torch.zeros((), dtype=torch.float64))
         mean_kl = mean_kl / max(len(trained), 1)
@@ -103,9 +107,9 @@ def step_objective(
             advantage, log_prob = item.advantages[t], log_probs[t]
             ppo_kl = mean_kl if options.sequence_ratio else old[t] - log_prob
             term, clipped = objective_of(log_prob, ppo_kl, advantage, options)
-            if options.opsm_delta is not None and advantage < 0 and float(mean_kl) > options.opsm_delta:
+            if options.opsm_delta is not None and advantage < 0 and number(mean_kl) > options.opsm_delta:
                 term, dropped = 0.0 * log_prob, dropped + 1
-            train = float(log_prob) if options.objective == "reinforce" else stored[t]
+            train = number(log_prob) if options.objective == "reinforce" else stored[t]
             rho = float(torch.exp(torch.tensor(train - item.sampler[t], dtype=torch.float64)))
             if options.weight != "none":
                 weight = weight_of(rho, options)
@@ -114,25 +118,25 @@ def step_objective(
                 report("tis_clipfrac", share * float(weight != rho))
                 report("tis_abs", share * abs(rho - 1))
             if options.centered:
-                current = float(torch.exp(log_prob.detach() - item.sampler[t]))
+                current = number(torch.exp(log_prob - item.sampler[t]))
                 term = term + advantage * leaf["corrections"][t]
-                report("sc_correction", share * float(leaf["corrections"][t]))
+                report("sc_correction", share * number(leaf["corrections"][t]))
                 report("sc_importance_weight", share * weight_of(current, options))
-            report("pg_loss", share * float(term))
+            report("pg_loss", share * number(term))
             token_loss = term - options.entropy_coef * leaf["entropies"][t]
             if options.kl_kind is not None:
                 ratio = torch.exp(log_prob - old[t]) if options.unbiased else None
                 kl = kl_of(log_prob, item.reference[t], options.kl_kind, ratio)
                 token_loss = token_loss + options.kl_coef * kl
-                report("kl_loss", share * float(kl))
+                report("kl_loss", share * number(kl))
             loss = loss + share * token_loss
-            compared = float(log_prob) if options.old_is_sampler or options.centered else old[t]
-            report("entropy_loss", share * float(leaf["entropies"][t]))
+            compared = number(log_prob) if options.old_is_sampler or options.centered else old[t]
+            report("entropy_loss", share * number(leaf["entropies"][t]))
             report("pg_clipfrac", share * clipped)
-            report("ppo_kl", share * float(ppo_kl))
-            report("ois", share * float(torch.exp(-ppo_kl.detach())))
+            report("ppo_kl", share * number(ppo_kl))
+            report("ois", share * number(torch.exp(-ppo_kl)))
             report("train_rollout_logprob_abs_diff", share * abs(item.sampler[t] - compared))
         if options.opsm_delta is not None:
             report("opsm_clipfrac", dropped / max(len(trained), 1) / len(rollouts))
-    report("loss", float(loss))
+    report("loss", number(loss))
     return loss, metrics

@@ -189,9 +189,7 @@ def test_masked_tokens_never_reach_a_trained_advantage(value: float) -> None:
         return [
             reinforce_plus_plus(rewards, kl, mask, size, **arguments).advantages,
             reinforce_plus_plus_baseline(rewards, kl, mask, size, kl_coef=0.5).advantages,
-            generalized_advantages(
-                rewards, kl, flat(step, "entropies"), mask, size, lambd=0.9, **arguments
-            ).advantages,
+            generalized_advantages(rewards, kl, flat(step, "entropies"), mask, size, lambd=0.9, **arguments).advantages,
             whiten(advantages, mask, on_one_rank),
         ]
 

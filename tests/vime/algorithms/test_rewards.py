@@ -67,3 +67,26 @@ def test_bad_rewards_are_refused_by_name(
 def test_the_planner_can_use_it_without_torch() -> None:
     code = "import sys, vime.algorithms.rewards; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_group_indices_a_full_batch_is_grouped_by_position() -> None:
+    found = normalize_rewards([1.0, 3.0, 5.0, 5.0], [None] * 4, std_normalization=False, legacy_shape=(2, 2))
+    assert found.tolist() == [-1.0, 1.0, 0.0, 0.0]
+
+
+def test_positions_count_rollouts_not_segments() -> None:
+    found = normalize_rewards(
+        [1.0, 1.0, 3.0, 5.0, 9.0], [None] * 5, [70, 70, 20, 50, 10], std_normalization=False, legacy_shape=(2, 2)
+    )
+    assert found.tolist() == [-1.0, -1.0, 1.0, -2.0, 2.0]
+
+
+@pytest.mark.parametrize("legacy_shape", [None, (2, 2)])
+def test_without_group_indices_any_other_count_is_one_group(legacy_shape: tuple[int, int] | None) -> None:
+    found = normalize_rewards([1.0, 3.0, 5.0], [None] * 3, std_normalization=False, legacy_shape=legacy_shape)
+    assert found.tolist() == [-2.0, 0.0, 2.0]
+
+
+def test_samples_with_and_without_a_group_index_are_refused_together() -> None:
+    with pytest.raises(SampleError, match="sample 1 has no group_index, 2 of 3 samples have one; allowed: all or none"):
+        normalize_rewards([1.0, 2.0, 3.0], [0, None, 0])

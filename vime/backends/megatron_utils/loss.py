@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,8 +12,10 @@ from vime.algorithms.objective import MicrobatchObjective
 from vime.algorithms.objective_config import ObjectiveConfig
 from vime.algorithms.ragged import Reduce, on_one_rank
 from vime.algorithms.score_centering import CenteringTerms
-from vime.backends.megatron_utils.packing import MicrobatchTensors
 from vime.data.batch import StepTotals
+
+if TYPE_CHECKING:  # it loads Megatron, which users of the importance weights don't need
+    from vime.backends.megatron_utils.packing import MicrobatchTensors
 
 METRIC_NAMES = (
     "loss",
