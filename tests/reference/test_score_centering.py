@@ -256,6 +256,26 @@ def test_the_correction_of_equal_policies_has_no_gradient(
     assert_close(gradient, dense.grad, rel=1e-5)
 
 
+@pytest.mark.parametrize("run", [run_top_k, run_nucleus])
+def test_an_importance_weight_without_a_binding_cap_leaves_nothing_to_correct(
+    run: Callable[[Batch, WeightRule], tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    data = batch(8)
+    gradient, _ = run(data, WeightRule(WeightKind.TIS, 0.0, 1e9))
+    supports, log_q = nucleus_of(data, 0.7)
+    dense = data.trainer_logits.double().requires_grad_()
+    loss = torch.zeros((), dtype=torch.float64)
+    for row, action in enumerate(data.actions):
+        if data.mask[row]:
+            kept = list(range(VOCABULARY)) if run is run_top_k else supports[row]
+            log_q_row = data.sampler_log_probs[row] if run is run_top_k else log_q[row]
+            log_p = (dense[row] / data.temperature)[kept].log_softmax(-1)[kept.index(action)]
+            weight = (log_p.detach() - log_q_row[kept.index(action)]).exp()
+            loss = loss - weight * data.advantages[row] * log_p / sum(data.mask)
+    loss.backward()
+    assert_close(gradient, dense.grad)
+
+
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 def test_a_constant_reward_has_no_expected_gradient_however_far_the_sampler_is(rule: WeightRule) -> None:
     """Over a recorded support, the expectation over the sampler of the gradient is zero for every rule."""
