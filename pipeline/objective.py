@@ -47,6 +47,7 @@ def objective_config(settings: Settings) -> ObjectiveConfig:
         kl_coef=objective.kl_coef,
         gamma=objective.gamma,
         lambd=objective.lambd,
+        opd_kl_coef=objective.opd_kl_coef if objective.use_opd else None,
         normalize_advantages=objective.normalize_advantages,
         custom_advantages=_hook("--custom-advantage-function-path", objective.custom_advantage_function_path),
         hook_args=HookArgs(settings),

@@ -82,6 +82,7 @@ TRAIN_MEANINGS = {
     "tis": "Importance ratio, trainer over sampler.",
     "tis_clipfrac": "Share of tokens whose importance weight differs from the ratio.",
     "tis_abs": "Distance of that ratio from 1.",
+    "opd_reverse_kl": "Log-probability under the old policy minus that under the teacher.",
     "sc_correction": "Score-centering correction.",
     "sc_sampler_head_mass": "Sampler probability of the candidates that the correction sums over.",
     "sc_train_head_mass": "Trainer probability of the same candidates.",

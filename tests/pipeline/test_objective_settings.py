@@ -35,12 +35,14 @@ def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_flags_reach_the_objective() -> None:
     found = config(
         "--advantage-estimator gspo --eps-clip 0.01 --eps-clip-high 0.02 --eps-clip-c 3 --calculate-per-token-loss "
-        "--use-rollout-logprobs --entropy-coef 0.1 --use-opsm --opsm-delta 0.3 --normalize-advantages --gamma 0.9"
+        "--use-rollout-logprobs --entropy-coef 0.1 --use-opsm --opsm-delta 0.3 --normalize-advantages --gamma 0.9 "
+        "--use-opd --opd-kl-coef 0.7"
     )
     assert found.estimator is Estimator.GSPO
     assert found.policy == PolicyLossSettings(PolicyObjective.PPO, 0.01, 0.02, 3.0)
     assert (found.calculate_per_token_loss, found.use_rollout_logprobs, found.normalize_advantages) == (True,) * 3
-    assert (found.entropy_coef, found.opsm_delta, found.gamma) == (0.1, 0.3, 0.9)
+    assert (found.entropy_coef, found.opsm_delta, found.gamma, found.opd_kl_coef) == (0.1, 0.3, 0.9, 0.7)
+    assert config("--opd-kl-coef 0.7").opd_kl_coef is None
     assert found.hook_args.eps_clip == 0.01
 
 

@@ -39,6 +39,7 @@ class Options:
     kl_coef: float = 0.0
     unbiased: bool = False
     per_token: bool = False
+    opd: bool = False
 
 
 def weight_of(ratio: float, options: Options) -> float:
@@ -131,6 +132,8 @@ def step_objective(
                 report("kl_loss", share * number(kl))
             loss = loss + share * token_loss
             compared = number(log_prob) if options.old_is_sampler or options.centered else old[t]
+            if options.opd:
+                report("opd_reverse_kl", share * (old[t] - item.teacher[t]))
             report("entropy_loss", share * number(leaf["entropies"][t]))
             report("pg_clipfrac", share * clipped)
             report("ppo_kl", share * number(ppo_kl))

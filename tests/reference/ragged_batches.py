@@ -22,6 +22,7 @@ class Sequence_:
     old: list[float]
     sampler: list[float]
     reference: list[float]
+    teacher: list[float]
     entropies: list[float]
     advantages: list[float]
     corrections: list[float]
@@ -43,6 +44,7 @@ class Tokens:
     sampler_log_probs: torch.Tensor
     old_log_probs: torch.Tensor | None
     reference_log_probs: torch.Tensor | None
+    teacher_log_probs: torch.Tensor | None = None
 
 
 def random_step(seed: int, *, token_advantages: bool = False) -> list[Sequence_]:
@@ -70,6 +72,7 @@ def random_step(seed: int, *, token_advantages: bool = False) -> list[Sequence_]
                 old=near(0.3),
                 sampler=near(0.4),
                 reference=near(0.8),
+                teacher=near(0.6),
                 entropies=_float32(rng.random(length) * 3),
                 advantages=_float32(advantages),
                 corrections=_float32(rng.normal(size=length)),
@@ -98,6 +101,7 @@ def tokens(step: Sequence[Sequence_], members: Sequence[int], *, stored: bool = 
         sampler_log_probs=flat(chosen, "sampler"),
         old_log_probs=flat(chosen, "old") if stored else None,
         reference_log_probs=flat(chosen, "reference"),
+        teacher_log_probs=flat(chosen, "teacher"),
     )
 
 
@@ -112,7 +116,7 @@ def flat(sequences: Sequence[Sequence_], name: str) -> torch.Tensor:
 
 def spoiled(step: Sequence[Sequence_], value: float) -> list[Sequence_]:
     """The same step with `value` in every array wherever the mask is zero."""
-    names = ("log_probs", "old", "sampler", "reference", "entropies", "advantages", "corrections")
+    names = ("log_probs", "old", "sampler", "reference", "teacher", "entropies", "advantages", "corrections")
     return [
         replace(
             item,

@@ -33,6 +33,7 @@ def config_of(options: Options, **more: Any) -> ObjectiveConfig:
         use_unbiased_kl=options.unbiased,
         weight_rule=WeightRule(WeightKind(options.weight), options.low, options.high),
         opsm_delta=options.opsm_delta,
+        opd_kl_coef=1.0 if options.opd else None,
         **more,
     )
 

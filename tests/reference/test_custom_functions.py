@@ -85,13 +85,17 @@ def test_a_changed_mask_drops_tokens_but_keeps_the_denominators_and_reports_over
     assert found["ois"] == plain["ois"]
 
 
-def test_a_mask_can_only_drop_tokens_never_train_masked_ones() -> None:
-    def unmask(**given: Any) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
-        return given["pg_loss"], [torch.ones_like(mask) for mask in given["loss_masks"]], {}
+@pytest.mark.parametrize("unmask", [False, True])
+def test_a_mask_can_only_drop_tokens_never_train_masked_ones(unmask: bool) -> None:
+    def add_one(**given: Any) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+        masks = [torch.ones_like(mask) if unmask else mask for mask in given["loss_masks"]]
+        return given["pg_loss"] + 1.0, masks, {}
 
     step = random_step(5)
-    split = [list(range(len(step)))]
-    assert product(step, split, Options(), weighting=unmask)[0] == product(step, split, Options())[0]
+    plain, _ = product(step, [list(range(len(step)))], Options(per_token=True))
+    found, _ = product(step, [list(range(len(step)))], Options(per_token=True), weighting=add_one)
+    share = sum(sum(item.mask) for item in step) / totals(step).num_trained_tokens
+    assert found["pg_loss"] == pytest.approx(plain["pg_loss"] + share)
 
 
 @pytest.mark.parametrize("wrong", ["pg_loss", "masks", "metric"])

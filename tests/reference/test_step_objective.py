@@ -38,6 +38,7 @@ OPTIONS = {
     "KL k2": Options(kl_kind="k2", kl_coef=0.2),
     "KL k3, unbiased": Options(kl_kind="k3", kl_coef=0.2, unbiased=True, per_token=True),
     "low-variance KL, unbiased": Options(kl_kind="low_var_kl", kl_coef=0.2, unbiased=True),
+    "distilled": Options(opd=True, old_is_sampler=True),
     "KL reported only": Options(kl_kind="k3"),
     "everything": Options(
         eps=0.1, dual=3.0, weight="tis", low=0.5, high=1.5, opsm_delta=0.1, entropy_coef=0.1, kl_kind="low_var_kl",

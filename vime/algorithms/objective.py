@@ -59,6 +59,10 @@ class LossTokens(Protocol):
     def reference_log_probs(self) -> torch.Tensor | None:
         """[R] float32 of the reference model; None where there is none."""
 
+    @property
+    def teacher_log_probs(self) -> torch.Tensor | None:
+        """[R] float32 of the teacher of on-policy distillation; None where there is none."""
+
 
 class MicrobatchObjective:
     """Loss and metrics of one microbatch, both already divided by the denominators of the whole step.
@@ -118,6 +122,9 @@ class MicrobatchObjective:
             metrics["kl_loss"] = kl_loss
         metrics |= {"loss": loss, "pg_loss": pg_loss, "entropy_loss": entropy_loss}
         metrics |= self._comparisons(policy, ppo_kl, weights)
+        if config.opd_kl_coef is not None and self._tokens.teacher_log_probs is not None:
+            reverse_kl = self._old - self._trained(self._tokens.teacher_log_probs)
+            metrics["opd_reverse_kl"] = weighted_sum(reverse_kl, self._weights)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     def _trained(self, values: torch.Tensor) -> torch.Tensor:

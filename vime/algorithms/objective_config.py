@@ -67,6 +67,8 @@ class ObjectiveConfig:
     """Weight of the KL penalty in the rewards."""
     gamma: float = 1.0
     lambd: float = 1.0
+    opd_kl_coef: float | None = None
+    """On-policy distillation: weight of the reverse KL to the teacher in the advantages; None turns it off."""
     normalize_advantages: bool = False
     custom_advantages: Callable[[Any, dict[str, Any]], None] | None = None
     """A function as --custom-advantage-function-path documents it."""
@@ -81,7 +83,8 @@ class ObjectiveConfig:
     def has_token_advantages(self) -> bool:
         """Whether advantages need more than the plan's normalised reward of each sequence."""
         group_relative = self.estimator in (Estimator.GRPO, Estimator.GSPO, Estimator.CISPO)
-        return not group_relative or self.normalize_advantages or self.custom_advantages is not None
+        changed = self.normalize_advantages or self.custom_advantages is not None or self.opd_kl_coef is not None
+        return changed or not group_relative
 
     def recomputes_old_log_probs(self, num_steps: int) -> bool:
         """Whether the old policy's log-probabilities need a forward pass before the batch's first of `num_steps`."""
@@ -90,6 +93,7 @@ class ObjectiveConfig:
         reuses_own = (
             num_steps == 1
             and self.kl_coef == 0.0
+            and self.opd_kl_coef is None
             and not self.mismatch_metrics_only
             and self.estimator not in (Estimator.GSPO, Estimator.PPO)
         )

@@ -35,6 +35,7 @@ OPTIONAL_METRIC_NAMES = (
     "tis",
     "tis_clipfrac",
     "tis_abs",
+    "opd_reverse_kl",
     "sc_correction",
     "sc_sampler_head_mass",
     "sc_train_head_mass",

@@ -44,6 +44,8 @@ class MicrobatchTensors:
     """[R] float32"""
     reference_log_probs: torch.Tensor | None = None
     """[R] float32"""
+    teacher_log_probs: torch.Tensor | None = None
+    """[R] float32"""
 
 
 def to_tensors(microbatch: PackedMicrobatch, device: torch.device, multiple: int = 1) -> MicrobatchTensors:
@@ -82,6 +84,7 @@ def to_tensors(microbatch: PackedMicrobatch, device: torch.device, multiple: int
         sample_indices=tuple(int(index) for index in microbatch.sample_indices),
         old_log_probs=move_if_given(microbatch.old_log_probs),
         reference_log_probs=move_if_given(microbatch.reference_log_probs),
+        teacher_log_probs=move_if_given(microbatch.teacher_log_probs),
     )
 
 

@@ -132,14 +132,14 @@ def test_two_data_parallel_ranks_train_like_one(two_ranks: dict[str, Any], varia
 def test_every_objective_trains_alike_on_two_ranks_and_on_one(two_ranks: dict[str, Any], objective: str) -> None:
     found = two_ranks["objectives"][objective]
     assert found["moved"] > 1e-3
-    assert found["weights"] < 2e-6
+    assert found["weights"] < 1e-5
     assert found["metrics"] < 1e-5
 
 
 def test_the_old_policy_is_that_before_the_first_step_of_the_batch(two_ranks: dict[str, Any]) -> None:
     first, second, third = two_ranks["objectives"]["sequence_ratio"]["reported"]
     assert abs(first["ppo_kl"]) < 1e-6
-    assert abs(first["ois"] - 1.0) < 1e-6
+    assert first["ois"] == pytest.approx(6 / 7, abs=1e-6), "ratio one, and one of the seven rollouts is wholly masked"
     assert min(abs(second["ppo_kl"]), abs(third["ppo_kl"])) > 1e-4
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.reference.dense_advantages import discounted_returns, whitened
+from tests.reference.dense_advantages import discounted_returns, gae, whitened
 from vime.algorithms.kl import KlKind
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.ragged import on_one_rank
@@ -33,6 +33,8 @@ def microbatch(seed: int, lengths: tuple[int, ...], *, reference: bool = True) -
         sample_indices=np.arange(len(lengths)) + 100 * seed,
         old_log_probs=-rng.random(num).astype(np.float32),
         reference_log_probs=-rng.random(num).astype(np.float32) if reference else None,
+        teacher_log_probs=-rng.random(num).astype(np.float32) if reference else None,
+        values=rng.normal(size=num).astype(np.float32) if reference else None,
     )
 
 
@@ -101,22 +103,66 @@ def test_a_custom_function_gets_the_documented_lists_and_its_advantages_are_used
     def own(args: Any, rollout_data: dict[str, Any]) -> None:
         seen.update(rollout_data, args=args)
         rollout_data["advantages"] = [mask * 2.0 for mask in rollout_data["loss_masks"]]
-        rollout_data["returns"] = rollout_data["advantages"]
+        rollout_data["returns"] = [mask * 3.0 for mask in rollout_data["loss_masks"]]
 
     config = ObjectiveConfig(custom_advantages=own, hook_args="args", kl_coef=0.5)
     found = with_token_advantages(STEPS, config, on_one_rank)
     assert flat_advantages(found) == [2.0 * kept for step in STEPS for batch in step for kept in batch.loss_mask]
+    (batch,) = found[1]
+    assert batch.token_returns is not None
+    assert batch.token_returns.tolist() == [3.0 * kept for kept in batch.loss_mask]
     assert seen["args"] == "args"
     assert seen["response_lengths"] == [3, 2, 4, 1, 5]
     assert seen["total_lengths"] == [4, 3, 5, 2, 6]
     assert [len(tokens) for tokens in seen["tokens"]] == seen["total_lengths"]
     assert seen["sample_indices"] == [100, 101, 200, 300, 301]
     assert seen["rewards"] == [value for step in STEPS for batch in step for value in batch.advantages.tolist()]
-    for name in ("loss_masks", "rollout_log_probs", "log_probs", "ref_log_probs", "kl"):
+    for name in ("loss_masks", "rollout_log_probs", "log_probs", "ref_log_probs", "teacher_log_probs", "values", "kl"):
         assert [len(part) for part in seen[name]] == seen["response_lengths"], name
     batch = STEPS[0][1]
     assert torch.equal(seen["log_probs"][2], torch.tensor(batch.old_log_probs))
     assert seen["kl"][2].tolist() == pytest.approx((batch.sampler_log_probs - batch.reference_log_probs).tolist())
+
+
+def test_ppo_estimates_from_the_critics_values_and_keeps_the_returns() -> None:
+    config = ObjectiveConfig(estimator=Estimator.PPO, kl_coef=0.2, gamma=0.9, lambd=0.8)
+    found = with_token_advantages(STEPS, config, on_one_rank)
+    for before, after in zip((b for step in STEPS for b in step), (b for step in found for b in step), strict=True):
+        kl = before.sampler_log_probs - before.reference_log_probs
+        pairs = [
+            gae(reward, of_sequence, values, mask, (0.2, 0.9, 0.8))
+            for reward, of_sequence, values, mask in zip(
+                before.advantages.tolist(),
+                *(per_sequence(before, array) for array in (kl, before.values, before.loss_mask)),
+                strict=True,
+            )
+        ]
+        assert flat_advantages([[after]]) == pytest.approx([v for advantages, _ in pairs for v in advantages], rel=1e-5)
+        assert after.token_returns.tolist() == pytest.approx([v for _, returns in pairs for v in returns], rel=1e-5)
+
+
+@pytest.mark.parametrize("from_sampler", [True, False])
+def test_distillation_comes_after_the_estimator_and_before_whitening(from_sampler: bool) -> None:
+    config = ObjectiveConfig(opd_kl_coef=0.5, normalize_advantages=True, use_rollout_logprobs=from_sampler)
+    distilled: list[float] = []
+    for batch in (batch for step in STEPS for batch in step):
+        student = batch.sampler_log_probs if from_sampler else batch.old_log_probs
+        plain = np.repeat(batch.advantages, batch.response_lengths)
+        distilled += (plain - 0.5 * (student - batch.teacher_log_probs)).tolist()
+    expected = whitened(distilled, [kept for step in STEPS for batch in step for kept in batch.loss_mask])
+    assert flat_advantages(with_token_advantages(STEPS, config, on_one_rank)) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimator": Estimator.PPO}, r"samples \[100\] have no values of a critic"),
+        ({"opd_kl_coef": 1.0}, r"samples \[100\] have no teacher log-probabilities"),
+    ],
+)
+def test_what_an_estimator_lacks_is_named_with_the_samples(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainerError, match=message):
+        with_token_advantages([[microbatch(1, (3,), reference=False)]], ObjectiveConfig(**options), on_one_rank)
 
 
 @pytest.mark.parametrize("missing", ["advantages", "returns"])
@@ -154,6 +200,7 @@ def test_without_a_penalty_no_reference_is_needed() -> None:
         ({"mismatch_metrics_only": True}, 1, True),
         ({"estimator": Estimator.GSPO}, 1, True),
         ({"estimator": Estimator.PPO}, 1, True),
+        ({"opd_kl_coef": 1.0}, 1, True),
         ({"estimator": Estimator.CISPO}, 1, False),
     ],
 )
@@ -171,6 +218,7 @@ def test_old_log_probabilities_are_computed_only_where_the_step_cannot_reuse_its
         ({"estimator": Estimator.GSPO}, False),
         ({"estimator": Estimator.REINFORCE_PLUS_PLUS_BASELINE}, True),
         ({"normalize_advantages": True}, True),
+        ({"opd_kl_coef": 0.0}, True),
         ({"custom_advantages": print}, True),
     ],
 )
