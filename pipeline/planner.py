@@ -13,7 +13,7 @@ from pipeline.packing import PackingSettings, pack_step
 from storage.queue_types import AcceptedGroup
 from storage.refs import GroupRef
 from storage.summary import GroupSummary
-from vime.algorithms.advantages import grpo_advantages
+from vime.algorithms.rewards import normalize_rewards
 from vime.utils.types import Sample
 
 PLAN_VERSION = 1
@@ -146,7 +146,7 @@ def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, polic
             rollout_mask_sums[rollout_id] = rollout_mask_sums.get(rollout_id, 0) + mask_sum
         rewards = np.asarray([_known(reward) for reward in summary.rewards], np.float64)
         advantages = (
-            grpo_advantages(
+            normalize_rewards(
                 rewards,
                 [summary.group_index] * len(rewards),
                 summary.rollout_ids,

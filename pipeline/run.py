@@ -305,8 +305,8 @@ class _Session:
             rollout_batch_size=batch,
             rollouts_per_step=data.samples_per_step,
             packing=packing_settings(self._settings, self._data_parallel_size),
-            normalize_rewards=objective.rewards_normalization,
-            normalize_std=objective.grpo_std_normalization,
+            normalize_rewards=objective.centers_rewards,
+            normalize_std=objective.divides_by_std,
         )
         plan = plan_batch(
             groups, settings, branch=self._start.branch, rollout_id=rollout_id, policy_version=policy_version

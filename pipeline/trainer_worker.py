@@ -34,8 +34,8 @@ class TrainerWorker:
         read_s = time.monotonic() - started
         metrics: dict[str, float] = {}
         tokens = 0
-        for number, step in enumerate(plan.steps):
-            microbatches = pack_step(plan, step, self._replica, groups)
+        steps = self._trainer.prepare([pack_step(plan, step, self._replica, groups) for step in plan.steps])
+        for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
             tokens += sum(microbatch.num_tokens for microbatch in microbatches)
             metrics = self._trainer.train_step(microbatches, totals(step))
             log_step(self._training_log, plan, number, self._replica)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.devices import visible_gpus
 from pipeline.producer import Producer, ProducerSettings, QueueClient
@@ -12,7 +13,6 @@ from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
 from storage.pool import Pool
-from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
@@ -21,6 +21,9 @@ from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.rewards import load_reward
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
+
+if TYPE_CHECKING:  # it loads torch, which only trainer ranks need
+    from vime.backends.megatron_utils.config import TrainerConfig
 
 NUM_PRODUCERS = 1
 """Producers on one node."""
@@ -112,6 +115,9 @@ async def build_producer(
 
 def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
     """Settings of one trainer rank."""
+    from pipeline.objective import objective_config
+    from vime.backends.megatron_utils.config import TrainerConfig
+
     trainer, objective = settings.trainer, settings.objective
     processes = world_size + settings.cluster.num_engines
     return TrainerConfig(
@@ -123,12 +129,7 @@ def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
         lr=trainer.lr,
         clip_grad=trainer.clip_grad,
         seed=trainer.seed,
-        eps_clip=objective.eps_clip,
-        eps_clip_high=objective.eps_clip_high,
-        eps_clip_c=objective.eps_clip_c,
-        entropy_coef=objective.entropy_coef,
-        calculate_per_token_loss=objective.calculate_per_token_loss,
-        use_rollout_logprobs=objective.use_rollout_logprobs,
+        objective=objective_config(settings),
         temperature=settings.rollout.rollout_temperature,
         log_probs_chunk_size=LOG_PROBS_CHUNK_SIZE
         if objective.log_probs_chunk_size == -1

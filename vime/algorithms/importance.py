@@ -50,3 +50,29 @@ class WeightRule:
         if self.kind is WeightKind.TIS:
             return ratio.clamp(self.low, self.high)
         return ratio.where((ratio >= self.low) & (ratio <= self.high), 0.0)
+
+
+@dataclass(frozen=True)
+class ImportanceWeights:
+    """Each [R], without gradient."""
+
+    weights: torch.Tensor
+    """f(ratio)"""
+    ratio: torch.Tensor
+    """Trainer over sampler probability."""
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        """What is reported about each token [R]: the ratio, whether the rule changed it, its distance from 1."""
+        return {
+            "tis": self.ratio,
+            "tis_clipfrac": (self.weights != self.ratio).to(self.ratio.dtype),
+            "tis_abs": (self.ratio - 1.0).abs(),
+        }
+
+
+def importance_weights(
+    train_log_probs: torch.Tensor, sampler_log_probs: torch.Tensor, rule: WeightRule
+) -> ImportanceWeights:
+    """Weight of each token from its log-probability in trainer and sampler, both [R]; nothing carries a gradient."""
+    ratio = (train_log_probs.detach() - sampler_log_probs.detach()).exp()
+    return ImportanceWeights(rule(ratio), ratio)

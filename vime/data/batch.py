@@ -27,11 +27,23 @@ class PackedMicrobatch:
     sampler_log_probs: npt.NDArray[np.float32]
     """[R] natural log."""
     advantages: npt.NDArray[np.float32]
-    """[S] group-normalised reward; every token of a sequence shares it."""
+    """[S] the plan's normalised reward; every token of a sequence shares it unless there are `token_advantages`."""
     mask_sums: npt.NDArray[np.float32]
     """[S] number of trained tokens of the whole rollout that the sequence belongs to (its loss denominator)."""
     sample_indices: npt.NDArray[np.int64]
     """[S] `Sample.index`."""
+    token_advantages: npt.NDArray[np.float32] | None = None
+    """[R] in place of `advantages`, where an estimator tells tokens apart."""
+    token_returns: npt.NDArray[np.float32] | None = None
+    """[R] what a critic's value of each token is compared with."""
+    values: npt.NDArray[np.float32] | None = None
+    """[R] the critic's value of the state before each token; None without one."""
+    old_log_probs: npt.NDArray[np.float32] | None = None
+    """[R] natural log, under the trainer's weights before the batch's first step; None where not computed."""
+    reference_log_probs: npt.NDArray[np.float32] | None = None
+    """[R] natural log, under the reference model; None without one."""
+    teacher_log_probs: npt.NDArray[np.float32] | None = None
+    """[R] natural log, under the teacher of on-policy distillation; None without one."""
 
     @property
     def num_sequences(self) -> int:

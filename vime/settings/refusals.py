@@ -165,20 +165,18 @@ REFUSALS: tuple[Refusal, ...] = (
         "--use-distributed-post --http-proxy", "Producers send their own requests directly.", "a request forwarder"
     ),
     # Objective
-    *unless_default(
-        "--advantage-estimator --normalize-advantages --disable-compute-advantages-and-returns "
-        "--custom-advantage-function-path",
-        "Advantages are those of grpo.",
-        "more advantage estimators",
-    ),
-    *unless_default("--value-clip --gamma --lambd --num-critic-only-steps", "There is no critic.", "the critic of ppo"),
-    *unless_default(
-        "--loss-type --custom-loss-function-path --custom-pg-loss-reducer-function-path",
-        "The loss is the clipped ratio objective.",
-        "more objectives",
-    ),
     Refusal(
-        "--pg-loss-type", "ppo", "The loss is the clipped ratio objective.", "more objectives", accepts=(None, "ppo")
+        "--advantage-estimator",
+        "grpo, gspo, cispo, reinforce_plus_plus or reinforce_plus_plus_baseline",
+        "There is no critic.",
+        "the critic of ppo",
+        accepts=("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    ),
+    *unless_default("--value-clip --lambd --num-critic-only-steps", "There is no critic.", "the critic of ppo"),
+    *unless_default(
+        "--loss-type --custom-loss-function-path --disable-compute-advantages-and-returns",
+        "The loss is the policy loss.",
+        "supervised fine-tuning and custom losses",
     ),
     *unless_default(
         "--kl-coef --use-kl-loss --kl-loss-coef --kl-loss-type --use-unbiased-kl --ref-load --ref-ckpt-step "
@@ -189,12 +187,6 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default(
         "--use-rollout-entropy", "The entropy is computed with the loss.", "a pass for old log-probabilities"
     ),
-    *unless_default(
-        "--use-tis --tis-clip --tis-clip-low --custom-tis-function-path --get-mismatch-metrics",
-        "Tokens are not weighted by the ratio of trainer to sampler.",
-        "truncated importance sampling",
-    ),
-    *unless_default("--use-opsm --opsm-delta", "Sequences are not masked.", "off-policy sequence masking"),
     *unless_default(
         "--use-score-centering --score-centering-top-k",
         "The engine's candidates are not stored.",

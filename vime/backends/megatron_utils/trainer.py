@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 
 from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
+from vime.backends.megatron_utils.advantages import with_token_advantages  # noqa: E402
 from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss  # noqa: E402
 from vime.backends.megatron_utils.model import build_model  # noqa: E402
 from vime.backends.megatron_utils.optimizer import build_learner  # noqa: E402
@@ -78,19 +80,35 @@ class MegatronTrainer:
         hf_weights.load_hf_weights(self._learner.model, self._hf_checkpoint, self._hf_config)
         self._learner.optimizer.reload_model_params()
 
+    def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> list[list[PackedMicrobatch]]:
+        """This rank's microbatches of a rollout batch, step by step, with all that its objective needs of them.
+
+        Call it before the first step: old log-probabilities are those of the weights at this moment. Adds
+        `old_log_probs` where the ratio is taken against them, and `token_advantages` where the estimator needs them.
+        """
+        self._use_threads()
+        objective = self._config.objective
+        prepared = [list(step) for step in steps]
+        if objective.recomputes_old_log_probs(len(steps)):
+            found = iter(self.log_probs([batch for step in prepared for batch in step]))
+            prepared = [[dataclasses.replace(batch, old_log_probs=next(found)) for batch in step] for step in prepared]
+        if objective.has_token_advantages:
+            prepared = with_token_advantages(prepared, objective, self._sum_over_replicas)
+        return prepared
+
     def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
         """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
 
         Ranks of one data-parallel share pass the same microbatches; all ranks pass the same number of them. Returns,
-        equal on all ranks: loss, pg_loss, pg_clipfrac, ppo_kl, ois, entropy, train_rollout_logprob_abs_diff (each
-        aggregated like the loss), num_tokens (trained), grad_norm (before clipping) and lr (used in this step).
+        equal on all ranks: `METRIC_NAMES` and what else the objective reports, each aggregated like the loss except
+        num_tokens (trained), grad_norm (before clipping) and lr (used in this step).
         Raises `TrainerError`, before any weight changes, when ranks disagree about the number of microbatches or a
         loss or gradient isn't finite.
         """
         self._use_threads()
         self._check_equal_counts(len(microbatches))
         learner = self._learner
-        step_loss = StepLoss(self._config, totals, float(len(microbatches) * self.data_parallel_size))
+        step_loss = StepLoss(self._config.objective, totals, float(len(microbatches) * self.data_parallel_size))
         learner.model.train()
         learner.model.zero_grad_buffer()
         learner.optimizer.zero_grad()
@@ -160,7 +178,7 @@ class MegatronTrainer:
         model = self._learner.model
         buffers = [*model.buffers, *model.expert_parallel_buffers]
         finite = [buffer.grad_data.sum().isfinite() for buffer in buffers]
-        losses = [metrics[0].isfinite() for metrics in step_loss.metrics]
+        losses = [metrics["loss"].isfinite() for metrics in step_loss.metrics]
         flag = torch.stack([*finite, *losses]).all().logical_not().float()
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         if not flag.item():
@@ -184,14 +202,24 @@ class MegatronTrainer:
         )
 
     def _reduce(self, step_loss: StepLoss) -> dict[str, float]:
-        total = torch.zeros(len(METRIC_NAMES), dtype=torch.float64, device=self._forward.device)
+        """Sums over the step of all metrics that any rank reports."""
+        own = sorted({name for metrics in step_loss.metrics for name in metrics})
+        names = sorted({name for reported in self._on_all_ranks(own) for name in reported})
+        total = torch.zeros(len(names), dtype=torch.float64, device=self._forward.device)
         if is_metric_source():
-            total += torch.stack(step_loss.metrics).double().sum(0)
+            for metrics in step_loss.metrics:
+                total += torch.stack([metrics.get(name, total.new_zeros(())) for name in names]).double()
         dist.all_reduce(total)
-        values = dict(zip(METRIC_NAMES, total.tolist(), strict=True))
+        values = dict(zip(names, total.tolist(), strict=True))
         if not all(math.isfinite(value) for value in values.values()):
             raise TrainerError(f"metrics are not finite: {values}.", next_step="Look at the sampler log-probabilities.")
-        return values
+        return {name: values[name] for name in [*METRIC_NAMES, *(name for name in names if name not in METRIC_NAMES)]}
+
+    def _sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks that hold different sequences."""
+        total = tensor.to(self._forward.device)
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        return total.cpu()
 
     def _on_all_ranks(self, value: Any) -> list[Any]:
         gathered: list[Any] = [None] * dist.get_world_size()
