@@ -27,7 +27,7 @@ def best_fit(numbers: Iterable[int], lengths: Mapping[int, int], max_tokens: int
 
 
 def raise_count(bins: Sequence[Sequence[int]], lengths: Mapping[int, int], count: int) -> list[list[int]]:
-    """The same samples in at least `count` bins: the fullest bins are halved, and where none can be, some stay empty."""
+    """The same samples in at least `count` bins: the fullest ones are halved; where none can be, empty ones come."""
     result = [list(members) for members in bins]
     while len(result) < count:
         divisible = [i for i, members in enumerate(result) if len(members) > 1]

@@ -42,6 +42,7 @@ def objective_config(settings: Settings) -> ObjectiveConfig:
         weight_rule=WeightRule(kind or WeightKind.NONE, objective.tis_clip_low, objective.tis_clip),
         weighting=_hook("--custom-tis-function-path", objective.custom_tis_function_path) if kind is None else None,
         mismatch_metrics_only=objective.get_mismatch_metrics and not objective.use_tis,
+        centers_scores=objective.use_score_centering,
         opsm_delta=objective.opsm_delta if objective.use_opsm else None,
         reducer=_hook("--custom-pg-loss-reducer-function-path", objective.custom_pg_loss_reducer_function_path),
         kl_coef=objective.kl_coef,

@@ -89,7 +89,7 @@ def test_greatest_share_is_within_four_thirds_of_the_best(costs: list[int], num_
 
 
 def test_work_of_long_sequences_is_balanced_where_tokens_are_not() -> None:
-    lengths = {0: 1000, **{number: 100 for number in range(1, 21)}}
+    lengths = {0: 1000, **dict.fromkeys(range(1, 21), 100)}
     by_tokens = PackingSettings(num_ranks=2, max_tokens=1000, balance=True)
     by_work = PackingSettings(num_ranks=2, max_tokens=1000, balance=True, linear_work=0.0)
     assert tokens_of_ranks(pack_step(lengths, by_tokens), lengths) == [1500, 1500]

@@ -27,7 +27,13 @@ def test_token_limit_of_a_microbatch_is_that_of_all_its_context_parallel_ranks()
 
 @pytest.mark.parametrize("flag", ["--balance-data", "--balance-by-flops"])
 def test_either_flag_balances_and_one_of_them_balances_work(flag: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 9, "vocab_size": 9}
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 9,
+        "vocab_size": 9,
+    }
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     dynamic = ("--use-dynamic-batch-size", "--max-tokens-per-gpu", "4096")
     found = packing("--hf-checkpoint", str(tmp_path), *dynamic, flag)

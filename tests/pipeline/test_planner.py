@@ -98,9 +98,7 @@ def test_a_batch_of_two_steps_holds_the_configured_number_of_samples_in_each() -
 def segmented(position: int, rollout_ids: list[int]) -> AcceptedGroup:
     """A group whose samples with equal rollout ids are segments of one rollout."""
     whole = group(position, rewards=(1.0,) * len(rollout_ids), masks=tuple(range(1, len(rollout_ids) + 1)))
-    summary = msgspec.structs.replace(
-        whole.summary, rollout_ids=rollout_ids, statuses=["completed"] * len(rollout_ids)
-    )
+    summary = msgspec.structs.replace(whole.summary, rollout_ids=rollout_ids, statuses=["completed"] * len(rollout_ids))
     return msgspec.structs.replace(whole, summary=summary)
 
 

@@ -59,6 +59,8 @@ class ObjectiveConfig:
     """The user's own, in place of `weight_rule`."""
     mismatch_metrics_only: bool = False
     """Report what the weighting says, but don't apply it."""
+    centers_scores: bool = False
+    """Subtract the sampler's expected score, weighted by `weight_rule` (arXiv 2609.20807)."""
     opsm_delta: float | None = None
     """Off-policy sequence masking above this drift; None turns it off."""
     reducer: ReducerFactory | None = None

@@ -9,6 +9,28 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True)
+class TopKRows:
+    """The sampler's k most probable tokens of each of R response tokens."""
+
+    ids: npt.NDArray[np.int32]
+    """[R, k]"""
+    log_probs: npt.NDArray[np.float32]
+    """[R, k] natural log, over the whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class NucleusRows:
+    """The tokens among which the sampler chose each of R response tokens (top-p), ragged."""
+
+    ids: npt.NDArray[np.int32]
+    """[N]"""
+    offsets: npt.NDArray[np.int64]
+    """[R + 1] start of each response token's ids, then N; a token without ids has no recorded nucleus."""
+    log_probs: npt.NDArray[np.float32] | None = None
+    """[N] natural log, normalised over each token's ids; only score centering needs them."""
+
+
+@dataclass(frozen=True)
 class PackedMicrobatch:
     """Several sequences end to end (sequence packing, THD).
 
@@ -44,6 +66,10 @@ class PackedMicrobatch:
     """[R] natural log, under the reference model; None without one."""
     teacher_log_probs: npt.NDArray[np.float32] | None = None
     """[R] natural log, under the teacher of on-policy distillation; None without one."""
+    top_k: TopKRows | None = None
+    """Candidates for score centering without top-p."""
+    nucleus: NucleusRows | None = None
+    """Replayed in log-probabilities; with log-probabilities of its own, score centering runs over it."""
 
     @property
     def num_sequences(self) -> int:

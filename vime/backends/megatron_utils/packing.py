@@ -10,7 +10,9 @@ import numpy.typing as npt
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from vime.backends.megatron_utils.head.types import Nucleus, TopKCandidates
 from vime.backends.megatron_utils.model import pack_params
+from vime.backends.megatron_utils.recorded import recorded_tensors
 from vime.data.batch import PackedMicrobatch
 
 
@@ -46,6 +48,8 @@ class MicrobatchTensors:
     """[R] float32"""
     teacher_log_probs: torch.Tensor | None = None
     """[R] float32"""
+    candidates: TopKCandidates | None = None
+    nucleus: Nucleus | None = None
 
 
 def to_tensors(microbatch: PackedMicrobatch, device: torch.device, multiple: int = 1) -> MicrobatchTensors:
@@ -69,6 +73,7 @@ def to_tensors(microbatch: PackedMicrobatch, device: torch.device, multiple: int
     if advantages is None:
         advantages = np.repeat(microbatch.advantages, microbatch.response_lengths)
 
+    candidates, nucleus = recorded_tensors(microbatch, device)
     return MicrobatchTensors(
         tokens=move(tokens[None], torch.int64),
         position_ids=move(positions[None], torch.int64),
@@ -85,6 +90,8 @@ def to_tensors(microbatch: PackedMicrobatch, device: torch.device, multiple: int
         old_log_probs=move_if_given(microbatch.old_log_probs),
         reference_log_probs=move_if_given(microbatch.reference_log_probs),
         teacher_log_probs=move_if_given(microbatch.teacher_log_probs),
+        candidates=candidates,
+        nucleus=nucleus,
     )
 
 

@@ -122,12 +122,17 @@ class MegatronTrainer:
         metrics = self._reduce(step_loss)
         return {**metrics, "grad_norm": float(grad_norm or 0.0), "lr": lr}
 
-    def log_probs(self, microbatches: Sequence[PackedMicrobatch]) -> list[npt.NDArray[np.float32]]:
-        """Log-probabilities of the response tokens under the current weights, one array [R] per microbatch."""
+    def log_probs(
+        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True
+    ) -> list[npt.NDArray[np.float32]]:
+        """Log-probabilities of the response tokens under the current weights, one array [R] per microbatch.
+
+        Among the recorded nucleus where there is one, unless `replay_nucleus` is off.
+        """
         self._use_threads()
         self._check_equal_counts(len(microbatches))
         self._learner.model.eval()
-        return self._forward.log_probs(microbatches)
+        return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus)
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""

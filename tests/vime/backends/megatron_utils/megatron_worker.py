@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_batches import make_sequences, pack, totals
+from tiny_recorded import pack_recorded
 
 from tests.support.tiny_models import build_tiny_qwen3
 from vime.algorithms.importance import WeightKind, WeightRule
@@ -405,6 +406,74 @@ def objectives(world: World) -> dict[str, dict[str, Any]]:
     return found
 
 
+def recorded_step(trainer: MegatronTrainer, kind: str, split: Sequence[Sequence[Sequence[int]]]) -> dict[str, float]:
+    """One step on batches with candidates or nuclei."""
+    sequences = make_sequences(5)
+    mine = [pack_recorded(kind, sequences, members) for members in split[trainer.data_parallel_rank]]
+    return trainer.train_step(mine, totals(sequences))
+
+
+def centered_scores(world: World) -> dict[str, dict[str, Any]]:
+    """Score centering on two ranks, by data and by tensor, and on one."""
+    objective = ObjectiveConfig(
+        policy=PolicyLossSettings(PolicyObjective.REINFORCE),
+        weight_rule=WeightRule(WeightKind.TIS, 0.0, 2.0),
+        centers_scores=True,
+    )
+    descent = ("--optimizer", "sgd", "--sgd-momentum", "0")
+    options: dict[str, Any] = {"objective": objective, "lr": 0.1, "temperature": 0.8}
+    found: dict[str, dict[str, Any]] = {}
+    for kind in ("top_k", "nucleus"):
+        reached = []
+        for argv, split in [((), TWO_RANKS), (("--tensor-model-parallel-size", "2"), ONE_RANK)]:
+            with world.trainer(*descent, *argv, **options) as trainer:
+                reached.append((recorded_step(trainer, kind, split), weights_of(trainer)))
+        if world.rank != 0:
+            world.started += 1
+            continue
+        with world.trainer(*descent, size=1, **options) as trainer:
+            metrics, weights = recorded_step(trainer, kind, ONE_RANK), weights_of(trainer)
+        for name, (other_metrics, other_weights) in zip(("data", "tensor"), reached, strict=True):
+            found[f"{kind}_{name}"] = {
+                "weights": largest_difference(weights, other_weights),
+                "metrics": metric_difference([metrics], [other_metrics]),
+                "moved": largest_difference(weights, load_file(world.checkpoint("tied") / "model.safetensors")),
+                "reported": metrics,
+            }
+    return found
+
+
+def replayed_nuclei(world: World) -> dict[str, Any]:
+    """Log-probabilities with and without the nucleus, and what is said where centering has nothing to sum over."""
+    sequences, said = make_sequences(5), {}
+    packed = pack_recorded("nucleus", sequences, range(8))
+    assert packed.nucleus is not None
+    objective = ObjectiveConfig(policy=PolicyLossSettings(PolicyObjective.REINFORCE), centers_scores=True)
+    first = int(np.flatnonzero(packed.loss_mask)[0])
+    others = packed.nucleus.ids.copy()
+    others[packed.nucleus.offsets[first] : packed.nucleus.offsets[first + 1]] = 60
+    broken = {
+        "absent": replace(packed, nucleus=None),
+        "without_token": replace(packed, nucleus=replace(packed.nucleus, ids=others)),
+    }
+    with world.trainer(objective=objective) as trainer:
+        (replayed,) = trainer.log_probs([packed])
+        (whole,) = trainer.log_probs([packed], replay_nucleus=False)
+        for name, batch in broken.items():
+            try:
+                trainer.train_step([batch], totals(sequences))
+            except VimeError as error:
+                said[name] = f"{type(error).__name__}: {error}"
+    unrecorded = np.diff(packed.nucleus.offsets) == 0
+    return {
+        "kept": float(np.abs(replayed - whole)[unrecorded].max(initial=0)),
+        "unrecorded": int(unrecorded.sum()),
+        "higher": bool((replayed >= whole - 1e-6).all()),
+        "raised": float((replayed - whole).max()),
+        "said": said,
+    }
+
+
 def unequal_microbatches(world: World) -> dict[str, str]:
     said = ""
     with world.trainer() as trainer:
@@ -462,6 +531,8 @@ SCENARIOS = {
         refusals,
         data_parallel,
         objectives,
+        centered_scores,
+        replayed_nuclei,
         resume_on_fewer_ranks,
         unequal_microbatches,
         bad_sample_on_other_rank,

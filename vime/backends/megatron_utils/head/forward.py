@@ -65,7 +65,7 @@ def evaluate(hidden: torch.Tensor, weight: torch.Tensor, request: HeadRequest) -
     entries = _entries(request, hidden.size(0))
     excluded = len(request.targets) if request.candidates is not None else None
     softmax, logits = _sweep(hidden, weight, request, shard, entries, excluded)
-    target_logits, recorded = logits.split([len(request.targets), len(logits) - len(request.targets)])
+    target_logits, recorded = logits[: len(request.targets)], logits[len(request.targets) :]
     centering: Centering | None = None
     if request.candidates is not None:
         candidate_logits = recorded.view_as(request.candidates.ids)
