@@ -51,7 +51,9 @@ def response_log_probs(
         raise ValueError("score centering takes candidates or a nucleus, got both")
     if rule is not None and candidates is None and (nucleus is None or nucleus.log_probs is None):
         raise ValueError("score centering needs candidates, or a nucleus with log-probabilities")
-    request = HeadRequest(targets, options, group, with_entropy, candidates, nucleus, rule)
+    request = HeadRequest(
+        targets, options, group, with_entropy, candidates if rule is not None else None, nucleus, rule
+    )
     apply: Callable[..., tuple[Any, ...]] = _BlockwiseHead.apply
     return HeadTerms(*apply(hidden, weight, request))
 

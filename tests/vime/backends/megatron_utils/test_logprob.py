@@ -263,7 +263,7 @@ def test_ids_outside_of_the_vocabulary_are_refused_with_id_and_place(kind: str, 
     ids[tuple(place)] = wrong
     padded = torch.cat([case.weight, torch.zeros(20, 16)])  # the id exists as a row of the head, not as a token
     with pytest.raises(ModelError) as caught:
-        run(case, HeadOptions(30), leaves=(case.hidden, padded))
+        run(case, HeadOptions(30), WeightRule() if kind == "top_k" else None, (case.hidden, padded))
     assert f"{what} {wrong} at {place} is outside of the vocabulary, allowed: 0 to 29" in str(caught.value)
 
 

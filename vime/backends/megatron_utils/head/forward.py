@@ -63,28 +63,43 @@ def evaluate(hidden: torch.Tensor, weight: torch.Tensor, request: HeadRequest) -
     """Run the forward pass; raises `ModelError` for ids outside of the vocabulary and offsets that don't fit."""
     shard = shard_of(weight, request.options.vocab_size, request.group)
     entries = _entries(request, hidden.size(0))
-    excluded = len(request.targets) if request.candidates is not None else None
-    softmax, logits = _sweep(hidden, weight, request, shard, entries, excluded)
-    target_logits, recorded = logits[: len(request.targets)], logits[len(request.targets) :]
-    centering: Centering | None = None
-    if request.candidates is not None:
-        candidate_logits = recorded.view_as(request.candidates.ids)
-        log_tail = softmax.log_total()
-        softmax.update(slice(None), candidate_logits.float())
-        if request.rule is not None:
-            log_total = softmax.log_total()
-            centering = center_top_k(candidate_logits, log_total, log_tail, request.candidates, request.rule)
-    log_total = softmax.log_total()
-    log_prob = log_prob_score(target_logits, log_total)
-    if request.nucleus is not None and entries.segments is not None:
-        log_prob = nuclei.replay_log_prob(
-            target_logits, recorded, log_total, request.targets, request.nucleus, entries.segments
+    softmax, logits = _sweep(hidden, weight, request, shard, entries)
+    num_rows = hidden.size(0)
+    target_logits, recorded = logits[:num_rows], logits[num_rows:]
+    if request.candidates is not None and request.rule is not None:
+        centering: Centering | None = _center_candidates(softmax, recorded, request.candidates, request.rule)
+        log_prob = log_prob_score(target_logits, softmax.log_total())
+    elif request.nucleus is not None and entries.segments is not None:
+        log_prob, centering = _within_nucleus(
+            target_logits, recorded, softmax.log_total(), request, request.nucleus, entries.segments
         )
-        if request.rule is not None and request.nucleus.log_probs is not None:
-            centering = nuclei.center_nucleus(
-                recorded, log_total, request.nucleus.log_probs, entries.segments, request.rule
-            )
+    else:
+        log_prob, centering = log_prob_score(target_logits, softmax.log_total()), None
     return Evaluation(shard, entries, softmax.maximum, softmax.total, log_prob, softmax.entropy(), centering)
+
+
+def _center_candidates(
+    softmax: OnlineSoftmax, logits: torch.Tensor, candidates: TopKCandidates, rule: WeightRule
+) -> Centering:
+    """Adds the candidates, which the sweep left out, to `softmax`."""
+    logits = logits.view_as(candidates.ids)
+    log_tail = softmax.log_total()
+    softmax.update(slice(None), logits.float())
+    return center_top_k(logits, softmax.log_total(), log_tail, candidates, rule)
+
+
+def _within_nucleus(
+    target_logits: torch.Tensor,
+    logits: torch.Tensor,
+    log_total: torch.Tensor,
+    request: HeadRequest,
+    nucleus: Nucleus,
+    segments: nuclei.Segments,
+) -> tuple[Score, Centering | None]:
+    log_prob = nuclei.replay_log_prob(target_logits, logits, log_total, request.targets, nucleus, segments)
+    if request.rule is None or nucleus.log_probs is None:
+        return log_prob, None
+    return log_prob, nuclei.center_nucleus(logits, log_total, nucleus.log_probs, segments, request.rule)
 
 
 def _entries(request: HeadRequest, num_rows: int) -> RecordedEntries:
@@ -111,12 +126,8 @@ def _sweep(
     request: HeadRequest,
     shard: VocabShard,
     entries: RecordedEntries,
-    excluded: int | None,
 ) -> tuple[OnlineSoftmax, torch.Tensor]:
-    """Softmax statistics over the whole vocabulary and the logits of all entries, float64.
-
-    Entries from number `excluded` on are left out of the statistics.
-    """
+    """Softmax statistics over the vocabulary without the candidates, and the logits of all entries, float64."""
     options = request.options
     grid = Grid(hidden.size(0), shard.size, options.chunk_rows, options.tile_columns)
     columns, inside = shard.local(entries.ids)
@@ -130,8 +141,8 @@ def _sweep(
             numbers, places = grid_entries.of_block(tile, chunk)
             flat = logits.view(-1)
             picked[numbers] = flat[places]
-            if excluded is not None:
-                flat[places[numbers >= excluded]] = EXCLUDED
+            if request.candidates is not None:
+                flat[places[numbers >= len(request.targets)]] = EXCLUDED
             softmax.update(rows, logits)
     softmax.reduce(shard)
     return softmax, shard.sum(picked).double()
