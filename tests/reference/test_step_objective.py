@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -122,3 +123,28 @@ def test_mismatch_metrics_are_reported_without_changing_the_loss() -> None:
     assert found["loss"] == plain["loss"] != weighted["loss"]
     assert found["tis"] == weighted["tis"]
     assert torch.equal(gradients["log_probs"], plain_gradients["log_probs"])
+
+
+@pytest.mark.parametrize("options", [Options(objective="reinforce"), Options(), Options(objective="cispo", eps=1.0)])
+def test_a_constant_reward_has_no_expected_gradient_on_policy(options: Options) -> None:
+    """Every token of a small vocabulary, weighted by its probability; another reward does have a gradient."""
+    logits = torch.randn(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def expected_gradient(advantage_of: Callable[[int], float]) -> torch.Tensor:
+        leaf = logits.clone().requires_grad_()
+        log_p = leaf.log_softmax(-1)
+        slopes = []
+        for action, log_prob in enumerate(log_p.tolist()):
+            (item,) = random_step(0)[:1]
+            item = replace(
+                item, mask=[1], log_probs=[log_prob], old=[log_prob], sampler=[log_prob], reference=[0.0],
+                teacher=[0.0], entropies=[0.0], advantages=[advantage_of(action)], corrections=[0.0],
+            )  # fmt: skip
+            _, gradients = product([item], [[0]], options)
+            slopes.append(gradients["log_probs"].item())
+        (log_p.exp().detach() * torch.tensor(slopes, dtype=torch.float64) * log_p).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    assert expected_gradient(lambda _: 1.7).abs().max() < 1e-6
+    assert expected_gradient(float).abs().max() > 0.1

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from vime.algorithms.aggregate import token_weights, weighted_sum
 from vime.algorithms.importance import WeightKind, importance_weights
 from vime.algorithms.kl import kl_terms
+from vime.algorithms.loss_tokens import LossTokens
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig, Weighting
 from vime.algorithms.policy_loss import (
     PolicyLoss,
@@ -22,46 +21,6 @@ from vime.algorithms.ragged import Reduce, on_one_rank, pieces, sequence_sums
 from vime.algorithms.score_centering import CenteringTerms
 from vime.data.batch import StepTotals
 from vime.errors import TrainerError
-
-
-class LossTokens(Protocol):
-    """What the loss reads of one microbatch: S sequences, R response tokens end to end."""
-
-    @property
-    def loss_mask(self) -> torch.Tensor:
-        """[R] bool"""
-
-    @property
-    def total_lengths(self) -> torch.Tensor:
-        """[S] int64, prompt and response"""
-
-    @property
-    def response_lengths(self) -> torch.Tensor:
-        """[S] int64"""
-
-    @property
-    def mask_sums(self) -> torch.Tensor:
-        """[S] float32, trained tokens of the whole rollout that the sequence belongs to"""
-
-    @property
-    def advantages(self) -> torch.Tensor:
-        """[R] float32"""
-
-    @property
-    def sampler_log_probs(self) -> torch.Tensor:
-        """[R] float32"""
-
-    @property
-    def old_log_probs(self) -> torch.Tensor | None:
-        """[R] float32 of the trainer before the batch's first step; None where they weren't computed."""
-
-    @property
-    def reference_log_probs(self) -> torch.Tensor | None:
-        """[R] float32 of the reference model; None where there is none."""
-
-    @property
-    def teacher_log_probs(self) -> torch.Tensor | None:
-        """[R] float32 of the teacher of on-policy distillation; None where there is none."""
 
 
 class MicrobatchObjective:
