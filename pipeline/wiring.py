@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it loads torch, which only trainer ranks need
 NUM_PRODUCERS = 1
 """Producers on one node."""
 
-LOG_PROBS_CHUNK_SIZE = 1024
+LOG_PROBS_CHUNK_SIZE = 2048
 """Rows of logits at once in float32, when --log-probs-chunk-size leaves it to vime."""
 
 

@@ -41,7 +41,7 @@ class TrainerConfig:
     """Sampling temperature of the rollouts; logits are divided by it."""
     fp32_lm_head: bool = True
     """Multiply hidden states and head weights in float32 even when the model is bf16."""
-    log_probs_chunk_size: int = 1024
+    log_probs_chunk_size: int = 2048
     """Rows of float32 logits that exist at once."""
     num_threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's choice."""
