@@ -21,6 +21,10 @@ def truncated(ratio: float) -> float:
     return min(max(ratio, 0.5), 1.3)
 
 
+def truncated_below_one(ratio: float) -> float:
+    return min(max(ratio, 0.2), 0.8)
+
+
 def band_pass(ratio: float) -> float:
     return ratio if 0.4 <= ratio <= 2.5 else 0.0
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dense_head import HeadCase, Weighting, band_pass, dense_terms, make_case, no_weight, truncated
+from dense_head import HeadCase, Weighting, band_pass, dense_terms, make_case, no_weight, truncated, truncated_below_one
 
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.backends.megatron_utils.head.projection import Projection
@@ -19,6 +19,7 @@ RULES: dict[str, tuple[WeightRule | None, Weighting | None]] = {
     "not_centred": (None, None),
     "unweighted": (WeightRule(), no_weight),
     "tis": (WeightRule(WeightKind.TIS, 0.5, 1.3), truncated),
+    "tis_below_one": (WeightRule(WeightKind.TIS, 0.2, 0.8), truncated_below_one),
     "icepop": (WeightRule(WeightKind.ICEPOP, 0.4, 2.5), band_pass),
 }
 NAMES = ("log_prob", "entropy", "sc_correction", "sc_train_head_mass", "sc_sampler_head_mass")
@@ -201,7 +202,7 @@ def test_trainer_renormalised_on_a_recorded_support_of_three_equals_the_sampler(
 
 
 def test_nucleus_far_below_the_most_probable_token_keeps_its_digits() -> None:
-    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [1.0], [500.0]])
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[-1000.0], [-999.0], [0.0]])
     nucleus = Nucleus(torch.tensor([0, 1]), torch.tensor([0, 2]))
     terms = response_log_probs(hidden, weight, torch.tensor([1]), HeadOptions(3), nucleus=nucleus)
     assert terms.log_prob.item() == pytest.approx(-math.log1p(math.exp(-1)), abs=1e-6)
