@@ -92,9 +92,9 @@ def test_a_stream_on_the_mount_survives_a_kill_and_down_leaves_nothing(mounted: 
     declaration = json.loads(mounted.declaration.read_text())
     Pool.create(run / "rollout_data" / "pool", "rollout", profile="juicefs", declaration=declaration).close()
 
-    killed = subprocess.run([sys.executable, str(STREAM), str(run), "accept", "3"], check=False)
+    killed = subprocess.run([sys.executable, str(STREAM), str(run), "accept", "3", "1000"], check=False)
     assert killed.returncode == -signal.SIGKILL
-    resumed = subprocess.run([sys.executable, str(STREAM), str(run), "done", "2"], check=False)
+    resumed = subprocess.run([sys.executable, str(STREAM), str(run), "done", "2", "1000"], check=False)
     assert resumed.returncode == 0
 
     audit = subprocess.run(
