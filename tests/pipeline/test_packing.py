@@ -104,17 +104,28 @@ def test_ranks_of_fixed_microbatches_are_balanced_by_tokens() -> None:
     assert tokens_of_ranks(even, lengths) == [110, 110]
 
 
+def test_balance_never_gives_a_fixed_microbatch_more_samples_than_its_size() -> None:
+    lengths = {0: 100, 1: 10, 2: 10, 3: 10}
+    plan = pack_step(lengths, PackingSettings(num_ranks=2, micro_batch_size=2, balance=True))
+    assert [[len(members) for members in rank] for rank in plan] == [[2], [2]]
+
+
 def test_fixed_microbatches_keep_the_order_of_the_samples() -> None:
     lengths = dict.fromkeys(range(8), 5)
     plan = pack_step(lengths, PackingSettings(num_ranks=2, micro_batch_size=2))
     assert plan == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
-def test_largest_microbatch_of_a_rank_comes_first() -> None:
-    lengths = {number: 10 * (number + 1) for number in range(9)}
-    for rank in pack_step(lengths, PackingSettings(num_ranks=2, max_tokens=90)):
-        loads = [sum(lengths[number] for number in members) for members in rank]
+@given(LENGTHS, PACKINGS)
+def test_largest_microbatch_of_a_rank_comes_first(lengths: dict[int, int], packing: PackingSettings) -> None:
+    for rank in pack_step(lengths, packing):
+        loads = [sum(packing.length(lengths[number]) for number in members) for members in rank]
         assert loads == sorted(loads, reverse=True)
+
+
+def test_short_samples_fill_the_room_that_long_ones_leave() -> None:
+    plan = pack_step({0: 3, 1: 3, 2: 7, 3: 7}, PackingSettings(num_ranks=1, max_tokens=10))
+    assert plan == [[[2, 0], [3, 1]]]
 
 
 def test_padding_of_sequences_counts_towards_the_limit() -> None:
