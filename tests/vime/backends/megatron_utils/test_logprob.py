@@ -348,3 +348,37 @@ def test_no_rows_give_no_values_and_zero_gradients(kind: str) -> None:
     assert terms.log_prob.shape == (0,)
     assert leaves[1].grad is not None
     assert leaves[1].grad.abs().max() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(("dtype", "gradient_tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
+@pytest.mark.parametrize("kind", ["plain", "top_k", "nucleus"])
+def test_terms_on_a_gpu_equal_dense_float64(kind: str, dtype: torch.dtype, gradient_tolerance: float) -> None:
+    case = make_case(kind, rows=60, vocab=500)
+    case = replace(case, hidden=case.hidden.to(dtype), weight=case.weight.to(dtype))
+    moved = HeadCase(
+        case.hidden,
+        case.weight,
+        case.targets.cuda(),
+        case.candidates and TopKCandidates(case.candidates.ids.cuda(), case.candidates.log_probs.cuda()),
+        case.nucleus and _to_gpu(case.nucleus),
+    )
+    rule, f = RULES["not_centred" if kind == "plain" else "tis"]
+    leaves = case.hidden.cuda().requires_grad_(), case.weight.cuda().requires_grad_()
+    dense_leaves = case.fresh(torch.float64)
+    options = HeadOptions(500, 0.8, chunk_rows=16, tile_columns=128)
+    found, expected = run(moved, options, rule, leaves), dense_terms(case, *dense_leaves, options, f)
+    loss_of(HeadTerms(*(None if value is None else value.cpu() for value in vars(found).values()))).backward()
+    loss_of(expected).backward()
+    for name in NAMES:
+        value = getattr(found, name)
+        assert_near(None if value is None else value.cpu(), getattr(expected, name))
+    for leaf, dense_leaf in zip(leaves, dense_leaves, strict=True):
+        assert leaf.grad is not None
+        assert_near(leaf.grad.cpu(), dense_leaf.grad, gradient_tolerance)
+
+
+def _to_gpu(nucleus: Nucleus) -> Nucleus:
+    assert nucleus.log_probs is not None
+    return Nucleus(nucleus.ids.cuda(), nucleus.offsets.cuda(), nucleus.log_probs.cuda())
