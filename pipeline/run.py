@@ -21,6 +21,7 @@ from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
+from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
@@ -197,7 +198,7 @@ class _Session:
         self._clock = StepClock()
         self._last_commit: int | None = start.plan.commit_rollout
         self._done_rollouts = start.plan.start_rollout
-        self._data_parallel_size = 1
+        self._packing = PackingSettings(num_ranks=1)
 
     async def run(self) -> Ending:
         clients: list[EngineClient] = []
@@ -246,7 +247,7 @@ class _Session:
         return publisher
 
     async def _start_trainers(self) -> None:
-        self._data_parallel_size = await self._workers.start_trainers()
+        self._packing = packing_settings(self._settings, await self._workers.start_trainers())
         plan = self._start.plan
         if plan.commit_directory is None:
             await self._workers.on_trainers(lambda trainer: trainer.load_hf.remote())
@@ -304,7 +305,7 @@ class _Session:
         settings = PlanSettings(
             rollout_batch_size=batch,
             rollouts_per_step=data.samples_per_step,
-            packing=packing_settings(self._settings, self._data_parallel_size),
+            packing=self._packing,
             normalize_rewards=objective.centers_rewards,
             normalize_std=objective.divides_by_std,
         )
