@@ -21,12 +21,13 @@ from pipeline.messages import (
 from pipeline.storage_care import StorageCare
 from recovery.accounting import RECLAIMED, Identity, count_identity
 from recovery.commit import QueueState
+from storage.contracts import PayloadPool, QueueOfGroups
 from storage.disk_reserve import DiskReserve
 from storage.lease_board import LeaseBoard
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
-from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState
+from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState, MemorySnapshot
 from vime.data.prompts import PromptSource
 from vime.errors import StaleLeaseError
 
@@ -56,7 +57,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     online_gc: bool = False
     """Whether payloads that no kept commit needs are reclaimed."""
     reserve_bytes: int = 0
-    """Free space of the pool's file system below which production pauses."""
+    """Free space of the file system of pool or run folder below which production pauses."""
+    next_group_index: int = 0
+    """Cursor of the commit that a queue in memory goes on from,"""
+    memory: MemorySnapshot | None = None
+    """and the groups that it gives back; None at the start of a run, and for a queue on disk."""
 
 
 class _Leased(msgspec.Struct, frozen=True):
@@ -72,16 +77,16 @@ class Coordinator:
 
     def __init__(
         self,
-        pool: Pool,
-        queue: GroupQueue,
+        pool: PayloadPool,
+        queue: QueueOfGroups,
         source: PromptSource,
         config: CoordinatorConfig,
+        storage: StorageCare,
         board: LeaseBoard | None = None,
     ) -> None:
         """`board` notes when leases began, for people who look in."""
-        self._pool, self._queue, self._source, self._config = pool, queue, source, config
+        self._pool, self._queue, self._source, self._config, self._storage = pool, queue, source, config, storage
         self._trained = PositionRanges([*config.trained, *queue.trained_by(config.branch).ranges()])
-        queue.begin_session(config.branch)
         queue.reopen(self._trained)
         self._reclaimed = queue.released.minus(self._trained)
         """Groups that other branches trained, and whose payloads may be gone; they count as dropped."""
@@ -94,7 +99,6 @@ class Coordinator:
         if self._reclaimed:
             self._dropped[RECLAIMED] = len(self._reclaimed)
             logger.warning("%d groups of other branches were reclaimed and can't be trained", len(self._reclaimed))
-        self._storage = StorageCare(queue, DiskReserve(pool.root, config.reserve_bytes), online_gc=config.online_gc)
         self._leased: dict[int, _Leased] = {}
         self._board = board or LeaseBoard(None)
         self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness)
@@ -252,6 +256,7 @@ class Coordinator:
                 "in_flight": counts.in_flight,
                 "dropped": sum(counts.dropped.values()),
             },
+            memory=self._queue.snapshot(self._trained),
             accepted=self._queue.accepted_positions().ranges(),
         )
 
@@ -317,7 +322,10 @@ def open_coordinator(
         pool.close()
         raise
     try:
-        return Coordinator(pool, queue, source, config, LeaseBoard(pool.control_dir))
+        queue.begin_session(config.branch)
+        collect = queue.collect_garbage if config.online_gc else None
+        storage = StorageCare(DiskReserve(pool.root, config.reserve_bytes), collect)
+        return Coordinator(pool, queue, source, config, storage, LeaseBoard(pool.control_dir))
     except BaseException:
         queue.close()
         pool.close()

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.failed_groups import FailedGroups, Failure, most_telling
+from pipeline.group_start import anew, is_done, read_start
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
 from storage.checks import EnqueueRequirements, check_sample
 from storage.columns import EncodedGroup, encode_group
-from storage.pool import Pool
-from storage.prompt_codec import decode_prompt
+from storage.contracts import PayloadPool
 from storage.summary import GroupSummary, summarize
 from storage.writer import GroupWriter, WriteLimits
 from vime.backends.vllm_utils.client import EngineClient
-from vime.data.cursor import PromptTask
 from vime.errors import EngineError, GenerationAborted
 from vime.rollout.generate import SampleGenerator
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction, reward_value, score, score_group
@@ -77,7 +74,7 @@ class Producer:
         self,
         settings: ProducerSettings,
         queue: QueueClient,
-        pool: Pool,
+        pool: PayloadPool,
         engines: Sequence[EngineClient],
         generator: SampleGenerator,
         reward: RewardFunction,
@@ -241,9 +238,9 @@ class Producer:
 
         What can't be trained or stored fails here, where it costs no other group. Raises `GenerationAborted`.
         """
-        prompt = decode_prompt(await asyncio.to_thread(self._pool.read_blob, work.prompt_ref))
-        samples = [_fresh_sample(prompt, member) for member in range(self._settings.n_samples_per_prompt)]
-        failures = await self._generate_members(samples)
+        start = await asyncio.to_thread(read_start, work, self._pool, self._settings.n_samples_per_prompt)
+        samples = [sample if is_done(sample) else anew(sample) for sample in start]
+        failures = await self._generate_members([sample for sample in samples if not is_done(sample)])
         failures = failures or await self._score_group(samples)
         failures = failures or [Failure([s], error) for s in samples if (error := self._fault(s)) is not None]
         if failures:
@@ -257,6 +254,8 @@ class Producer:
     async def _generate_members(self, samples: list[Sample]) -> list[Failure]:
         """Generate and score; what failed. Raises `GenerationAborted` when nothing else went wrong."""
         tasks = [asyncio.create_task(self._generate_sample(sample)) for sample in samples]
+        if not tasks:
+            return []
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -382,17 +381,6 @@ class Producer:
         for work, _ in unfinished:
             if work.lease in self._held:
                 await self._release(work, "producer stopped")
-
-
-def _fresh_sample(prompt: PromptTask, member: int) -> Sample:
-    return Sample(
-        group_index=prompt.group_index,
-        index=prompt.first_sample_index + member,
-        prompt=prompt.prompt,
-        label=prompt.label,
-        metadata=copy.deepcopy(prompt.metadata),
-        session_id=uuid.uuid4().hex,
-    )
 
 
 class _Stopwatch:

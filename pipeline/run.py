@@ -28,6 +28,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
+from pipeline.transports.promise import transport_words
 from pipeline.wiring import NUM_PRODUCERS
 from pipeline.workers import Workers
 from recovery.accounting import Identity
@@ -83,11 +84,17 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             view.note(skipped)
         if start.plan.mode is RestoreMode.COMPLETE:
             return Ending.DONE
-        prove_here(folder.queue, settings.queue)
-        claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
+        for words in transport_words(settings, None if start.state is None else start.state.memory):
+            view.note(words)
+        if not settings.queue.is_in_memory:
+            prove_here(folder.queue, settings.queue)
+            claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
         _remove_leftovers(folder)
         write_atomically(folder.settings, settings_record(resolved))
-        with Interrupts(view) as interrupts, Cluster(settings.cluster, NUM_PRODUCERS) as cluster:
+        with (
+            Interrupts(view) as interrupts,
+            Cluster(settings.cluster, NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
+        ):
             return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
 
 
@@ -113,6 +120,8 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
         groups_wanted=len(PositionRanges(trained)) + left * batch,
         max_groups=queue.rollout_queue_max_groups or 2 * batch,
         lease_seconds=queue.rollout_queue_lease_seconds,
+        next_group_index=0 if start.state is None else start.state.next_group_index,
+        memory=None if start.state is None else start.state.memory,
         batch=max(1, batch),
         max_staleness=queue.max_staleness,
         online_gc=queue.rollout_queue_online_gc,
@@ -128,6 +137,7 @@ def _fixed_settings(settings: Settings, source: PromptSource) -> FixedSettings:
         n_samples_per_prompt=data.n_samples_per_prompt,
         rollout_shuffle=data.rollout_shuffle,
         rollout_seed=data.rollout_seed,
+        transport=settings.queue.rollout_data_transport,
     )
 
 

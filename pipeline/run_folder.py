@@ -55,6 +55,11 @@ class RunFolder:
         return self.root / "rollout" / "session.lock"
 
     @property
+    def step_log(self) -> Path:
+        """Folder of the step log of a queue in memory; that of a queue on disk lies with it."""
+        return self.root / "rollout" / "step_log"
+
+    @property
     def processes(self) -> Path:
         """Ids of the running processes, for people and for tests that kill them."""
         return self.root / "processes.json"
@@ -67,5 +72,5 @@ class RunFolder:
 
     def make(self) -> None:
         """Create the folders."""
-        for folder in (self.root / "rollout", self.root / "training_log", self.logs, self.queue.parent):
+        for folder in (self.root / "rollout", self.root / "training_log", self.logs):
             make_folder(folder)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from storage.disk_reserve import DiskReserve, Shortfall
-from storage.queue import GroupQueue
+from storage.reclaim import Reclaimed
 from vime.errors import CoordinatorBusyError, StorageError
 
 logger = logging.getLogger(__name__)
@@ -22,14 +22,13 @@ class StorageCare:
 
     def __init__(
         self,
-        queue: GroupQueue,
         reserve: DiskReserve,
+        collect: Callable[[], Reclaimed] | None,
         *,
-        online_gc: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._queue, self._reserve, self._clock = queue, reserve, clock
-        self._collecting = online_gc
+        """`collect` reclaims storage; None where that is not wanted, or there is nothing to reclaim."""
+        self._reserve, self._collect, self._clock = reserve, collect, clock
         self._collected_at = clock()
         self._error: StorageError | None = None
         self._shortfall: Shortfall | None = None
@@ -49,16 +48,16 @@ class StorageCare:
 
     def collect(self) -> None:
         """Reclaim storage, if that is wanted. A failure is told and stops nothing but this."""
-        if not self._collecting:
+        if self._collect is None:
             return
         self._collected_at = self._clock()
         try:
-            reclaimed = self._queue.collect_garbage()
+            reclaimed = self._collect()
         except CoordinatorBusyError:
             raise  # no failure of the collection: the queue is no longer ours
         except StorageError as error:
             logger.exception("storage is not reclaimed any more")
-            self._collecting, self._error = False, error
+            self._collect, self._error = None, error
             return
         if reclaimed.packs or reclaimed.journals:
             logger.info(

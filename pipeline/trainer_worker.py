@@ -10,7 +10,7 @@ from pipeline.messages import TrainReport
 from pipeline.planner import BatchPlan
 from pipeline.shards import NO_CANDIDATES, RankShard, totals
 from pipeline.training_log import log_step
-from storage.pool import Pool
+from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.data.lazy import token_counts
@@ -23,7 +23,7 @@ class TrainerWorker:
     def __init__(
         self,
         trainer: MegatronTrainer,
-        pool: Pool,
+        pool: PayloadPool,
         rank: int,
         training_log: Path,
         candidates: CandidateNeeds = NO_CANDIDATES,

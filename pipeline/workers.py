@@ -54,11 +54,14 @@ class Workers:
         self._watchers: dict[asyncio.Task[Any], str] = {}
 
     async def start_coordinator(self, config: CoordinatorConfig) -> None:
-        """Open the queue. Ray restarts this actor when its process dies."""
+        """Open the queue. Ray restarts this actor when its process dies, unless its queue dies with it."""
+        in_memory = self._settings.queue.is_in_memory
         self.coordinator = self._cluster.spawn(
-            CoordinatorActor, self._encoded, encode(config), restarts=COORDINATOR_RESTARTS
+            CoordinatorActor, self._encoded, encode(config), restarts=0 if in_memory else COORDINATOR_RESTARTS
         )
         await answer(self.coordinator.pid.remote(), "the queue coordinator")
+        if in_memory:
+            self._watch("coordinator", self.coordinator.watch.remote())
 
     async def start_engines(self, report: Callable[[str], None]) -> list[str]:
         """Start all engines; base URLs. `report` is told what they are at."""
@@ -79,7 +82,9 @@ class Workers:
     async def start_trainers(self) -> int:
         """Build the ranks' models; the data-parallel size."""
         init_method = await answer(self.trainers[0].rendezvous.remote(), "trainer rank 0")
-        sizes: list[int] = await self.on_trainers(lambda trainer: trainer.build.remote(init_method, len(self.trainers)))
+        sizes: list[int] = await self.on_trainers(
+            lambda trainer: trainer.build.remote(init_method, len(self.trainers), self.coordinator)
+        )
         return sizes[0]
 
     async def start_producers(self, engine_addresses: list[str]) -> None:

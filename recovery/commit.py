@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from storage.files import make_folder, sha256_of, sync_tree, write_atomically, write_once
+from storage.queue_types import MemorySnapshot
 from vime.errors import CommitError
 
 COMMIT_VERSION = 1
@@ -58,6 +59,8 @@ class QueueState(msgspec.Struct, frozen=True):
     """Queue positions trained along the branch, as (first, last) ranges."""
     next_group_index: int
     identity: dict[str, int]
+    memory: MemorySnapshot | None = None
+    """What a queue in memory needs to go on from here; None for a queue on disk, which keeps itself."""
     version: int = COMMIT_VERSION
     accepted: list[tuple[int, int]] = []
     """Positions of all groups that had been accepted, as ranges."""

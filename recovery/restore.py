@@ -171,6 +171,9 @@ def _without_commit(disk: RunOnDisk, wanted: int | None, folder: Path) -> Restor
     if disk.has_queue:
         words = [f"{folder} holds a run without a commit: training starts anew, its accepted groups are kept."]
         return RestorePlan(RestoreMode.RESTART, ".", 0, words=words)
+    if disk.branches:
+        words = [f"{folder} holds a run without a commit, and its groups are gone: it starts anew."]
+        return RestorePlan(RestoreMode.NEW, ".", 0, words=words)
     return RestorePlan(RestoreMode.NEW, ".", 0, words=["New run."])
 
 

@@ -38,7 +38,6 @@ class PoolFile(msgspec.Struct, frozen=True):
     schema_version: int
     run_id: str
     profile: Profile
-    online_gc: bool
     declaration: dict[str, Any] | None
     created_on: str
 
@@ -59,6 +58,7 @@ class Pool:
         self._file, self._fault, self._segment_bytes = file, fault, segment_bytes
         self._exit = ExitStack()
         self._lock = threading.Lock()
+        self._segment_bytes = segment_bytes
         self._store: straw.SharedFilesystemStore | None = None
         with translated(f"open pool {root}", root):
             self._new_store()  # refuses a declaration that is wrong
@@ -74,14 +74,13 @@ class Pool:
         *,
         profile: Profile = "local",
         declaration: dict[str, Any] | None = None,
-        online_gc: bool = False,
         fault: Callable[[str], None] | None = None,
         segment_bytes: int | None = None,
     ) -> Pool:
         """Make a pool in `root` and open it.
 
-        `profile`, `declaration` (what the operator asserts about a JuiceFS mount; straw refuses a wrong one) and
-        `online_gc` hold for the life of the pool. `fault` is called with the name of every I/O phase (for tests).
+        `profile` and `declaration` (what the operator asserts about a JuiceFS mount; straw refuses a wrong one) hold
+        for the life of the pool. `fault` is called with the name of every I/O phase (for tests).
         A pack gets no more publications once it has `segment_bytes`; straw's own size when None.
         Raises `StorageError` when `root` already holds a pool.
         """
@@ -92,7 +91,7 @@ class Pool:
                 f"{root} already holds a pool (run id {_read_pool_file(path).run_id!r}).",
                 next_step="Open it to continue that run, or choose an empty folder.",
             )
-        file = PoolFile(1, run_id, profile, online_gc, declaration, socket.gethostname())
+        file = PoolFile(1, run_id, profile, declaration, socket.gethostname())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             sync_directory(root)
@@ -241,9 +240,7 @@ class Pool:
                 f"{self.root}: {error}.", next_step="Correct the storage profile's declaration."
             ) from error
         size = {} if self._segment_bytes is None else {"segment_target_bytes": self._segment_bytes}
-        return straw.SharedFilesystemStore(
-            self.root, file.run_id, backend=backend, codecs=CODECS, online_gc=file.online_gc, **size
-        )
+        return straw.SharedFilesystemStore(self.root, file.run_id, backend=backend, codecs=CODECS, **size)
 
 
 def _read_pool_file(path: Path) -> PoolFile:

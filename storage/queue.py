@@ -290,6 +290,9 @@ class GroupQueue:
                 sort_out(segment.groups(), segment.first_position, facts)
             return facts
 
+    def snapshot(self, trained: PositionRanges) -> None:
+        """None: a resume reads this queue itself."""
+
     def close(self) -> None:
         """Give the queue up; its leases become stale when it is opened again."""
         self._session.close()

@@ -131,3 +131,19 @@ class QueueFacts(msgspec.Struct, frozen=True):
     def num_groups(self) -> int:
         """All groups that were ever submitted."""
         return len(self.fresh) + len(self.in_flight) + self.num_accepted + self.dropped_by_reason().total()
+
+
+class MemorySnapshot(msgspec.Struct, frozen=True):
+    """What a commit keeps of a queue in memory: enough to hand out again all groups that it doesn't call trained.
+
+    With the commit's trained positions these parts cover all groups before its prompt cursor.
+    """
+
+    unfinished: list[tuple[int, int]]
+    """Groups neither trained nor dropped, as (first, last) ranges of their indices."""
+    dropped: dict[str, int]
+    """Reason -> groups set aside for good."""
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(last - first + 1 for first, last in self.unfinished)

@@ -48,7 +48,8 @@ class DiskNeed:
     sample_bytes: int
     rollout_bytes: int
     run_bytes: int
-    """All commits and all samples: nothing is reclaimed unless --rollout-queue-online-gc is given."""
+    """All commits and all samples that are kept: on disk all of them unless --rollout-queue-online-gc is given, in
+    memory two batches, which may be spilled."""
 
     @property
     def to_begin_bytes(self) -> int:
@@ -74,7 +75,8 @@ def disk_need(settings: Settings, hf_config: Mapping[str, Any]) -> DiskNeed:
     rollout = sample * settings.data.samples_per_rollout
     num_rollout, interval = settings.data.num_rollout or 0, settings.checkpoint.save_interval
     commits = 1 if interval is None else -(-num_rollout // interval)
-    kept = min(num_rollout, 2) if settings.queue.rollout_queue_online_gc else num_rollout
+    reclaims = settings.queue.rollout_queue_online_gc or settings.queue.is_in_memory
+    kept = min(num_rollout, 2) if reclaims else num_rollout
     return DiskNeed(
         parameters=parameters,
         checkpoint_bytes=checkpoint,

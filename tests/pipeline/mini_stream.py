@@ -1,7 +1,7 @@
 """The stream without engines and Ray: real pool, queue, coordinator, planner and commit; synthetic samples.
 
 Run as a script it trains until it is done, or kills itself at a named point:
-`python mini_stream.py RUN POINT OCCURRENCE SEGMENT_GROUPS [gc]`.
+`python mini_stream.py RUN POINT OCCURRENCE SEGMENT_GROUPS [gc|memory]`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from pipeline.messages import AcceptRequest, encode
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
 from pipeline.training_log import log_step
+from pipeline.transports.memory import open_memory_coordinator
 from recovery.branch import Branch, append_branch
 from recovery.commit import CommitParent, commit_path, iteration_directory, read_commit, read_queue_state, write_commit
 from recovery.restore import RestoreMode, plan_restore, scan_run
 from recovery.retention import releasable
 from storage import segment_list
 from storage.columns import EncodedGroup, encode_group
+from storage.contracts import PayloadPool
+from storage.memory_parts import PartTable
+from storage.memory_pool import MemoryPool
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
 from storage.refs import GroupRef
@@ -85,26 +89,35 @@ class MiniStream:
         *,
         rollouts: int = ROLLOUTS,
         online_gc: bool = False,
+        in_memory: bool = False,
     ) -> None:
         self._run, self._reach, self._rollouts, self._online_gc = run, reach, rollouts, online_gc
+        self._in_memory = in_memory
+        self._parts: PartTable[bytes] = PartTable()
         self._pool_root = run / "rollout_data" / "pool"
         self.branch = uuid.uuid4().hex[:8]
         self.plan = plan_restore(
             scan_run(run, self._pool_root), load=None, save=str(run), ckpt_step=ckpt_step, num_rollout=rollouts,
             new_branch=self.branch,
         )  # fmt: skip
-        parent, trained = None, []
+        parent, trained, next_group_index, memory = None, [], 0, None
         if self.plan.commit_rollout is not None and self.plan.commit_directory is not None:
             directory = run / self.plan.commit_directory
             record = read_commit(commit_path(directory, self.plan.commit_rollout))
             parent = CommitParent(record.branch, self.plan.commit_rollout)
-            trained = read_queue_state(directory, self.plan.commit_rollout).trained
+            state = read_queue_state(directory, self.plan.commit_rollout)
+            trained, next_group_index, memory = state.trained, state.next_group_index, state.memory
         self._parent = parent
         self._config = CoordinatorConfig(
-            self.branch, trained, rollouts * BATCH, 2 * BATCH, lease_seconds=60, online_gc=online_gc
-        )
+            self.branch, trained, rollouts * BATCH, 2 * BATCH, lease_seconds=60, online_gc=online_gc,
+            next_group_index=next_group_index, memory=memory,
+        )  # fmt: skip
         self.coordinator = self._open_coordinator()
-        self._pool = Pool.open(root_at_peer(self._pool_root) or self._pool_root, segment_bytes=PACK_BYTES)
+        self._pool: PayloadPool = (
+            MemoryPool("rollout", self._parts)
+            if self._in_memory
+            else Pool.open(root_at_peer(self._pool_root) or self._pool_root, segment_bytes=PACK_BYTES)
+        )
         append_branch(run, Branch(self.branch, parent, self.plan.directory, 0))
 
     def restart_coordinator(self) -> None:
@@ -112,10 +125,24 @@ class MiniStream:
         self.coordinator.close()
         self.coordinator = self._open_coordinator()
 
+    @property
+    def num_kept(self) -> int:
+        """Publications that the pool in memory holds."""
+        return len(self._parts)
+
     def _open_coordinator(self) -> Coordinator:
+        source = PromptSource(write_prompts(self._run), n_samples_per_prompt=MEMBERS)
+        if self._in_memory:
+            return open_memory_coordinator(
+                run_id="rollout",
+                parts=self._parts,
+                step_log_folder=self._run / "rollout" / "step_log",
+                source=source,
+                config=self._config,
+            )
         return open_coordinator(
             open_pool=self._open_pool,
-            source=PromptSource(write_prompts(self._run), n_samples_per_prompt=MEMBERS),
+            source=source,
             owner="test",
             config=self._config,
         )
@@ -214,4 +241,5 @@ def _kill_at(wanted: str, occurrence: int) -> Callable[[str], None]:
 
 if __name__ == "__main__":
     segment_list.MAX_SEGMENT_GROUPS = int(sys.argv[4])
-    run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])), online_gc=sys.argv[5:] == ["gc"])
+    options = {"online_gc": "gc" in sys.argv[5:], "in_memory": "memory" in sys.argv[5:]}
+    run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])), **options)

@@ -103,7 +103,6 @@ def test_a_resume_from_an_older_commit_counts_what_was_reclaimed_as_dropped_and_
 def test_a_failed_collection_is_told_and_stops_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    coordinator = opened(tmp_path, online_gc=True)
     calls = []
 
     def fail(_: object) -> None:
@@ -111,6 +110,7 @@ def test_a_failed_collection_is_told_and_stops_nothing_else(
         raise StorageError("reclaim storage: no rights.")
 
     monkeypatch.setattr("storage.queue.GroupQueue.collect_garbage", fail)
+    coordinator = opened(tmp_path, online_gc=True)
     with caplog.at_level(logging.ERROR):
         coordinator.rotate(coordinator.queue_state(), PositionRanges())
         coordinator.rotate(coordinator.queue_state(), PositionRanges())

@@ -204,17 +204,6 @@ def test_a_pack_gets_nothing_more_once_it_has_its_size(tmp_path: Path) -> None:
         assert len({ref.path for ref in refs}) == len(packs(pool)) == 3
 
 
-def test_a_pool_that_collects_garbage_keeps_what_a_replaced_writer_staged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_writer, "MAX_PUBLICATIONS", 1)
-    with Pool.create(tmp_path / "gc", "run", online_gc=True) as pool:
-        refs = [pool.publish_blob(b"%d" % number, submission_id=str(number)) for number in range(3)]
-        found = pool.store.collect_garbage()
-        assert (found["open_packs"], found["reclaimed_files"]) == (0, 0)
-        assert [read_elsewhere(pool, ref) for ref in refs] == [b"0", b"1", b"2"]
-
-
 DYING = """
 import os, signal, sys, msgspec
 from storage import pool_writer

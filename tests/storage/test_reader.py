@@ -251,10 +251,10 @@ def test_a_mount_that_is_away_for_a_while_is_waited_for(
 ) -> None:
     opened = os.open
 
-    def open_later(path: Path, flags: int) -> int:
+    def open_later(path: Path, flags: int, *mode: int) -> int:
         if str(path).endswith(".pack") and len(waits) < 3:
             raise OSError(107, "Transport endpoint is not connected")
-        return opened(path, flags)
+        return opened(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", open_later)
     assert len(pool.read_rows(ref, "tokens", 0)) == SHAPE.num_tokens
@@ -266,7 +266,7 @@ def test_a_mount_that_stays_away_is_an_error_that_says_how_long(
 ) -> None:
     pool.read_rows(ref, "tokens", 0)
 
-    def never(path: Path, flags: int) -> int:  # noqa: ARG001
+    def never(path: Path, flags: int, *mode: int) -> int:  # noqa: ARG001
         raise OSError(107, "Transport endpoint is not connected")
 
     monkeypatch.setattr(os, "open", never)

@@ -77,6 +77,11 @@ class PromptSource:
         """Prompts in one epoch."""
         return len(self._rows)
 
+    def cursor_at(self, group_index: int) -> PromptCursor:
+        """The cursor whose next group is `group_index`."""
+        epoch, offset = divmod(group_index, len(self))
+        return PromptCursor(epoch, offset, group_index, group_index * self._n_samples)
+
     def take(self, cursor: PromptCursor, n: int) -> tuple[list[PromptTask], PromptCursor]:
         """The next `n` prompts from `cursor`, crossing epochs, and the cursor after them."""
         places: list[tuple[int, int]] = []

@@ -225,13 +225,6 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default("--save-hf", "Checkpoints are Megatron's.", "Hugging Face exports during a run"),
     *unless_default("--no-save-optim --async-save", "A commit is whole and written at once.", "other kinds of commits"),
     # Queue and weights
-    Refusal(
-        "--rollout-data-transport",
-        "straw",
-        "Samples travel through the durable queue.",
-        "transports without a queue",
-        accepts=("straw",),
-    ),
     *unless_default(
         "--rollout-io-concurrency",
         "A process reads and writes with as many threads as it needs.",

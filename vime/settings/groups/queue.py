@@ -63,3 +63,8 @@ class QueueSettings:
     rollout_session_id: str | None = flag(
         None, "Identity under which engines are kept for a restarted job; derived from the run when left out."
     )
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether groups and their payloads end with the processes of the run."""
+        return self.rollout_data_transport != "straw"
