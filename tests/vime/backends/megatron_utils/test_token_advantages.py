@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +10,13 @@ import pytest
 import torch
 
 from tests.reference.dense_advantages import discounted_returns, gae, whitened
+from tests.support.watched_batches import WatchedBatches
 from vime.algorithms.kl import KlKind
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.ragged import on_one_rank
 from vime.backends.megatron_utils.advantages import with_token_advantages
 from vime.data.batch import PackedMicrobatch
-from vime.data.lazy import LazyMicrobatches, token_counts
+from vime.data.lazy import token_counts
 from vime.errors import TrainerError
 
 
@@ -228,31 +228,6 @@ def test_group_relative_advantages_come_with_the_plan(options: dict[str, Any], n
     assert ObjectiveConfig(**options).has_token_advantages is needed
 
 
-class Watched(LazyMicrobatches):
-    """Microbatches that are made when asked for; counts how many are alive."""
-
-    def __init__(self, batches: list[PackedMicrobatch], *, narrow: Watched | None = None) -> None:
-        self._batches, self._narrow = batches, narrow
-        self._made: list[weakref.ref[PackedMicrobatch]] = []
-        self.most_alive = 0
-        self.num_reads = 0
-
-    @property
-    def token_counts(self) -> list[int]:
-        return [batch.num_tokens for batch in self._batches]
-
-    def read(self, number: int) -> PackedMicrobatch:
-        made = replace(self._batches[number])
-        self.num_reads += 1
-        self._made.append(weakref.ref(made))
-        self.most_alive = max(self.most_alive, sum(reference() is not None for reference in self._made))
-        return made
-
-    def without_candidates(self) -> Watched:
-        assert self._narrow is not None
-        return self._narrow
-
-
 CONFIGS = [
     ObjectiveConfig(estimator=Estimator.REINFORCE_PLUS_PLUS, kl_coef=0.5, normalize_advantages=True, opd_kl_coef=0.1),
     ObjectiveConfig(custom_advantages=lambda _, data: data.update(own(data)), normalize_advantages=True),
@@ -266,17 +241,17 @@ def own(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_microbatches_are_read_without_candidates_and_a_few_at_a_time(config: ObjectiveConfig) -> None:
+def test_microbatches_are_read_without_candidates_and_one_after_the_other(config: ObjectiveConfig) -> None:
     batches = [microbatch(seed, (3, 2)) for seed in range(8)]
-    narrow = Watched(batches)
-    whole = Watched(batches, narrow=narrow)
-    (prepared,) = with_token_advantages([whole], config, on_one_rank)
-    assert whole.num_reads == 0
-    assert narrow.most_alive <= 2
+    watched = WatchedBatches(batches)
+    (prepared,) = with_token_advantages([watched], config, on_one_rank)
+    assert watched.num_reads == 0
+    assert watched.narrow is not None
+    assert watched.narrow.most_held <= 2
+    assert list(token_counts(prepared)) == watched.token_counts
     (expected,) = with_token_advantages([batches], config, on_one_rank)
-    assert list(token_counts(prepared)) == narrow.token_counts
-    for number, batch in enumerate(expected):
-        assert np.array_equal(prepared[number].token_advantages, batch.token_advantages)
-        assert np.array_equal(prepared[number].token_returns, batch.token_returns)
-        assert np.array_equal(prepared[number].tokens, batch.tokens)
-    assert whole.num_reads == 3 * len(batches)
+    for found, wanted in zip(prepared, expected, strict=True):
+        assert np.array_equal(found.token_advantages, wanted.token_advantages)
+        assert np.array_equal(found.token_returns, wanted.token_returns)
+        assert np.array_equal(found.tokens, wanted.tokens)
+    assert watched.num_reads == len(batches)
