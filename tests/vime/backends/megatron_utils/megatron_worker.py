@@ -76,7 +76,7 @@ def weigh_by_position(**given: Any) -> tuple[torch.Tensor, list[torch.Tensor], d
 
 
 def weights_of(trainer: MegatronTrainer) -> Weights:
-    return {name: tensor.clone() for name, tensor in trainer.named_hf_weights()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in trainer.named_hf_weights()}
 
 
 def largest_difference(one: Weights, other: Weights) -> float:
@@ -131,6 +131,7 @@ def compare_with_one_rank(world: World, *argv: str, split: Any, steps: int = 3, 
 def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
     from dense_reference import dense_logits, load_double
 
+    from vime.backends.megatron_utils.model import training_device
     from vime.backends.megatron_utils.packing import to_tensors
 
     found = {}
@@ -140,8 +141,11 @@ def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
         with world.trainer(hf_checkpoint=checkpoint) as trainer, torch.no_grad():
 
             def run(batch: PackedMicrobatch, trainer: MegatronTrainer = trainer) -> torch.Tensor:
-                batch = to_tensors(batch, torch.device("cpu"))
-                return trainer._learner.model(batch.tokens, batch.position_ids, None, packed_seq_params=batch.packed)[0]
+                tensors = to_tensors(batch, training_device())
+                logits = trainer._learner.model(
+                    tensors.tokens, tensors.position_ids, None, packed_seq_params=tensors.packed
+                )
+                return logits[0].cpu()
 
             packed = run(pack(sequences, range(8)))
             separate = torch.cat([run(pack(sequences, [member])) for member in range(8)])
