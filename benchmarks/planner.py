@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from benchmarks.report import benchmark_parser, build_report, parse_options, print_report
 from pipeline.messages import encode
+from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
 from storage.queue_types import AcceptedGroup
 from storage.refs import PoolRef
@@ -79,10 +80,8 @@ def measure(num_groups: int, num_samples: int) -> tuple[float, float, float]:
     groups = synthetic_groups(num_groups, num_samples)
     settings = PlanSettings(
         rollout_batch_size=num_groups,
-        samples_per_step=num_groups * num_samples,
-        num_ranks=NUM_RANKS,
-        max_tokens=MAX_TOKENS,
-        micro_batch_size=1,
+        rollouts_per_step=num_groups * num_samples,
+        packing=PackingSettings(num_ranks=NUM_RANKS, max_tokens=MAX_TOKENS),
         normalize_rewards=True,
         normalize_std=True,
     )

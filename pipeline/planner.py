@@ -9,11 +9,11 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from pipeline.packing import deal_to_ranks, pack_by_tokens, split_evenly
+from pipeline.packing import PackingSettings, pack_step
 from storage.queue_types import AcceptedGroup
 from storage.refs import GroupRef
 from storage.summary import GroupSummary
-from vime.algorithms.advantages import grpo_advantages
+from vime.algorithms.rewards import normalize_rewards
 from vime.utils.types import Sample
 
 PLAN_VERSION = 1
@@ -39,6 +39,7 @@ class PlannedSample(msgspec.Struct, frozen=True):
     response_length: int
     advantage: float
     mask_sum: float
+    """Trained tokens of the whole rollout that the sample belongs to."""
     reward: float
     age_versions: int
     truncated: bool
@@ -77,12 +78,8 @@ class PlanSettings:
     """The settings that a plan depends on."""
 
     rollout_batch_size: int
-    samples_per_step: int
-    num_ranks: int
-    """Data-parallel size."""
-    max_tokens: int | None
-    """Token limit of a microbatch; None: `micro_batch_size` samples each."""
-    micro_batch_size: int
+    rollouts_per_step: int
+    packing: PackingSettings
     normalize_rewards: bool
     normalize_std: bool
 
@@ -105,27 +102,51 @@ def plan_batch(
     The same groups and settings give the same plan, whatever the order they are passed in.
 
     Raises:
-        ValueError: fewer groups than a batch needs.
+        ValueError: fewer groups than a batch needs, or fewer samples in a step than ranks.
+        TrainerError: a sample is longer than a microbatch may be.
     """
     if len(groups) < settings.rollout_batch_size:
         raise ValueError(f"{len(groups)} groups wait, a batch needs {settings.rollout_batch_size}")
     chosen = select_groups(groups, settings.rollout_batch_size)
     samples = _plan_samples(chosen, settings, policy_version)
     steps = [
-        _plan_step(samples, range(start, start + settings.samples_per_step), settings)
-        for start in range(0, len(samples), settings.samples_per_step)
+        _plan_step(chosen, samples, rollouts, settings.packing)
+        for rollouts in _cut_into_steps(samples_of_rollouts(chosen), settings)
     ]
     planned = [PlannedGroup(group.position, group.summary.group_index, group.ref) for group in chosen]
     return BatchPlan(PLAN_VERSION, branch, rollout_id, policy_version, planned, samples, steps)
+
+
+def samples_of_rollouts(groups: Sequence[AcceptedGroup]) -> list[list[int]]:
+    """Sample numbers of each rollout; samples of one group that share a `rollout_id` are segments of one rollout."""
+    rollouts: dict[tuple[int, int], list[int]] = {}
+    keys = [(number, rollout_id) for number, group in enumerate(groups) for rollout_id in group.summary.rollout_ids]
+    for sample, key in enumerate(keys):
+        rollouts.setdefault(key, []).append(sample)
+    return list(rollouts.values())
+
+
+def _cut_into_steps(rollouts: Sequence[list[int]], settings: PlanSettings) -> list[list[list[int]]]:
+    """Rollouts of each optimizer step. What fills no step becomes a smaller one, or joins the last one where it has
+    fewer samples than there are ranks."""
+    size = settings.rollouts_per_step
+    steps = [list(rollouts[start : start + size]) for start in range(0, len(rollouts), size)]
+    if len(steps) > 1 and sum(map(len, steps[-1])) < settings.packing.num_ranks:
+        rest = steps.pop()
+        steps[-1].extend(rest)
+    return steps
 
 
 def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, policy_version: int) -> list[PlannedSample]:
     samples = []
     for number, group in enumerate(groups):
         summary = group.summary
+        rollout_mask_sums: dict[int, int] = {}
+        for rollout_id, mask_sum in zip(summary.rollout_ids, summary.mask_sums, strict=True):
+            rollout_mask_sums[rollout_id] = rollout_mask_sums.get(rollout_id, 0) + mask_sum
         rewards = np.asarray([_known(reward) for reward in summary.rewards], np.float64)
         advantages = (
-            grpo_advantages(
+            normalize_rewards(
                 rewards,
                 [summary.group_index] * len(rewards),
                 summary.rollout_ids,
@@ -143,7 +164,7 @@ def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, polic
                     total_length=summary.total_lengths[member],
                     response_length=summary.response_lengths[member],
                     advantage=float(advantages[member]),
-                    mask_sum=float(summary.mask_sums[member]),
+                    mask_sum=float(rollout_mask_sums[summary.rollout_ids[member]]),
                     reward=float(rewards[member]),
                     age_versions=policy_version - _known(summary.min_versions[member]),
                     truncated=summary.statuses[member] == Sample.Status.TRUNCATED.value,
@@ -159,14 +180,16 @@ def _known(value: _Number | None) -> _Number:
     return value
 
 
-def _plan_step(samples: Sequence[PlannedSample], numbers: range, settings: PlanSettings) -> StepPlan:
-    lengths = {number: samples[number].total_length for number in numbers}
-    if settings.max_tokens is None:
-        microbatches = split_evenly(list(numbers), settings.micro_batch_size, settings.num_ranks)
-    else:
-        microbatches = pack_by_tokens(lengths, settings.max_tokens, multiple_of=settings.num_ranks)
+def _plan_step(
+    groups: Sequence[AcceptedGroup],
+    samples: Sequence[PlannedSample],
+    rollouts: Sequence[Sequence[int]],
+    packing: PackingSettings,
+) -> StepPlan:
+    numbers = [number for rollout in rollouts for number in rollout]
+    trained = (groups[samples[number].group].summary.mask_sums[samples[number].member] for number in numbers)
     return StepPlan(
-        num_rollouts=len(numbers),
-        num_trained_tokens=sum(max(int(samples[number].mask_sum), 1) for number in numbers),
-        ranks=deal_to_ranks(microbatches, lengths, settings.num_ranks),
+        num_rollouts=len(rollouts),
+        num_trained_tokens=sum(max(tokens, 1) for tokens in trained),
+        ranks=pack_step({number: samples[number].total_length for number in numbers}, packing),
     )

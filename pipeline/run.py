@@ -18,6 +18,8 @@ from pipeline.coordinator import CoordinatorConfig
 from pipeline.failed_fraction import check_failed_fraction
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
+from pipeline.packing import PackingSettings
+from pipeline.packing_settings import packing_settings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside
@@ -184,7 +186,7 @@ class _Session:
         self._clock = StepClock()
         self._last_commit: int | None = start.plan.commit_rollout
         self._done_rollouts = start.plan.start_rollout
-        self._data_parallel_size = 1
+        self._packing = PackingSettings(num_ranks=1)
 
     async def run(self) -> Ending:
         clients: list[EngineClient] = []
@@ -234,7 +236,7 @@ class _Session:
         return publisher
 
     async def _start_trainers(self) -> None:
-        self._data_parallel_size = await self._workers.start_trainers()
+        self._packing = packing_settings(self._settings, await self._workers.start_trainers())
         plan = self._start.plan
         if plan.commit_directory is None:
             await self._workers.on_trainers(lambda trainer: trainer.load_hf.remote())
@@ -275,7 +277,7 @@ class _Session:
 
     async def _next_plan(self, rollout_id: int, policy_version: int) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
-        data, trainer, objective = self._settings.data, self._settings.trainer, self._settings.objective
+        data, objective = self._settings.data, self._settings.objective
         batch = data.rollout_batch_size or 0
         self._clock.waits()
         groups = await wait_for_batch(
@@ -291,12 +293,10 @@ class _Session:
         self._clock.waited()
         settings = PlanSettings(
             rollout_batch_size=batch,
-            samples_per_step=data.samples_per_step,
-            num_ranks=self._data_parallel_size,
-            max_tokens=trainer.max_tokens_per_gpu if trainer.use_dynamic_batch_size else None,
-            micro_batch_size=trainer.micro_batch_size,
-            normalize_rewards=objective.rewards_normalization,
-            normalize_std=objective.grpo_std_normalization,
+            rollouts_per_step=data.samples_per_step,
+            packing=self._packing,
+            normalize_rewards=objective.centers_rewards,
+            normalize_std=objective.divides_by_std,
         )
         plan = plan_batch(
             groups, settings, branch=self._start.branch, rollout_id=rollout_id, policy_version=policy_version

@@ -5,21 +5,32 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from pipeline.candidates import CandidateNeeds
 from pipeline.messages import TrainReport
 from pipeline.planner import BatchPlan
-from pipeline.shards import RankShard, totals
+from pipeline.shards import NO_CANDIDATES, RankShard, totals
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.vllm_utils.sender import GlooSender
+from vime.data.lazy import token_counts
 from vime.errors import TrainerError
 
 
 class TrainerWorker:
     """Rank-local; all ranks are told the same things in the same order."""
 
-    def __init__(self, trainer: MegatronTrainer, pool: PayloadPool, rank: int, training_log: Path) -> None:
+    def __init__(
+        self,
+        trainer: MegatronTrainer,
+        pool: PayloadPool,
+        rank: int,
+        training_log: Path,
+        candidates: CandidateNeeds = NO_CANDIDATES,
+    ) -> None:
+        """Take which of the sampler's candidates the objective asks for."""
         self._trainer, self._pool, self._rank, self._training_log = trainer, pool, rank, training_log
+        self._candidates = candidates
         self._replica = trainer.data_parallel_rank
         self._sender: GlooSender | None = None
 
@@ -32,10 +43,10 @@ class TrainerWorker:
         started = time.monotonic()
         metrics: dict[str, float] = {}
         tokens = 0
-        with RankShard(self._pool, plan, self._replica) as shard:
-            for number, step in enumerate(plan.steps):
-                microbatches = shard.step(number)
-                tokens += sum(microbatches.token_counts)
+        with RankShard(self._pool, plan, self._replica, candidates=self._candidates) as shard:
+            steps = self._trainer.prepare([shard.step(number) for number in range(len(plan.steps))])
+            for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
+                tokens += sum(token_counts(microbatches))
                 metrics = self._trainer.train_step(microbatches, totals(step))
                 log_step(self._training_log, plan, number, self._replica)
             read_s = shard.waited_s

@@ -6,8 +6,9 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipeline.candidates import candidate_needs
 from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
@@ -26,7 +27,6 @@ from storage.contracts import PayloadPool
 from storage.dead_letters import DeadLetterBox
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
-from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.client import EngineClient
@@ -37,10 +37,13 @@ from vime.rollout.rewards import load_group_reward, load_reward
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 
+if TYPE_CHECKING:  # it loads torch, which only trainer ranks need
+    from vime.backends.megatron_utils.config import TrainerConfig
+
 NUM_PRODUCERS = 1
 """Producers on one node."""
 
-LOG_PROBS_CHUNK_SIZE = 1024
+LOG_PROBS_CHUNK_SIZE = 2048
 """Rows of logits at once in float32, when --log-probs-chunk-size leaves it to vime."""
 
 
@@ -177,6 +180,9 @@ def build_data_source(settings: Settings, coordinator: Any, *, branch: str, work
 
 def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
     """Settings of one trainer rank."""
+    from pipeline.objective import objective_config
+    from vime.backends.megatron_utils.config import TrainerConfig
+
     trainer, objective = settings.trainer, settings.objective
     processes = world_size + settings.cluster.num_engines
     return TrainerConfig(
@@ -188,12 +194,7 @@ def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
         lr=trainer.lr,
         clip_grad=trainer.clip_grad,
         seed=trainer.seed,
-        eps_clip=objective.eps_clip,
-        eps_clip_high=objective.eps_clip_high,
-        eps_clip_c=objective.eps_clip_c,
-        entropy_coef=objective.entropy_coef,
-        calculate_per_token_loss=objective.calculate_per_token_loss,
-        use_rollout_logprobs=objective.use_rollout_logprobs,
+        objective=objective_config(settings),
         temperature=settings.rollout.rollout_temperature,
         log_probs_chunk_size=LOG_PROBS_CHUNK_SIZE
         if objective.log_probs_chunk_size == -1
@@ -209,4 +210,4 @@ def build_trainer_worker(
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
-    return TrainerWorker(model, pool, rank, folder.training_log(rank))
+    return TrainerWorker(model, pool, rank, folder.training_log(rank), candidate_needs(settings))

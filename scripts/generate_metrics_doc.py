@@ -1,6 +1,6 @@
 """Write `docs/metrics.md` from the struct that a run writes: `python scripts/generate_metrics_doc.py`. Stdlib only.
 
-Names, types and order come from `StepRecord` in `pipeline/progress.py` and `METRIC_NAMES` in the trainer's loss, read
+Names, types and order come from `StepRecord` in `pipeline/progress.py` and the metric names in the trainer's loss, read
 as text, so nothing heavy is imported. A field's own docstring wins over the meaning given here.
 """
 
@@ -72,24 +72,36 @@ MEANINGS = {
 
 TRAIN_MEANINGS = {
     "loss": "What was minimised.",
-    "pg_loss": "The clipped policy objective, without the entropy term.",
-    "pg_clipfrac": "Share of tokens where the clipped branch is the larger loss.",
-    "ppo_kl": "Old minus current log-probability.",
+    "pg_loss": "The policy objective with its masks, weights and corrections, without the entropy and KL terms.",
+    "pg_clipfrac": "Share of tokens whose loss (ppo) or weight (cispo) is clipped; 0 for reinforce.",
+    "ppo_kl": "Old minus current log-probability; with gspo the mean of the token's sequence.",
     "ois": "Importance ratio, current over old policy.",
-    "entropy": "Entropy of the policy at the response tokens, in nats.",
-    "train_rollout_logprob_abs_diff": "Absolute difference of the trainer's and the sampler's log-probability.",
+    "entropy_loss": "Entropy of the policy at the response tokens, in nats.",
+    "train_rollout_logprob_abs_diff": "Absolute difference of the sampler's log-probability and the trainer's: the old "
+    "policy's, or the current one's with `--use-rollout-logprobs` and with score centering.",
+    "kl_loss": "KL to the reference model by `--kl-loss-type`, before its coefficient.",
+    "opsm_clipfrac": "Share of a sample's trained tokens that `--use-opsm` drops, a mean over samples.",
+    "tis": "Importance ratio, trainer over sampler.",
+    "tis_clipfrac": "Share of tokens whose importance weight differs from the ratio.",
+    "tis_abs": "Distance of that ratio from 1.",
+    "opd_reverse_kl": "Log-probability under the old policy minus that under the teacher.",
+    "sc_correction": "Score-centering correction.",
+    "sc_sampler_head_mass": "Sampler probability of the candidates that the correction sums over.",
+    "sc_train_head_mass": "Trainer probability of the same candidates.",
+    "sc_importance_weight": "Importance weight of the sampled token under score centering.",
     "num_tokens": "Tokens that counted in the loss.",
     "grad_norm": "Gradient norm before clipping.",
     "lr": "Learning rate that the step used.",
 }
 BESIDE_THE_LOSS = ("grad_norm", "lr")
-"""What `MegatronTrainer.train_step` adds to `METRIC_NAMES`."""
+"""What `MegatronTrainer.train_step` adds to them."""
 
 TRAIN_INTRODUCTION = """\
 ## `train`
 
-Values of the batch's last optimizer step, equal on all ranks. All but the last three are aggregated like the loss: a
-mean over samples, or over tokens with `--calculate-per-token-loss`.
+Values of the batch's last optimizer step, equal on all ranks. All but `num_tokens`, `grad_norm` and `lr` are aggregated
+like the loss: a mean over samples, or over tokens with `--calculate-per-token-loss`. A function of
+`--custom-tis-function-path` adds its own.
 """
 
 
@@ -108,17 +120,27 @@ def record_fields(source: str) -> list[tuple[str, str, str]]:
     return fields
 
 
-def loss_metrics(source: str) -> list[str]:
-    """The names in `METRIC_NAMES`."""
+def loss_metrics(source: str, variable: str) -> list[str]:
+    """The names in `METRIC_NAMES` or `OPTIONAL_METRIC_NAMES`."""
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "METRIC_NAMES":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == variable:
             return list(ast.literal_eval(node.value))
-    raise SystemExit("METRIC_NAMES is not in the trainer's loss any more; change this script.")
+    raise SystemExit(f"{variable} is not in the trainer's loss any more; change this script.")
 
 
 def unit_of(name: str) -> str:
     """Unit of a field, empty where it has none."""
     return OTHER_UNITS.get(name) or next((unit for suffix, unit in UNITS if name.endswith(suffix)), "")
+
+
+def _train_rows(names: list[str]) -> list[str]:
+    """A table of the trainer's metrics."""
+    lines = ["| name | meaning |", "|---|---|"]
+    for name in names:
+        if name not in TRAIN_MEANINGS:
+            raise SystemExit(f"The trainer's metric {name} has no entry in TRAIN_MEANINGS. Give it one.")
+        lines.append(f"| `{name}` | {TRAIN_MEANINGS[name]} |")
+    return lines
 
 
 def render(record_source: str, loss_source: str) -> str:
@@ -129,11 +151,10 @@ def render(record_source: str, loss_source: str) -> str:
         if meaning is None:
             raise SystemExit(f"StepRecord.{name} has no docstring and no entry in MEANINGS. Give it one.")
         lines.append(f"| `{name}` | `{kind}` | {unit_of(name)} | {meaning} |")
-    lines += ["", TRAIN_INTRODUCTION, "| name | meaning |", "|---|---|"]
-    for name in [*loss_metrics(loss_source), *BESIDE_THE_LOSS]:
-        if name not in TRAIN_MEANINGS:
-            raise SystemExit(f"The trainer's metric {name} has no entry in TRAIN_MEANINGS. Give it one.")
-        lines.append(f"| `{name}` | {TRAIN_MEANINGS[name]} |")
+    always = [*loss_metrics(loss_source, "METRIC_NAMES"), *BESIDE_THE_LOSS]
+    sometimes = loss_metrics(loss_source, "OPTIONAL_METRIC_NAMES")
+    lines += ["", TRAIN_INTRODUCTION, *_train_rows(always), "", "Where the objective has them:", ""]
+    lines += _train_rows(sometimes)
     return "\n".join(lines) + "\n"
 
 

@@ -80,6 +80,11 @@ class MemoryPool:
         rows = _checked_rows(spec, ref, "row_major", member, start, stop)
         return array[rows.start : rows.stop]
 
+    def num_rows(self, ref: GroupRef, column: str, member: int) -> int:
+        """Rows of a member in a column; 0 in a column that the group lacks, and where absent members have no rows."""
+        offsets = [spec.row_offsets for spec in self._header(ref).columns if spec.name == column]
+        return sum(found[member + 1] - found[member] for found in offsets)
+
     def read_layers(
         self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
     ) -> Array:

@@ -191,6 +191,10 @@ class Pool:
         """Rows `start:stop` of a member in a row_major column, [stop - start, ...]; see `GroupReader.read_rows`."""
         return self._reader.read_rows(ref, column, member, start, stop)
 
+    def num_rows(self, ref: GroupRef, column: str, member: int) -> int:
+        """Rows of a member in a column, 0 without any; see `GroupReader.num_rows`."""
+        return self._reader.num_rows(ref, column, member)
+
     def read_layers(
         self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
     ) -> Array:

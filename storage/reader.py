@@ -94,6 +94,11 @@ class GroupReader:
         (rows,) = self._part(ref, column, member, None, start, stop)
         return cast(Array, rows)
 
+    def num_rows(self, ref: GroupRef, column: str, member: int) -> int:
+        """Rows of a member in a column; 0 in a column that the group lacks, and where absent members have no rows."""
+        found = self._index(ref).columns.get(column)
+        return 0 if found is None else found.layout.num_rows(member)
+
     def read_layers(
         self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
     ) -> Array:

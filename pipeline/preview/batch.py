@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vime.settings.groups import Settings
-from vime.settings.rules.quantities import samples_per_step
+from vime.settings.rules.quantities import context_parallel_size
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,17 @@ class EffectiveBatch:
     optimizer_steps: int
 
 
+def microbatch_tokens(settings: Settings) -> int | None:
+    """Token limit of a microbatch, whose sequences are spread over the ranks of context parallelism."""
+    trainer = settings.trainer
+    if not trainer.use_dynamic_batch_size or trainer.max_tokens_per_gpu is None:
+        return None
+    return trainer.max_tokens_per_gpu * context_parallel_size(settings)
+
+
 def effective_batch(settings: Settings, data_parallel_size: int) -> EffectiveBatch:
     data, trainer = settings.data, settings.trainer
-    per_step = samples_per_step(settings)
+    per_step = data.samples_per_step
     steps = data.samples_per_rollout // per_step
     dynamic = trainer.use_dynamic_batch_size
     return EffectiveBatch(
@@ -40,7 +48,7 @@ def effective_batch(settings: Settings, data_parallel_size: int) -> EffectiveBat
         steps_per_rollout=steps,
         samples_per_step=per_step,
         samples_per_rank=per_step / data_parallel_size,
-        microbatch_tokens=trainer.max_tokens_per_gpu if dynamic else None,
+        microbatch_tokens=microbatch_tokens(settings),
         microbatch_samples=None if dynamic else trainer.micro_batch_size,
         optimizer_steps=(data.num_rollout or 0) * steps,
     )

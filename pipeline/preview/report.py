@@ -133,8 +133,8 @@ def _warnings(
     longest, budget = disk.longest_sequence, batch.microbatch_tokens
     if longest is not None and budget is not None and longest > budget:
         warnings.append(
-            f"A sequence may have {longest} tokens, --max-tokens-per-gpu is {budget}: a longer one gets a microbatch "
-            "of its own and may need more memory than planned."
+            f"A sequence may have {longest} tokens, a microbatch {budget} (--max-tokens-per-gpu x context parallel "
+            "size): a longer one stops the run."
         )
     if batch.samples_per_step % processes.sizes.data:
         warnings.append(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import group_encoding, history, planner, queue_ops, sc_dtype
+from benchmarks import group_encoding, history, logprob_memory, packing, planner, queue_ops, sc_dtype
 from benchmarks.report import build_report
 
 
@@ -104,17 +104,42 @@ def test_a_sample_with_routes_and_candidates_takes_the_bytes_that_the_layout_pro
     assert report.values["bytes_per_sample_mib_float16"].max * scale <= 9.2
 
 
-@pytest.mark.parametrize("module", [queue_ops, history, planner, sc_dtype, group_encoding])
+def test_the_packing_benchmark_reports_full_and_even_microbatches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert packing.main(["--quick", "--json"]) == 0
+    report = last_line(capsys.readouterr().out)
+    check(report, "packing", "--quick --json")
+    assert report.values["fill"].median >= 0.98
+    assert report.values["imbalance"].median <= 1.02
+    assert report.values["work_imbalance"].median <= 1.02
+    assert report.values.keys() >= {f"first_fit_{name}" for name in ("fill", "imbalance", "seconds")}
+
+
+def test_the_head_benchmark_reports_a_small_part_of_the_dense_heads_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert logprob_memory.main(["--quick", "--json"]) == 0
+    report = last_line(capsys.readouterr().out)
+    check(report, "logprob_memory", "--quick --json")
+    assert report.values["memory_over_dense"].median < 0.5
+    assert report.values.keys() >= {"time_over_dense_logprob", "memory_with_entropy_over_dense", "dense_peak_mib"}
+
+
+VALUES: dict[Any, tuple[str, ...]] = {
+    queue_ops: ("raw", "straw_rpc", "ops_over_raw_M"),
+    history: ("restart_ratio", "memory_ratio", "disk_ratio"),
+    sc_dtype: ("gradient_error_T_WEIGHT", "head_mass_error"),
+    group_encoding: ("check_ms", "bytes_per_sample_mib_T"),
+    planner: ("plan_ms", "plan_bytes_per_sample"),
+    packing: ("fill", "imbalance", "seconds", "first_fit_fill"),
+    logprob_memory: ("memory_over_dense", "time_over_dense_logprob"),
+}
+
+
+@pytest.mark.parametrize("module", VALUES)
 def test_help_says_every_value_that_is_measured(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         module.main(["--help"])
     words = capsys.readouterr().out
     assert "Measures" in words
-    assert all(value in words for value in ("raw", "straw_rpc", "ops_over_raw_M") if module is queue_ops)
-    assert all(value in words for value in ("restart_ratio", "memory_ratio", "disk_ratio") if module is history)
-    assert all(value in words for value in ("plan_ms", "plan_bytes_per_sample") if module is planner)
-    assert all(value in words for value in ("gradient_error_T_WEIGHT", "head_mass_error") if module is sc_dtype)
-    assert all(value in words for value in ("check_ms", "bytes_per_sample_mib_T") if module is group_encoding)
+    assert all(value in words for value in VALUES[module])
 
 
 def test_too_few_repeats_are_refused_with_the_number_allowed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptRequest, encode
+from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
 from pipeline.training_log import log_step
 from pipeline.transports.memory import open_memory_coordinator
@@ -44,10 +45,8 @@ PACK_BYTES = 4096
 POINTS = ("publish", "accept", "plan", "train", "training_completed", "save", "commit", "rotate", "rotated", "done")
 PLAN = PlanSettings(
     rollout_batch_size=BATCH,
-    samples_per_step=BATCH * MEMBERS,
-    num_ranks=1,
-    max_tokens=64,
-    micro_batch_size=1,
+    rollouts_per_step=BATCH * MEMBERS,
+    packing=PackingSettings(num_ranks=1, max_tokens=64),
     normalize_rewards=True,
     normalize_std=True,
 )

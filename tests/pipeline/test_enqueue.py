@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import producer as producer_module
 from pipeline.batch_wait import wait_for_batch
+from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
 from pipeline.wiring import max_groups_in_flight
 from storage.checks import EnqueueRequirements
@@ -156,9 +157,12 @@ async def test_each_step_is_full_though_three_groups_in_ten_are_set_aside(
         return None if (sample.group_index or 0) % 10 in (0, 4, 7) else await constant_reward(args, sample)
 
     settings = PlanSettings(
-        rollout_batch_size=8, samples_per_step=8, num_ranks=1, max_tokens=None, micro_batch_size=2,
-        normalize_rewards=True, normalize_std=True,
-    )  # fmt: skip
+        rollout_batch_size=8,
+        rollouts_per_step=8,
+        packing=PackingSettings(num_ranks=1, micro_batch_size=2),
+        normalize_rewards=True,
+        normalize_std=True,
+    )
     async with stream(tmp_path, engine, reward=reward, groups_wanted=16, max_groups=16, max_attempts=1) as parts:
         waiting = await accepted(parts, 16)
         for rollout_id in range(2):

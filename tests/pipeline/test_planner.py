@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.messages import decode, encode
+from pipeline.packing import PackingSettings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from storage.queue_types import AcceptedGroup
 from storage.refs import PoolRef
@@ -14,10 +15,8 @@ from storage.summary import GroupSummary
 
 SETTINGS = PlanSettings(
     rollout_batch_size=4,
-    samples_per_step=8,
-    num_ranks=2,
-    max_tokens=40,
-    micro_batch_size=1,
+    rollouts_per_step=8,
+    packing=PackingSettings(num_ranks=2, max_tokens=40),
     normalize_rewards=True,
     normalize_std=True,
 )
@@ -91,9 +90,41 @@ def test_a_fully_masked_sample_counts_as_one_token_in_the_denominator() -> None:
 
 
 def test_a_batch_of_two_steps_holds_the_configured_number_of_samples_in_each() -> None:
-    settings = PlanSettings(**{**vars(SETTINGS), "samples_per_step": 4})
+    settings = PlanSettings(**{**vars(SETTINGS), "rollouts_per_step": 4})
     result = plan([group(position) for position in range(4)], settings)
     assert [step.num_rollouts for step in result.steps] == [4, 4]
+
+
+def segmented(position: int, rollout_ids: list[int]) -> AcceptedGroup:
+    """A group whose samples with equal rollout ids are segments of one rollout."""
+    whole = group(position, rewards=(1.0,) * len(rollout_ids), masks=tuple(range(1, len(rollout_ids) + 1)))
+    summary = msgspec.structs.replace(whole.summary, rollout_ids=rollout_ids, statuses=["completed"] * len(rollout_ids))
+    return msgspec.structs.replace(whole, summary=summary)
+
+
+def test_a_step_counts_rollouts_however_many_segments_they_have() -> None:
+    groups = [segmented(0, [0, 0, 0, 1]), segmented(1, [2, 3]), segmented(2, [4, 4]), segmented(3, [5])]
+    settings = PlanSettings(**{**vars(SETTINGS), "rollouts_per_step": 3})
+    first, second = plan(groups, settings).steps
+    assert (first.num_rollouts, second.num_rollouts) == (3, 3)
+    assert sorted(n for rank in first.ranks for members in rank for n in members) == [0, 1, 2, 3, 4]
+    assert sorted(n for rank in second.ranks for members in rank for n in members) == [5, 6, 7, 8]
+
+
+def test_segments_of_a_rollout_share_its_sum_of_trained_tokens() -> None:
+    result = plan([segmented(0, [7, 8, 7]), *(segmented(position, [position]) for position in range(1, 4))])
+    assert [sample.mask_sum for sample in result.samples] == [1 + 3, 2, 1 + 3, 1, 1, 1]
+    assert result.steps[0].num_trained_tokens == 1 + 2 + 3 + 1 + 1 + 1
+
+
+def test_rollouts_that_fill_no_step_make_a_smaller_one() -> None:
+    settings = PlanSettings(**{**vars(SETTINGS), "rollouts_per_step": 3})
+    assert [step.num_rollouts for step in plan([group(position) for position in range(4)], settings).steps] == [3, 3, 2]
+
+
+def test_rollouts_too_few_for_the_ranks_join_the_step_before() -> None:
+    settings = PlanSettings(**{**vars(SETTINGS), "rollouts_per_step": 7})
+    assert [step.num_rollouts for step in plan([group(position) for position in range(4)], settings).steps] == [8]
 
 
 def test_ages_are_counted_from_the_oldest_token() -> None:

@@ -16,6 +16,7 @@ import pytest
 from jinja2 import TemplateError
 
 from pipeline import producer as producer_module
+from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
 from storage.checks import EnqueueRequirements, check_enqueue
 from storage.columns import decode_group
@@ -28,9 +29,12 @@ from vime.errors import DiskFullError, StorageError
 from vime.utils.types import Sample
 
 PLAN = PlanSettings(
-    rollout_batch_size=4, samples_per_step=8, num_ranks=1, max_tokens=64, micro_batch_size=1, normalize_rewards=True,
+    rollout_batch_size=4,
+    rollouts_per_step=8,
+    packing=PackingSettings(num_ranks=1, max_tokens=64),
+    normalize_rewards=True,
     normalize_std=True,
-)  # fmt: skip
+)
 
 
 @pytest.fixture

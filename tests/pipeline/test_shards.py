@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from pipeline.candidates import CandidateNeeds
 from pipeline.planner import BatchPlan, PlannedGroup, PlannedSample, StepPlan
 from pipeline.shards import RankShard, totals
 from storage.columns import Array
@@ -31,12 +32,14 @@ class Rows:
 
     def __init__(self, damaged: tuple[int, int] | None = None) -> None:
         self.read: list[tuple[int, int]] = []
+        self.columns: set[str] = set()
         self._damaged = damaged
 
     def read_rows(self, ref: GroupRef, column: str, member: int, start: int = 0, stop: int | None = None) -> Array:
         group = REFS.index(ref)
         if column == "tokens":
             self.read.append((group, member))
+        self.columns.add(column)
         if (group, member) == self._damaged:
             raise CorruptDataError(f"{ref.path} is damaged")
         first = 100 * group + 10 * member
@@ -45,7 +48,13 @@ class Rows:
             "tokens": values.astype(np.int32),
             "loss_mask": (values % 2).astype(np.uint8),
             "sampler_log_probs": -values.astype(np.float32),
+            "top_k_ids": np.stack([values, values + 1], -1).astype(np.int32),
+            "top_k_log_probs": np.stack([-values - 1, -values - 2], -1).astype(np.float16),
         }[column]
+
+    def num_rows(self, ref: GroupRef, column: str, member: int) -> int:
+        total, response = LENGTHS[REFS.index(ref), member]
+        return total if column == "tokens" else response
 
 
 def test_rows_of_each_sample_come_from_its_place_in_its_group() -> None:
@@ -66,6 +75,13 @@ def test_an_empty_microbatch_is_a_masked_copy_that_adds_nothing() -> None:
     assert filler.tokens.tolist() == real.tokens.tolist()
     assert filler.loss_mask.tolist() == [0, 0, 0]
     assert filler.advantages.tolist() == [0.0]
+
+
+def test_an_empty_microbatch_is_filled_with_the_shortest_sample_of_its_rank() -> None:
+    batch = plan([[[3], [0, 2], []], [[1], [], []]])
+    with RankShard(Rows(), batch, 0) as shard:
+        *_, filler = shard.step(0)
+    assert filler.sample_indices.tolist() == [10]
 
 
 def test_totals_of_the_step_are_those_of_the_plan() -> None:
@@ -116,3 +132,24 @@ def test_damage_found_ahead_surfaces_at_the_microbatch_that_has_it() -> None:
         with pytest.raises(CorruptDataError, match="group 0 is damaged"):
             step[1]
         assert step[2].tokens.tolist() == [100, 101, 102]
+
+
+def test_candidates_are_read_only_where_they_are_asked_for() -> None:
+    rows = Rows()
+    with RankShard(rows, plan([[[0], [1]]]), 0, candidates=CandidateNeeds(top_k=2)) as shard:
+        narrow = list(shard.step(0).without_candidates())
+        assert "top_k_ids" not in rows.columns
+        whole = list(shard.step(0))
+    assert [batch.top_k for batch in narrow] == [None, None]
+    assert [batch.tokens.tolist() for batch in narrow] == [batch.tokens.tolist() for batch in whole]
+    assert [batch.top_k.ids.tolist() for batch in whole if batch.top_k is not None] == [
+        [[0, 1], [1, 2]],
+        [[10, 11], [11, 12], [12, 13]],
+    ]
+
+
+def test_a_step_can_be_read_again() -> None:
+    with RankShard(Rows(), plan([[[0], [1]]], [[[2]]]), 0) as shard:
+        steps = [shard.step(0), shard.step(1)]
+        first = [batch.sample_indices.tolist() for step in steps for batch in step]
+        assert [batch.sample_indices.tolist() for step in steps for batch in step] == first == [[0], [1], [10]]

@@ -35,7 +35,7 @@ def test_every_field_of_the_record_is_listed_in_order(generator: ModuleType) -> 
 
 
 def test_a_docstring_wins_and_a_field_without_a_meaning_is_refused(generator: ModuleType) -> None:
-    loss = 'METRIC_NAMES = ("loss",)'
+    loss = 'METRIC_NAMES = ("loss",)\nOPTIONAL_METRIC_NAMES = ("tis",)'
     page = generator.render('class StepRecord:\n    wait_s: float\n    """Said\n    here."""\n', loss)
     assert "| `wait_s` | `float` | s | Said here. |" in page
     with pytest.raises(SystemExit, match=r"StepRecord\.novelty has no docstring"):
@@ -45,5 +45,7 @@ def test_a_docstring_wins_and_a_field_without_a_meaning_is_refused(generator: Mo
 def test_no_meaning_is_left_over_from_a_field_that_is_gone(generator: ModuleType) -> None:
     names = {name for name, _, _ in generator.record_fields(generator.RECORD.read_text())}
     assert generator.MEANINGS.keys() | generator.OTHER_UNITS.keys() <= names
-    metrics = [*generator.loss_metrics(generator.LOSS.read_text()), *generator.BESIDE_THE_LOSS]
+    loss = generator.LOSS.read_text()
+    metrics = [name for kind in ("", "OPTIONAL_") for name in generator.loss_metrics(loss, f"{kind}METRIC_NAMES")]
+    metrics += generator.BESIDE_THE_LOSS
     assert sorted(generator.TRAIN_MEANINGS) == sorted(metrics)

@@ -50,6 +50,13 @@ def with_routes(folder: Path, pool: MemoryPool) -> GroupRef:
         return ref
 
 
+def test_rows_of_a_member_are_counted(tmp_path: Path) -> None:
+    pool, queue = new_memory_queue(tmp_path, 1)
+    ref = publish(pool, queue.lease("w", 1)[0])
+    counts = [pool.num_rows(ref, column, 1) for column in ("tokens", "loss_mask", "top_k_ids")]
+    assert counts == [5, 3, 0]
+
+
 def test_rows_of_a_member_are_those_of_the_whole_column(tmp_path: Path) -> None:
     pool, queue = new_memory_queue(tmp_path, 1)
     ref = publish(pool, queue.lease("w", 1)[0])

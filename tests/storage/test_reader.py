@@ -121,6 +121,16 @@ def test_groups_of_one_transaction_share_one_look_at_its_index(pool: Pool, monke
     assert len(looks) == 1
 
 
+def test_rows_of_a_member_are_counted_without_reading_them(pool: Pool, ref: PoolRef, reads: Reads) -> None:
+    assert pool.num_rows(ref, "top_k_ids", 2) == SHAPE.num_responses
+    assert pool.num_rows(ref, "routes", 2) == ROUTE_ROWS
+    assert pool.num_rows(ref, "top_p_ids", 2) == 0
+    pool.read_rows(ref, "tokens", 2)
+    before = reads.num_bytes
+    assert pool.num_rows(ref, "loss_mask", 1) == SHAPE.num_responses
+    assert reads.num_bytes == before
+
+
 def test_columns_without_rows_or_bytes_come_back(pool: Pool) -> None:
     group = wide_group(GroupShape(2, 8 + 0, 1, 0, 1))
     ref = pool.publish_groups([(group, lease_bytes())], submission_id="empty")[0]

@@ -1,82 +1,123 @@
-"""Group-relative advantages on plain arrays; used by the planner, so no tensor library is needed."""
+"""Advantages of response tokens, on tensors of several sequences that lie end to end.
+
+S sequences, R response tokens; `lengths` [S] int64 sums to R. Group-relative estimators (grpo, gspo, cispo) need
+nothing from here but `spread`: each token's advantage is the sequence's normalised reward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
+import torch
 
-from vime.errors import SampleError
-
-STD_EPSILON = 1e-6
+from vime.algorithms.ragged import SCAN_CHUNK, next_values, reverse_scan, sequence_sums, spread
 
 
-def grpo_advantages(
-    rewards: Sequence[float] | npt.NDArray[np.floating],
-    group_ids: Sequence[int] | npt.NDArray[np.integer],
-    rollout_ids: Sequence[int] | npt.NDArray[np.integer] | None = None,
+@dataclass(frozen=True)
+class Advantages:
+    """Both float32 [R], without gradient. Where there is no critic, returns equal advantages."""
+
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+
+def reinforce_plus_plus(
+    rewards: torch.Tensor,
+    kl: torch.Tensor,
+    mask: torch.Tensor,
+    lengths: torch.Tensor,
     *,
-    std_normalization: bool = True,
-) -> npt.NDArray[np.float32]:
-    """Centre rewards within their group and, optionally, divide by the group's standard deviation (GRPO).
+    kl_coef: float,
+    gamma: float,
+) -> Advantages:
+    """Discounted return of each token: the reward comes at the last trained token, the KL penalty at each trained one.
 
     Args:
-        rewards: [N] one reward per sample.
-        group_ids: [N] samples with the same number were made from the same prompt.
-        rollout_ids: [N] samples with the same number are segments of one rollout and count once; None means that
-            every sample is a rollout of its own.
-        std_normalization: divide by (Bessel-corrected standard deviation + 1e-6) where the group has more than one
-            rollout.
+        rewards: [S] raw reward of each sequence.
+        kl: [R] KL estimate of each token; not read where the mask is zero.
+        mask: [R] bool, trained tokens. A sequence without any gets zeros.
+        kl_coef: weight of the penalty.
+        gamma: discount of the following token's return.
 
-    Returns advantages, float32 [N], computed in float64 and equal for all segments of a rollout. A group whose
-    rewards are all equal gets exact zeros. Raises `SampleError` for a reward that isn't finite, for lengths that
-    differ, and for segments of one rollout that disagree about group or reward.
-
-    Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2, with the sample standard deviation.
+    The advantages are meant to be whitened over the batch. Source: REINFORCE++ (arXiv 2501.03262), section 3.
     """
-    reward = np.asarray(rewards, np.float64)
-    group = np.asarray(group_ids, np.int64)
-    rollout = np.arange(len(reward)) if rollout_ids is None else np.asarray(rollout_ids, np.int64)
-    _check(reward, group, rollout)
-    _, first, member = np.unique(rollout, return_index=True, return_inverse=True)
-    _check_segments(reward, group, rollout, first[member])
-    unit_reward, unit_group = reward[first], group[first]
-    result = np.zeros_like(unit_reward)
-    for number in np.unique(unit_group):
-        of_group = unit_group == number
-        values = unit_reward[of_group]
-        if values.min() == values.max():
-            continue
-        centred = values - values.mean()
-        if std_normalization:
-            centred /= values.std(ddof=1) + STD_EPSILON
-        result[of_group] = centred
-    return result[member].astype(np.float32)
+    token_rewards = -kl_coef * kl.double().where(mask, 0.0)
+    token_rewards += spread(rewards.double(), lengths).where(_last_trained(mask, lengths), 0.0)
+    returns = reverse_scan(token_rewards, lengths, gamma).float()
+    return Advantages(returns, returns)
 
 
-def _check(reward: npt.NDArray[np.float64], group: npt.NDArray[np.int64], rollout: npt.NDArray[np.integer]) -> None:
-    if not len(reward) == len(group) == len(rollout):
-        raise SampleError(
-            f"{len(reward)} rewards, {len(group)} group ids and {len(rollout)} rollout ids; allowed: equal."
-        )
-    bad = np.flatnonzero(~np.isfinite(reward))
-    if bad.size:
-        raise SampleError(
-            f"reward of sample {int(bad[0])} in group {int(group[bad[0]])} is {reward[bad[0]]}, allowed: finite."
-        )
+def reinforce_plus_plus_baseline(
+    centred_rewards: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor, *, kl_coef: float
+) -> Advantages:
+    """Centred reward of the sequence minus the KL penalty of the token.
+
+    Args:
+        centred_rewards: [S] reward minus the mean of its group.
+        kl: [R] KL estimate of each token; not read where the mask is zero.
+        mask: [R] bool, trained tokens.
+        kl_coef: weight of the penalty.
+
+    The advantages are meant to be whitened over the batch. Source: REINFORCE++ (arXiv 2501.03262), the variant with a
+    group baseline.
+    """
+    advantages = spread(centred_rewards.double(), lengths) - kl_coef * kl.double().where(mask, 0.0)
+    return Advantages(advantages.float(), advantages.float())
 
 
-def _check_segments(
-    reward: npt.NDArray[np.float64],
-    group: npt.NDArray[np.int64],
-    rollout: npt.NDArray[np.integer],
-    first_of: npt.NDArray[np.integer],
-) -> None:
-    bad = np.flatnonzero((reward != reward[first_of]) | (group != group[first_of]))
-    if bad.size:
-        at, first = int(bad[0]), int(first_of[bad[0]])
-        raise SampleError(
-            f"segments of rollout {int(rollout[at])} disagree: group {int(group[first])} with reward {reward[first]}, "
-            f"then group {int(group[at])} with reward {reward[at]}; allowed: one group and one reward."
-        )
+def generalized_advantages(
+    rewards: torch.Tensor,
+    kl: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    kl_coef: float,
+    gamma: float,
+    lambd: float,
+    chunk: int = SCAN_CHUNK,
+) -> Advantages:
+    """Generalised advantage estimation (ppo): the reward comes at the last response token, masked or not.
+
+    delta_t = r_t + gamma V_{t+1} - V_t with V = 0 after the end, A_t = delta_t + gamma lambd A_{t+1}, returns = A + V.
+
+    Args:
+        rewards: [S] raw reward of each sequence.
+        kl: [R] KL estimate of each token; not read where the mask is zero.
+        values: [R] the critic's value of the state before each token, masked tokens included: they are states that
+            later rewards pass through.
+        mask: [R] bool, trained tokens.
+        kl_coef: weight of the KL penalty, which is taken from the reward of each trained token.
+        gamma: discount of rewards.
+        lambd: 0 trusts the critic, 1 the observed rewards.
+        chunk: positions resolved at once; the result doesn't depend on it.
+
+    Source: GAE (arXiv 1506.02438), equations 11 and 16.
+    """
+    value = values.double()
+    token_rewards = -kl_coef * kl.double().where(mask, 0.0)
+    ends = (lengths.cumsum(0) - 1)[lengths > 0]
+    token_rewards[ends] += rewards.double()[lengths > 0]
+    delta = token_rewards + gamma * next_values(value, lengths) - value
+    advantages = reverse_scan(delta, lengths, gamma * lambd, chunk=chunk)
+    return Advantages(advantages.float(), (advantages + value).float())
+
+
+def distilled(
+    advantages: torch.Tensor, student_log_probs: torch.Tensor, teacher_log_probs: torch.Tensor, *, coef: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """On-policy distillation: subtract the reverse KL to a teacher from the advantages.
+
+    All [R]; the log-probabilities are those of the sampled tokens. Returns (advantages - coef * reverse KL, reverse
+    KL). Applied after the estimator and before whitening. Source: arXiv 2306.13649, with the reverse KL as a reward.
+    """
+    reverse_kl = student_log_probs - teacher_log_probs
+    return advantages - coef * reverse_kl, reverse_kl
+
+
+def _last_trained(mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """[R] bool: the last unmasked token of each sequence."""
+    counts = sequence_sums(mask.long(), lengths)
+    ordinal = mask.long().cumsum(0)
+    before = spread(counts.cumsum(0), lengths)
+    return mask & (ordinal == before)

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class TopKRows:
+    """The sampler's k most probable tokens of each of R response tokens."""
+
+    ids: npt.NDArray[np.int32]
+    """[R, k]"""
+    log_probs: npt.NDArray[np.float32]
+    """[R, k] natural log, over the whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class NucleusRows:
+    """The tokens among which the sampler chose each of R response tokens (top-p), ragged."""
+
+    ids: npt.NDArray[np.int32]
+    """[N]"""
+    offsets: npt.NDArray[np.int64]
+    """[R + 1] start of each response token's ids, then N; a token without ids has no recorded nucleus."""
+    log_probs: npt.NDArray[np.float32] | None = None
+    """[N] natural log, normalised over each token's ids; only score centering needs them."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +49,27 @@ class PackedMicrobatch:
     sampler_log_probs: npt.NDArray[np.float32]
     """[R] natural log."""
     advantages: npt.NDArray[np.float32]
-    """[S] group-normalised reward; every token of a sequence shares it."""
+    """[S] the plan's normalised reward; every token of a sequence shares it unless there are `token_advantages`."""
     mask_sums: npt.NDArray[np.float32]
     """[S] number of trained tokens of the whole rollout that the sequence belongs to (its loss denominator)."""
     sample_indices: npt.NDArray[np.int64]
     """[S] `Sample.index`."""
+    token_advantages: npt.NDArray[np.float32] | None = None
+    """[R] in place of `advantages`, where an estimator tells tokens apart."""
+    token_returns: npt.NDArray[np.float32] | None = None
+    """[R] what a critic's value of each token is compared with."""
+    values: npt.NDArray[np.float32] | None = None
+    """[R] the critic's value of the state before each token; None without one."""
+    old_log_probs: npt.NDArray[np.float32] | None = None
+    """[R] natural log, under the trainer's weights before the batch's first step; None where not computed."""
+    reference_log_probs: npt.NDArray[np.float32] | None = None
+    """[R] natural log, under the reference model; None without one."""
+    teacher_log_probs: npt.NDArray[np.float32] | None = None
+    """[R] natural log, under the teacher of on-policy distillation; None without one."""
+    top_k: TopKRows | None = None
+    """Candidates for score centering without top-p."""
+    nucleus: NucleusRows | None = None
+    """Replayed in log-probabilities; with log-probabilities of its own, score centering runs over it."""
 
     @property
     def num_sequences(self) -> int:
@@ -42,25 +78,6 @@ class PackedMicrobatch:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
-
-
-class LazyMicrobatches(Sequence[PackedMicrobatch]):
-    """Microbatches that are read when they are asked for; ask in order, once."""
-
-    @property
-    @abstractmethod
-    def token_counts(self) -> Sequence[int]:
-        """Tokens of each microbatch, known without reading it."""
-
-    def __len__(self) -> int:
-        return len(self.token_counts)
-
-
-def token_counts(microbatches: Sequence[PackedMicrobatch]) -> Sequence[int]:
-    """Tokens of each microbatch."""
-    if isinstance(microbatches, LazyMicrobatches):
-        return microbatches.token_counts
-    return [microbatch.num_tokens for microbatch in microbatches]
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "tools, media and template arguments in the prompt source",
     ),
     *unless_default("--rollout-max-prompt-len", "Prompts are not dropped by length.", "a token count at load"),
-    *unless_default(
-        "--num-epoch --num-steps-per-rollout", "Nothing is derived from it yet.", "rules between batch settings"
-    ),
+    *unless_default("--num-epoch", "Nothing is derived from it yet.", "a count of the prompts"),
     *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
     *unless_default("--loss-mask-type", "There is no supervised fine-tuning.", "supervised fine-tuning"),
     # Generation and rewards
@@ -166,20 +164,18 @@ REFUSALS: tuple[Refusal, ...] = (
         "--use-distributed-post --http-proxy", "Producers send their own requests directly.", "a request forwarder"
     ),
     # Objective
-    *unless_default(
-        "--advantage-estimator --normalize-advantages --disable-compute-advantages-and-returns "
-        "--custom-advantage-function-path",
-        "Advantages are those of grpo.",
-        "more advantage estimators",
-    ),
-    *unless_default("--value-clip --gamma --lambd --num-critic-only-steps", "There is no critic.", "the critic of ppo"),
-    *unless_default(
-        "--loss-type --custom-loss-function-path --custom-pg-loss-reducer-function-path",
-        "The loss is the clipped ratio objective.",
-        "more objectives",
-    ),
     Refusal(
-        "--pg-loss-type", "ppo", "The loss is the clipped ratio objective.", "more objectives", accepts=(None, "ppo")
+        "--advantage-estimator",
+        "grpo, gspo, cispo, reinforce_plus_plus or reinforce_plus_plus_baseline",
+        "There is no critic.",
+        "the critic of ppo",
+        accepts=("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    ),
+    *unless_default("--value-clip --lambd --num-critic-only-steps", "There is no critic.", "the critic of ppo"),
+    *unless_default(
+        "--loss-type --custom-loss-function-path --disable-compute-advantages-and-returns",
+        "The loss is the policy loss.",
+        "supervised fine-tuning and custom losses",
     ),
     *unless_default(
         "--kl-coef --use-kl-loss --kl-loss-coef --kl-loss-type --use-unbiased-kl --ref-load --ref-ckpt-step "
@@ -190,12 +186,6 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default(
         "--use-rollout-entropy", "The entropy is computed with the loss.", "a pass for old log-probabilities"
     ),
-    *unless_default(
-        "--use-tis --tis-clip --tis-clip-low --custom-tis-function-path --get-mismatch-metrics",
-        "Tokens are not weighted by the ratio of trainer to sampler.",
-        "truncated importance sampling",
-    ),
-    *unless_default("--use-opsm --opsm-delta", "Sequences are not masked.", "off-policy sequence masking"),
     *unless_default(
         "--use-score-centering --score-centering-top-k",
         "The engine's candidates are not stored.",
@@ -217,7 +207,6 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default(
         "--log-probs-max-tokens-per-gpu", "There is no pass without gradients.", "a pass for old log-probabilities"
     ),
-    *unless_default("--balance-data --balance-by-flops", "Microbatches are dealt by token count.", "balanced dealing"),
     *unless_default(
         "--use-stateless-adam --reset-optimizer-states --only-train-params-name-list --freeze-params-name-list "
         "--megatron-config-path --train-env-vars --padded-vocab-size --mtp-num-layers --mtp-loss-scaling-factor",

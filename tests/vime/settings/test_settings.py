@@ -54,6 +54,12 @@ def test_documented_flags_reach_their_groups(model: Path) -> None:
     assert settings.data.samples_per_step == 8
 
 
+def test_number_of_steps_tells_the_samples_of_one(model: Path) -> None:
+    settings = checked(model, "--num-steps-per-rollout", "4")
+    assert settings.data.samples_per_step * 4 == settings.data.samples_per_rollout
+    assert settings.data.steps_per_rollout == 4
+
+
 def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path) -> None:
     settings = checked(
         model, "--vllm-max-model-len", "64", "--tensor-model-parallel-size", "1", "--lr-decay-style", "cosine"
@@ -73,7 +79,7 @@ def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path)
         (["--use-dynamic-batch-size"], "needs a token limit"),
         (["--rollout-queue-max-groups", "3"], "would never be complete"),
         (["--rollout-num-gpus", "0"], "starts no engine"),
-        (["--advantage-estimator", "ppo"], "not built yet, allowed: grpo"),
+        (["--advantage-estimator", "ppo"], "not built yet, allowed: grpo, gspo, cispo"),
         (["--rollout-top-p", "0.9"], "can't replay truncated sampling yet"),
         (["--actor-num-gpus-per-node", "9"], "8 samples for 9 trainer ranks"),
         (["--router-policy", "x"], "The router is not part of this version"),

@@ -37,7 +37,7 @@ def test_one_problem_is_told_without_a_list(tmp_path: Path) -> None:
 
 def test_all_problems_and_refusals_come_in_one_numbered_list(tmp_path: Path) -> None:
     found_by_others = Problem(("--x",), "--x is 1", "2", "", "Give 2.")
-    error = refusal(tmp_path, "--ckpt-step 4 --global-batch-size 3 --use-opsm", more=(found_by_others,))
+    error = refusal(tmp_path, "--ckpt-step 4 --global-batch-size 3 --use-tensorboard", more=(found_by_others,))
     title, *lines = error.message.splitlines()
     assert title == "4 settings can't work:"
     assert [line.split(" ")[0] for line in lines] == ["1.", "2.", "3.", "4."]
@@ -47,14 +47,14 @@ def test_all_problems_and_refusals_come_in_one_numbered_list(tmp_path: Path) -> 
         "Next: Give --load DIR."
     )
     assert lines[2] == "3. --x is 1, allowed: 2. Next: Give 2."
-    assert lines[3].startswith("4. --use-opsm is not built yet, allowed: left out.")
+    assert lines[3].startswith("4. --use-tensorboard is not built yet, allowed: left out.")
     assert error.next_step == "Correct these and start again."
 
 
 def test_a_dry_run_warns_of_what_is_not_built_and_refuses_what_cannot_work(tmp_path: Path) -> None:
-    warnings = validate(parse_settings(Case("--use-opsm", "", "", "").command(tmp_path)), dry_run=True)
-    assert [words.split(" is not built yet")[0] for words in warnings] == ["--use-opsm"]
-    error = refusal(tmp_path, "--use-opsm --ckpt-step 4", dry_run=True)
+    warnings = validate(parse_settings(Case("--use-tensorboard", "", "", "").command(tmp_path)), dry_run=True)
+    assert [words.split(" is not built yet")[0] for words in warnings] == ["--use-tensorboard"]
+    error = refusal(tmp_path, "--use-tensorboard --ckpt-step 4", dry_run=True)
     assert error.message.startswith("--ckpt-step 4 without --load")
 
 
@@ -65,6 +65,10 @@ def test_a_dry_run_warns_of_what_is_not_built_and_refuses_what_cannot_work(tmp_p
         ("--advantage-estimator cispo", "--eps-clip is 0.2 with --advantage-estimator cispo"),
         ("--use-dynamic-batch-size --max-tokens-per-gpu 64 --micro-batch-size 2", "--micro-batch-size 2 has no effect"),
         ("--use-score-centering --rollout-top-p 0.9 --score-centering-top-k 64", "--score-centering-top-k 64 has no"),
+        ("--gamma 0.9", "--gamma has no effect without --advantage-estimator reinforce_plus_plus or ppo"),
+        ("--tis-clip 3", "--tis-clip has no effect without --use-tis"),
+        ("--tis-clip-low 1", "--tis-clip-low has no effect without --use-tis"),
+        ("--opsm-delta 0.1", "--opsm-delta has no effect without --use-opsm"),
     ],
 )
 def test_what_hardly_works_as_meant_is_told(tmp_path: Path, words: str, said: str) -> None:
@@ -84,6 +88,10 @@ def test_what_hardly_works_as_meant_is_told(tmp_path: Path, words: str, said: st
         "--use-score-centering --rollout-top-p 0.9",
         "--score-centering-top-k 64 --rollout-top-p 0.9",
         "--use-score-centering --score-centering-top-k 64",
+        "--advantage-estimator reinforce_plus_plus --normalize-advantages --gamma 0.9",
+        "--use-tis --tis-clip 3 --tis-clip-low 1",
+        "--get-mismatch-metrics --custom-tis-function-path vime.a.b --tis-clip 3",
+        "--use-opsm --opsm-delta 0.1",
     ],
 )
 def test_what_works_as_meant_is_not_told(tmp_path: Path, words: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from vime.algorithms.objective_config import ObjectiveConfig
 from vime.errors import SettingsError
 
 
@@ -35,21 +36,12 @@ class TrainerConfig:
     adam_beta2: float = 0.98
     adam_eps: float = 1e-8
     seed: int = 1234
-    eps_clip: float = 0.2
-    eps_clip_high: float | None = None
-    """Upper clip range; None means the same as `eps_clip`."""
-    eps_clip_c: float | None = None
-    """Dual clip: bound of the loss at negative advantages, above 1; None turns it off."""
-    entropy_coef: float = 0.0
-    calculate_per_token_loss: bool = False
-    """False: mean over rollouts of each rollout's token mean. True: mean over all trained tokens of the step."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     temperature: float = 1.0
     """Sampling temperature of the rollouts; logits are divided by it."""
-    use_rollout_logprobs: bool = True
-    """True: the old policy is the sampler. False: the old policy is the current one, detached."""
     fp32_lm_head: bool = True
     """Multiply hidden states and head weights in float32 even when the model is bf16."""
-    log_probs_chunk_size: int = 1024
+    log_probs_chunk_size: int = 2048
     """Rows of float32 logits that exist at once."""
     num_threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's choice."""
@@ -62,9 +54,3 @@ class TrainerConfig:
         for name, value in values.items():
             if not (math.isfinite(value) and value > 0):
                 raise SettingsError(f"{name} is {value}, allowed: a finite number above 0.")
-        if self.eps_clip_c is not None and not self.eps_clip_c > 1.0:
-            raise SettingsError(f"eps_clip_c is {self.eps_clip_c}, allowed: above 1, or None for no dual clip.")
-        if self.eps_clip < 0.0 or (self.eps_clip_high is not None and self.eps_clip_high < 0.0):
-            raise SettingsError(
-                f"eps_clip is {self.eps_clip} and eps_clip_high {self.eps_clip_high}, allowed: not below 0."
-            )

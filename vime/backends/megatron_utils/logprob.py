@@ -1,31 +1,22 @@
-"""Log-probabilities and entropies of response tokens, without a full matrix of logits.
+"""Log-probabilities, entropies and score-centering terms of response tokens, without a full matrix of logits.
 
 Logits of a microbatch in float32 would take tokens x vocabulary x 4 bytes (10 GB for 16k tokens of a 152k
-vocabulary). Here they exist for one chunk of rows at a time, in the forward pass and again in the backward pass.
+vocabulary). Here they exist for one block of rows and vocabulary entries at a time, in the forward pass and again in
+the backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from vime.errors import ModelError
-
-
-@dataclass(frozen=True)
-class HeadOptions:
-    """How hidden states become log-probabilities."""
-
-    vocab_size: int
-    """Real vocabulary; rows of the head beyond it are padding and have no probability."""
-    temperature: float = 1.0
-    fp32: bool = True
-    """Multiply in float32 even when hidden states and weights are narrower."""
-    chunk_rows: int = 1024
+from vime.algorithms.importance import WeightRule
+from vime.backends.megatron_utils.head.backward import logit_gradient, propagate
+from vime.backends.megatron_utils.head.forward import HeadRequest, evaluate
+from vime.backends.megatron_utils.head.types import HeadOptions, HeadTerms, Nucleus, TopKCandidates
 
 
 def response_log_probs(
@@ -34,8 +25,17 @@ def response_log_probs(
     targets: torch.Tensor,
     options: HeadOptions,
     group: dist.ProcessGroup | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Natural-log probability of each target and the entropy of each row's distribution.
+    *,
+    with_entropy: bool = True,
+    candidates: TopKCandidates | None = None,
+    nucleus: Nucleus | None = None,
+    rule: WeightRule | None = None,
+) -> HeadTerms:
+    """Terms of each row of softmax(hidden @ weight.T / temperature) that the losses need.
+
+    With a `nucleus`, log-probabilities are those among its tokens (a target outside of it is added); rows without
+    one, and all entropies, keep the whole vocabulary. With a `rule`, score-centering terms are computed too: over the
+    `nucleus`, which then needs log-probabilities, or over the `candidates` with a modelled tail.
 
     Args:
         hidden: [R, H], equal on all ranks of `group`.
@@ -43,100 +43,42 @@ def response_log_probs(
         targets: [R] int64 token ids over the whole vocabulary.
         group: ranks that share the vocabulary; None for one.
 
-    Returns two float32 tensors [R]: log softmax(hidden @ weight.T / temperature) at the target, and the entropy in
-    nats. The gradient of `hidden` holds only this rank's part of the vocabulary; the caller sums it over `group`.
+    The gradient of `hidden` holds only this rank's part of the vocabulary; the caller sums it over `group`.
+    Raises `ModelError` for ids outside of the vocabulary and offsets that don't fit, `ValueError` for a `rule`
+    without exactly one of `candidates` and a `nucleus` with log-probabilities.
     """
-    apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _ChunkedHead.apply
-    return apply(hidden, weight, targets, options, group)
+    if candidates is not None and nucleus is not None:
+        raise ValueError("score centering takes candidates or a nucleus, got both")
+    if rule is not None and candidates is None and (nucleus is None or nucleus.log_probs is None):
+        raise ValueError("score centering needs candidates, or a nucleus with log-probabilities")
+    request = HeadRequest(
+        targets, options, group, with_entropy, candidates if rule is not None else None, nucleus, rule
+    )
+    apply: Callable[..., tuple[Any, ...]] = _BlockwiseHead.apply
+    return HeadTerms(*apply(hidden, weight, request))
 
 
-def _local_rows(weight: torch.Tensor, options: HeadOptions, group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """(first vocabulary id of this rank, number of its real rows)."""
-    start = weight.size(0) * (0 if group is None else group.rank())
-    real = min(weight.size(0), options.vocab_size - start)
-    if real < 1:
-        raise ModelError(
-            f"the output head of this rank starts at id {start}, but the vocabulary has {options.vocab_size} entries.",
-            next_step="Lower --tensor-model-parallel-size or --make-vocab-size-divisible-by.",
-        )
-    return start, real
-
-
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
-    """[rows, V] float32, divided by the temperature."""
-    logits = (hidden.to(weight.dtype) @ weight.t()).float()
-    return logits if temperature == 1.0 else logits / temperature
-
-
-def _sum_over(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    if group is not None and group.size() > 1:
-        dist.all_reduce(tensor, group=group)
-    return tensor
-
-
-class _ChunkedHead(torch.autograd.Function):
+class _BlockwiseHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
-        options: HeadOptions,
-        group: dist.ProcessGroup | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        start, real = _local_rows(weight, options, group)
-        head = weight[:real].float() if options.fp32 else weight[:real]
-        rows = hidden.size(0)
-        log_probs, entropies, log_sums = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
-        for begin in range(0, rows, options.chunk_rows):
-            chunk = slice(begin, begin + options.chunk_rows)
-            logits = _logits(hidden[chunk], head, options.temperature)
-            top = logits.amax(-1)
-            if group is not None and group.size() > 1:
-                dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
-            shifted = logits - top[:, None]
-            exponentials = shifted.exp()
-            local = targets[chunk] - start
-            mine = (local >= 0) & (local < real)
-            picked = shifted.gather(1, local.clamp(0, real - 1)[:, None])[:, 0]
-            sums = torch.stack([exponentials.sum(-1), (exponentials * shifted).sum(-1), picked.where(mine, 0.0)])
-            total, weighted, target_logit = _sum_over(sums, group)
-            log_total = total.log()
-            log_probs[chunk] = target_logit - log_total
-            entropies[chunk] = log_total - weighted / total
-            log_sums[chunk] = top + log_total
-        ctx.save_for_backward(hidden, weight, targets, log_sums, entropies)
-        ctx.options, ctx.group = options, group
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, request: HeadRequest
+    ) -> tuple[torch.Tensor | None, ...]:
+        found = evaluate(hidden, weight, request)
+        ctx.save_for_backward(hidden, weight)
+        ctx.found, ctx.options = found, request.options
         ctx.set_materialize_grads(False)
-        return log_probs, entropies
+        entropy = None if found.entropy is None else found.entropy.clone()
+        if found.centering is None:
+            return found.log_prob.values.float(), entropy, None, None, None
+        masses = found.centering.train_mass.float(), found.centering.sampler_mass.float()
+        ctx.mark_non_differentiable(*masses)
+        return found.log_prob.values.float(), entropy, found.centering.correction.values.float(), *masses
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        grad_log_probs, grad_entropies = grads
-        hidden, weight, targets, log_sums, entropies = ctx.saved_tensors
-        options, group = ctx.options, ctx.group
-        start, real = _local_rows(weight, options, group)
-        head = weight[:real].float() if options.fp32 else weight[:real]
-        grad_hidden = torch.zeros_like(hidden)
-        grad_head = torch.zeros_like(head, dtype=torch.float32)
-        if grad_log_probs is None:
-            grad_log_probs = torch.zeros_like(log_sums)
-        for begin in range(0, hidden.size(0), options.chunk_rows):
-            chunk = slice(begin, begin + options.chunk_rows)
-            rows = hidden[chunk].to(head.dtype)
-            log_p = _logits(hidden[chunk], head, options.temperature) - log_sums[chunk, None]
-            p = log_p.exp()
-            grad = p * -grad_log_probs[chunk, None]
-            if grad_entropies is not None:
-                grad -= p * (log_p + entropies[chunk, None]) * grad_entropies[chunk, None]
-            local = targets[chunk] - start
-            mine = (local >= 0) & (local < real)
-            at = torch.arange(local.numel(), device=local.device)[mine]
-            grad[at, local[mine]] += grad_log_probs[chunk][mine]
-            grad /= options.temperature
-            narrow = grad.to(head.dtype)
-            grad_hidden[chunk] = (narrow @ head).to(hidden.dtype)
-            grad_head += narrow.t() @ rows
-        grad_weight = torch.zeros_like(weight)
-        grad_weight[:real] = grad_head
-        return grad_hidden, grad_weight, None, None, None
+        hidden, weight = ctx.saved_tensors
+        gradient = logit_gradient(ctx.found, ctx.options, *grads[:3])
+        to_hidden, to_weight, _ = ctx.needs_input_grad
+        return *propagate(
+            hidden, weight, ctx.found, ctx.options, gradient, to_hidden=to_hidden, to_weight=to_weight
+        ), None

@@ -1,16 +1,21 @@
-"""The glue between the formulas and Megatron's forward-backward schedules."""
+"""The glue between the formulas and Megatron's forward-backward schedules, and the documented importance weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vime.algorithms.aggregate import token_weights, weighted_sum
-from vime.algorithms.policy_loss import clipped_policy_loss
-from vime.backends.megatron_utils.config import TrainerConfig
-from vime.backends.megatron_utils.packing import MicrobatchTensors
+from vime.algorithms.importance import WeightKind, WeightRule, importance_weights
+from vime.algorithms.objective import MicrobatchObjective
+from vime.algorithms.objective_config import ObjectiveConfig
+from vime.algorithms.ragged import Reduce, on_one_rank
+from vime.algorithms.score_centering import CenteringTerms
 from vime.data.batch import StepTotals
+
+if TYPE_CHECKING:  # it loads Megatron, which users of the importance weights don't need
+    from vime.backends.megatron_utils.packing import MicrobatchTensors
 
 METRIC_NAMES = (
     "loss",
@@ -18,11 +23,25 @@ METRIC_NAMES = (
     "pg_clipfrac",
     "ppo_kl",
     "ois",
-    "entropy",
+    "entropy_loss",
     "train_rollout_logprob_abs_diff",
     "num_tokens",
 )
-"""Sums over microbatches and ranks; all but the last are already divided by the step's denominator."""
+"""Always reported. Sums over microbatches and ranks; all but the last are already divided by the step's denominator."""
+
+OPTIONAL_METRIC_NAMES = (
+    "kl_loss",
+    "opsm_clipfrac",
+    "tis",
+    "tis_clipfrac",
+    "tis_abs",
+    "opd_reverse_kl",
+    "sc_correction",
+    "sc_sampler_head_mass",
+    "sc_train_head_mass",
+    "sc_importance_weight",
+)
+"""Reported beside them where the settings ask for it; a custom weighting adds its own."""
 
 
 @dataclass
@@ -34,45 +53,87 @@ class StepLoss:
     sum over all sequences of the step with the weights of `token_weights`, under any split.
     """
 
-    config: TrainerConfig
+    config: ObjectiveConfig
     totals: StepTotals
     backward_scale: float
-    metrics: list[torch.Tensor] = field(default_factory=list)
-    """[len(METRIC_NAMES)] float32 of each microbatch, in order."""
+    sum_over_context: Reduce = on_one_rank
+    """Sum over the ranks that hold parts of the same sequences."""
+    metrics: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    """Scalars by name of each microbatch, in order."""
     sample_indices: list[tuple[int, ...]] = field(default_factory=list)
     """Samples of each microbatch, in order."""
 
     def __call__(
-        self, microbatch: MicrobatchTensors, log_probs: torch.Tensor, entropies: torch.Tensor
+        self,
+        microbatch: MicrobatchTensors,
+        log_probs: torch.Tensor,
+        entropies: torch.Tensor,
+        centering: CenteringTerms | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return (loss for the schedule, nothing to report through it) for log-probs and entropies [R]."""
-        config, mask = self.config, microbatch.loss_mask
-        weights = token_weights(
-            mask,
-            microbatch.response_lengths,
-            microbatch.mask_sums,
+        objective = MicrobatchObjective(
+            self.config,
             self.totals,
-            per_token=config.calculate_per_token_loss,
-        )
-        current = log_probs.detach()
-        old = microbatch.sampler_log_probs if config.use_rollout_logprobs else current
-        policy = clipped_policy_loss(
+            microbatch,
             log_probs,
-            old.where(mask, current),  # tokens that aren't trained: ratio one, so that nothing overflows
-            microbatch.advantages,
-            eps_clip=config.eps_clip,
-            eps_clip_high=config.eps_clip_high,
-            eps_clip_c=config.eps_clip_c,
+            entropies,
+            centering=centering,
+            sum_over_context=self.sum_over_context,
         )
-        pg_loss = weighted_sum(policy.loss, weights)
-        loss = pg_loss
-        if config.entropy_coef:
-            loss = loss - config.entropy_coef * weighted_sum(entropies, weights)
-        difference = (microbatch.sampler_log_probs - current).abs()
-        reduced = [
-            weighted_sum(values.detach(), weights)
-            for values in (policy.clipped, policy.ppo_kl, policy.ois, entropies, difference)
-        ]
-        self.metrics.append(torch.stack([loss.detach(), pg_loss.detach(), *reduced, mask.sum().float()]))
+        loss, metrics = objective.loss_and_metrics()
+        self.metrics.append({**metrics, "num_tokens": microbatch.loss_mask.sum().float()})
         self.sample_indices.append(microbatch.sample_indices)
         return loss * self.backward_scale, {}
+
+
+def vanilla_tis_function(
+    args: Any,
+    *,
+    pg_loss: torch.Tensor,
+    train_log_probs: list[torch.Tensor],
+    rollout_log_probs: list[torch.Tensor],
+    loss_masks: list[torch.Tensor],
+    **_: Any,
+) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Truncated importance sampling: each token's loss times its trainer / sampler ratio, clamped.
+
+    Args:
+        args: has `tis_clip_low` and `tis_clip`.
+        pg_loss: [R] of the sequences end to end.
+        train_log_probs: for each sequence its response tokens under the trainer.
+        rollout_log_probs: the same under the sampler.
+        loss_masks: returned as they are.
+
+    Returns (weighted loss [R], loss masks, metrics [R] by name).
+    """
+    rule = WeightRule(WeightKind.TIS, args.tis_clip_low, args.tis_clip)
+    return _weight(rule, pg_loss, train_log_probs, rollout_log_probs, loss_masks)
+
+
+def icepop_function(
+    args: Any,
+    *,
+    pg_loss: torch.Tensor,
+    train_log_probs: list[torch.Tensor],
+    rollout_log_probs: list[torch.Tensor],
+    loss_masks: list[torch.Tensor],
+    **_: Any,
+) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+    """IcePop: each token's loss times its trainer / sampler ratio, and zero where that leaves the band.
+
+    Arguments and result as in `vanilla_tis_function`; bounds that are None are 0.5 and 5.
+    """
+    low = 0.5 if args.tis_clip_low is None else args.tis_clip_low
+    high = 5.0 if args.tis_clip is None else args.tis_clip
+    return _weight(WeightRule(WeightKind.ICEPOP, low, high), pg_loss, train_log_probs, rollout_log_probs, loss_masks)
+
+
+def _weight(
+    rule: WeightRule,
+    pg_loss: torch.Tensor,
+    train_log_probs: list[torch.Tensor],
+    rollout_log_probs: list[torch.Tensor],
+    loss_masks: list[torch.Tensor],
+) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+    found = importance_weights(torch.cat(train_log_probs), torch.cat(rollout_log_probs), rule)
+    return pg_loss * found.weights, loss_masks, found.metrics()

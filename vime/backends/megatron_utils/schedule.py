@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,28 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from vime.algorithms.importance import WeightRule
+from vime.algorithms.score_centering import CenteringTerms
 from vime.backends.megatron_utils.config import TrainerConfig
-from vime.backends.megatron_utils.logprob import HeadOptions, response_log_probs
+from vime.backends.megatron_utils.head.types import HeadOptions, HeadTerms
+from vime.backends.megatron_utils.logprob import response_log_probs
 from vime.backends.megatron_utils.loss import StepLoss
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
-from vime.data.batch import PackedMicrobatch, token_counts
+from vime.backends.megatron_utils.recorded import check_recorded
+from vime.data.batch import PackedMicrobatch
+from vime.data.lazy import token_counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HeadCall:
+    """A microbatch and what the output head is to make of it."""
+
+    microbatch: MicrobatchTensors
+    with_entropy: bool
+    rule: WeightRule | None
+    """Of score centering; None without it."""
+    replay_nucleus: bool = True
 
 
 class ForwardPass:
@@ -38,52 +55,81 @@ class ForwardPass:
         self._sequence_parallel = core_config.sequence_parallel
         self._multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
         self._hidden_size = args.hidden_size
+        self._rule = config.objective.weight_rule if config.objective.centers_scores else None
         self._head = HeadOptions(args.vocab_size, config.temperature, config.fp32_lm_head, config.log_probs_chunk_size)
 
     def run(self, microbatches: Sequence[PackedMicrobatch], step_loss: StepLoss) -> None:
-        """Forward and backward through all microbatches; gradients are summed over data-parallel ranks."""
+        """Forward and backward through all microbatches; gradients are summed over data-parallel ranks.
+
+        Raises `TrainerError` at the microbatch that lacks what score centering needs of the sampler.
+        """
 
         def step(data: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Any, Any]:
             microbatch = next(data)
 
-            def loss(output: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-                return step_loss(microbatch, *output)
+            def loss(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+                if terms.entropy is None:
+                    raise TypeError("the loss needs entropies")
+                return step_loss(microbatch, terms.log_prob, terms.entropy, _centering(terms))
 
-            return self._call(model, microbatch), loss
+            return self._call(model, _HeadCall(microbatch=microbatch, with_entropy=True, rule=self._rule)), loss
 
-        self._schedule(step, microbatches, forward_only=False)
+        checks = [] if self._rule is None else [check_recorded]
+        self._schedule(step, microbatches, checks, forward_only=False)
 
-    def log_probs(self, microbatches: Sequence[PackedMicrobatch]) -> list[npt.NDArray[np.float32]]:
-        """Log-probabilities [R] of each microbatch, on every rank."""
+    def log_probs(
+        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True
+    ) -> list[npt.NDArray[np.float32]]:
+        """Log-probabilities [R] of each microbatch, on every rank.
+
+        `replay_nucleus` keeps to the recorded nucleus where there is one; else they are over the whole vocabulary.
+        """
         results: list[torch.Tensor] = []
+        response_counts: list[int] = []
 
         def step(data: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Any, Any]:
-            def collect(output: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-                results.append(output[0].detach())
-                return output[0].sum(), {}
+            def collect(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+                results.append(terms.log_prob.detach())
+                return terms.log_prob.sum(), {}
 
-            return self._call(model, next(data)), collect
+            microbatch = next(data)
+            response_counts.append(len(microbatch.targets))
+            call = _HeadCall(microbatch=microbatch, with_entropy=False, rule=None, replay_nucleus=replay_nucleus)
+            return self._call(model, call), collect
 
         with torch.no_grad():
             self._schedule(step, microbatches, forward_only=True)
-        return [array.cpu().numpy() for array in self._from_last_stage(results, microbatches)]
+        return [array.cpu().numpy() for array in self._from_last_stage(results, response_counts)]
 
-    def _from_last_stage(
-        self, results: list[torch.Tensor], microbatches: Sequence[PackedMicrobatch]
-    ) -> list[torch.Tensor]:
+    def _from_last_stage(self, results: list[torch.Tensor], response_counts: Sequence[int]) -> list[torch.Tensor]:
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() == 1:
             return results
         if not results:
-            results = [torch.empty(len(batch.loss_mask), device=self.device) for batch in microbatches]
+            results = [torch.empty(count, device=self.device) for count in response_counts]
         for result in results:
             dist.broadcast(result, src=dist.get_global_rank(group, group.size() - 1), group=group)
         return results
 
-    def _schedule(self, step: Any, microbatches: Sequence[PackedMicrobatch], *, forward_only: bool) -> None:
+    def _schedule(
+        self,
+        step: Any,
+        microbatches: Sequence[PackedMicrobatch],
+        checks: Sequence[Callable[[PackedMicrobatch], None]] = (),
+        *,
+        forward_only: bool,
+    ) -> None:
+        """Ask for each microbatch once, in order, and hold one at a time."""
+
+        def read() -> Iterator[MicrobatchTensors]:
+            for packed in microbatches:
+                for check in checks:
+                    check(packed)
+                yield to_tensors(packed, self.device, self._multiple)
+
         get_forward_backward_func()(
             forward_step_func=step,
-            data_iterator=(to_tensors(batch, self.device, self._multiple) for batch in microbatches),
+            data_iterator=read(),
             model=[self._model],
             num_microbatches=len(microbatches),
             seq_length=max(token_counts(microbatches)),
@@ -91,14 +137,15 @@ class ForwardPass:
             forward_only=forward_only,
         )
 
-    def _call(self, model: torch.nn.Module, microbatch: MicrobatchTensors) -> Any:
+    def _call(self, model: torch.nn.Module, call: _HeadCall) -> Any:
+        microbatch = call.microbatch
         return model(
             microbatch.tokens,
             microbatch.position_ids,
             None,
             packed_seq_params=microbatch.packed,
             output_processor=self._to_log_probs,
-            output_processor_context=microbatch,
+            output_processor_context=call,
         )
 
     def _to_log_probs(
@@ -107,14 +154,30 @@ class ForwardPass:
         hidden_states: torch.Tensor,
         output_layer: Any,
         output_weight: torch.Tensor | None,
-        context: MicrobatchTensors,
+        context: _HeadCall,
         **_: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Megatron's hook in place of its own head: hidden states [T, 1, H] -> (log-probs [R], entropies [R])."""
+    ) -> HeadTerms:
+        """Megatron's hook in place of its own head: hidden states [T, 1, H] to the terms of the R response tokens."""
         if self._sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, group=self._tensor_group)
         else:
             hidden_states = copy_to_tensor_model_parallel_region(hidden_states, group=self._tensor_group)
         weight = output_layer.weight if output_weight is None else output_weight
-        rows = hidden_states[:, 0].index_select(0, context.response_rows)
-        return response_log_probs(rows, weight, context.targets, self._head, self._tensor_group)
+        microbatch = context.microbatch
+        return response_log_probs(
+            hidden_states[:, 0].index_select(0, microbatch.response_rows),
+            weight,
+            microbatch.targets,
+            self._head,
+            self._tensor_group,
+            with_entropy=context.with_entropy,
+            candidates=microbatch.candidates if context.rule is not None and microbatch.nucleus is None else None,
+            nucleus=microbatch.nucleus if context.replay_nucleus else None,
+            rule=context.rule,
+        )
+
+
+def _centering(terms: HeadTerms) -> CenteringTerms | None:
+    if terms.sc_correction is None or terms.sc_sampler_head_mass is None or terms.sc_train_head_mass is None:
+        return None
+    return CenteringTerms(terms.sc_correction, terms.sc_sampler_head_mass, terms.sc_train_head_mass)

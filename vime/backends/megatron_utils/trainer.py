@@ -17,6 +17,7 @@ from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.data.batch import PackedMicrobatch, StepTotals
+from vime.data.lazy import PreparedMicrobatches
 from vime.errors import SettingsError, TrainerError
 
 prepare_megatron()
@@ -25,6 +26,7 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 
 from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
+from vime.backends.megatron_utils.advantages import with_token_advantages  # noqa: E402
 from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss  # noqa: E402
 from vime.backends.megatron_utils.model import build_model  # noqa: E402
 from vime.backends.megatron_utils.optimizer import build_learner  # noqa: E402
@@ -78,24 +80,41 @@ class MegatronTrainer:
         hf_weights.load_hf_weights(self._learner.model, self._hf_checkpoint, self._hf_config)
         self._learner.optimizer.reload_model_params()
 
+    def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
+        """This rank's microbatches of a rollout batch, step by step, with all that its objective needs of them.
+
+        Call it before the first step: old log-probabilities are those of the weights at this moment. Adds
+        `old_log_probs` where the ratio is taken against them, and `token_advantages` where the estimator needs them.
+        Lazy microbatches stay lazy: they are read one after the other, and only what is added is kept. Where nothing
+        is added, nothing is read.
+        """
+        self._use_threads()
+        objective = self._config.objective
+        prepared = steps
+        if objective.recomputes_old_log_probs(len(steps)):
+            prepared = [self._with_old_log_probs(step) for step in prepared]
+        if objective.has_token_advantages:
+            prepared = with_token_advantages(prepared, objective, self._sum_over_replicas)
+        return prepared
+
     def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
         """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
 
         Ranks of one data-parallel share pass the same microbatches; all ranks pass the same number of them. Returns,
-        equal on all ranks: loss, pg_loss, pg_clipfrac, ppo_kl, ois, entropy, train_rollout_logprob_abs_diff (each
-        aggregated like the loss), num_tokens (trained), grad_norm (before clipping) and lr (used in this step).
+        equal on all ranks: `METRIC_NAMES` and what else the objective reports, each aggregated like the loss except
+        num_tokens (trained), grad_norm (before clipping) and lr (used in this step).
         Raises `TrainerError`, before any weight changes, when ranks disagree about the number of microbatches or a
         loss or gradient isn't finite.
         """
         self._use_threads()
         self._check_equal_counts(len(microbatches))
         learner = self._learner
-        step_loss = StepLoss(self._config, totals, float(len(microbatches) * self.data_parallel_size))
+        step_loss = StepLoss(self._config.objective, totals, float(len(microbatches) * self.data_parallel_size))
         learner.model.train()
         learner.model.zero_grad_buffer()
         learner.optimizer.zero_grad()
         self._forward.run(microbatches, step_loss)
-        self._check_finite(step_loss, microbatches)
+        self._check_finite(step_loss)
         lr = learner.learning_rate
         succeeded, grad_norm, _ = learner.optimizer.step()
         if not succeeded:
@@ -104,12 +123,17 @@ class MegatronTrainer:
         metrics = self._reduce(step_loss)
         return {**metrics, "grad_norm": float(grad_norm or 0.0), "lr": lr}
 
-    def log_probs(self, microbatches: Sequence[PackedMicrobatch]) -> list[npt.NDArray[np.float32]]:
-        """Log-probabilities of the response tokens under the current weights, one array [R] per microbatch."""
+    def log_probs(
+        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True
+    ) -> list[npt.NDArray[np.float32]]:
+        """Log-probabilities of the response tokens under the current weights, one array [R] per microbatch.
+
+        Among the recorded nucleus where there is one, unless `replay_nucleus` is off.
+        """
         self._use_threads()
         self._check_equal_counts(len(microbatches))
         self._learner.model.eval()
-        return self._forward.log_probs(microbatches)
+        return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus)
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
@@ -142,6 +166,9 @@ class MegatronTrainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _with_old_log_probs(self, step: Sequence[PackedMicrobatch]) -> PreparedMicrobatches:
+        return PreparedMicrobatches(step, [{"old_log_probs": values} for values in self.log_probs(step)])
+
     def _use_threads(self) -> None:
         if self._config.num_threads is not None:  # a setting of the calling thread, not of the process
             torch.set_num_threads(self._config.num_threads)
@@ -155,12 +182,12 @@ class MegatronTrainer:
                 next_step="Plan the batch again for this number of ranks.",
             )
 
-    def _check_finite(self, step_loss: StepLoss, microbatches: Sequence[PackedMicrobatch]) -> None:
+    def _check_finite(self, step_loss: StepLoss) -> None:
         """Raise on all ranks when a loss or a gradient is NaN or infinite on any of them."""
         model = self._learner.model
         buffers = [*model.buffers, *model.expert_parallel_buffers]
         finite = [buffer.grad_data.sum().isfinite() for buffer in buffers]
-        losses = [metrics[0].isfinite() for metrics in step_loss.metrics]
+        losses = [metrics["loss"].isfinite() for metrics in step_loss.metrics]
         flag = torch.stack([*finite, *losses]).all().logical_not().float()
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         if not flag.item():
@@ -175,8 +202,8 @@ class MegatronTrainer:
         what = "loss"
         if not suspects:
             what = "gradient"
-            mine = [int(index) for batch in microbatches for index in batch.sample_indices]
-            suspects = dict(enumerate(self._on_all_ranks(mine)))
+            mine = [index for samples in step_loss.sample_indices for index in samples]
+            suspects = {rank: samples for rank, samples in enumerate(self._on_all_ranks(mine)) if samples}
         where = "; ".join(f"rank {rank}: samples {_listed(items)}" for rank, items in suspects.items())
         raise TrainerError(
             f"{what} is not finite ({where}); no weight was changed.",
@@ -184,14 +211,24 @@ class MegatronTrainer:
         )
 
     def _reduce(self, step_loss: StepLoss) -> dict[str, float]:
-        total = torch.zeros(len(METRIC_NAMES), dtype=torch.float64, device=self._forward.device)
+        """Sums over the step of all metrics that any rank reports."""
+        own = sorted({name for metrics in step_loss.metrics for name in metrics})
+        names = sorted({name for reported in self._on_all_ranks(own) for name in reported})
+        total = torch.zeros(len(names), dtype=torch.float64, device=self._forward.device)
         if is_metric_source():
-            total += torch.stack(step_loss.metrics).double().sum(0)
+            for metrics in step_loss.metrics:
+                total += torch.stack([metrics.get(name, total.new_zeros(())) for name in names]).double()
         dist.all_reduce(total)
-        values = dict(zip(METRIC_NAMES, total.tolist(), strict=True))
+        values = dict(zip(names, total.tolist(), strict=True))
         if not all(math.isfinite(value) for value in values.values()):
             raise TrainerError(f"metrics are not finite: {values}.", next_step="Look at the sampler log-probabilities.")
-        return values
+        return {name: values[name] for name in [*METRIC_NAMES, *(name for name in names if name not in METRIC_NAMES)]}
+
+    def _sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks that hold different sequences."""
+        total = tensor.to(self._forward.device)
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        return total.cpu()
 
     def _on_all_ranks(self, value: Any) -> list[Any]:
         gathered: list[Any] = [None] * dist.get_world_size()

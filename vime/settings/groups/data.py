@@ -46,7 +46,7 @@ class DataSettings:
     rollout_batch_size: int | None = flag(None, "Prompt groups in one rollout batch.", check=at_least(1), common=True)
     n_samples_per_prompt: int = flag(1, "Samples generated for each prompt.", check=at_least(1), common=True)
     global_batch_size: int | None = flag(
-        None, "Samples in one optimizer step; the whole rollout batch when left out.", check=at_least(1)
+        None, "Rollouts in one optimizer step; the whole rollout batch when left out.", check=at_least(1)
     )
     num_steps_per_rollout: int | None = flag(
         None, "Optimizer steps on one rollout batch, in place of --global-batch-size.", check=at_least(1)
@@ -74,6 +74,9 @@ class DataSettings:
 
     @property
     def samples_per_step(self) -> int:
+        """Of --global-batch-size, or what --num-steps-per-rollout makes of a rollout batch."""
+        if self.global_batch_size is None and self.num_steps_per_rollout is not None:
+            return self.samples_per_rollout // self.num_steps_per_rollout
         return self.global_batch_size or self.samples_per_rollout
 
     @property

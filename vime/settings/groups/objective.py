@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from vime.settings.checks import above, all_or_at_least, at_least, between, dotted_path
 from vime.settings.flag import flag
 
+GROUP_RELATIVE = ("grpo", "gspo", "cispo")
+"""Estimators whose advantage is the group-normalised reward alone."""
+
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
@@ -95,3 +98,23 @@ class ObjectiveSettings:
         -1, "Rows of logits that exist at once in float32; -1 leaves it to vime.", check=all_or_at_least(1)
     )
     recompute_loss_function: bool = flag(False, "Compute the loss again in the backward pass to save memory.")
+
+    @property
+    def policy_objective(self) -> str:
+        """ppo, cispo or reinforce: what is asked for, or what follows from estimator and score centering."""
+        if self.pg_loss_type is not None:
+            return self.pg_loss_type
+        if self.use_score_centering:
+            return "reinforce"
+        return "cispo" if self.advantage_estimator == "cispo" else "ppo"
+
+    @property
+    def centers_rewards(self) -> bool:
+        """Whether the mean of the group is taken from each reward; other estimators have a baseline of their own."""
+        is_centred = self.advantage_estimator in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
+        return is_centred and self.rewards_normalization
+
+    @property
+    def divides_by_std(self) -> bool:
+        """Whether centred rewards are divided by the group's standard deviation."""
+        return self.advantage_estimator in GROUP_RELATIVE and self.grpo_std_normalization

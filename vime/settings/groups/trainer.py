@@ -20,15 +20,15 @@ class TrainerSettings:
     micro_batch_size: int = flag(1, "Samples in a microbatch, unless batches are dynamic.", check=at_least(1))
     use_dynamic_batch_size: bool = flag(False, "Fill microbatches up to --max-tokens-per-gpu.")
     max_tokens_per_gpu: int | None = flag(
-        None, "Most tokens of a microbatch on one GPU; a longer sample gets its own.", check=at_least(1)
+        None, "Most tokens of a microbatch on one GPU; a sample that needs more stops the run.", check=at_least(1)
     )
     log_probs_max_tokens_per_gpu: int | None = flag(
         None,
         "Most tokens of a microbatch in passes without gradients; --max-tokens-per-gpu when left out.",
         check=at_least(1),
     )
-    balance_data: bool = flag(False, "Deal sequences to data-parallel ranks so that each gets as many tokens.")
-    balance_by_flops: bool = flag(False, "Balance by estimated work instead of tokens.")
+    balance_data: bool = flag(False, "Share sequences out among data-parallel ranks so that each gets as many tokens.")
+    balance_by_flops: bool = flag(False, "Balance estimated work, c L + L^2 for L tokens, instead of tokens.")
     trainer_num_threads: int | None = flag(
         None,
         "CPU threads of one trainer rank; the cores divided by ranks and engines when left out.",

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vime.settings.groups import Settings
-from vime.settings.rules.quantities import GROUP_RELATIVE
+from vime.settings.groups.objective import GROUP_RELATIVE, ObjectiveSettings
+
+_Condition = Callable[[ObjectiveSettings], bool]
+WITHOUT_EFFECT: dict[str, tuple[_Condition, str]] = {
+    "--gamma": (
+        lambda objective: objective.gamma != 1 and objective.advantage_estimator not in ("reinforce_plus_plus", "ppo"),
+        "--advantage-estimator reinforce_plus_plus or ppo",
+    ),
+    "--tis-clip": (lambda objective: objective.tis_clip != 2 and not _weighs(objective), "--use-tis"),
+    "--tis-clip-low": (lambda objective: objective.tis_clip_low != 0 and not _weighs(objective), "--use-tis"),
+    "--opsm-delta": (lambda objective: objective.opsm_delta != 1e-4 and not objective.use_opsm, "--use-opsm"),
+}
+"""Flag -> when it is given in vain, and what would read it."""
+
+
+def _weighs(objective: ObjectiveSettings) -> bool:
+    return objective.use_tis or objective.get_mismatch_metrics
 
 
 def advice(settings: Settings) -> Iterator[str]:
@@ -23,6 +39,9 @@ def advice(settings: Settings) -> Iterator[str]:
             f"--eps-clip is {objective.eps_clip} with --advantage-estimator cispo, which is meant to have no lower "
             "clip. Give --eps-clip 1."
         )
+    for flag, (is_vain, reader) in WITHOUT_EFFECT.items():
+        if is_vain(objective):
+            yield f"{flag} has no effect without {reader}."
     if trainer.use_dynamic_batch_size and trainer.micro_batch_size != 1:
         yield f"--micro-batch-size {trainer.micro_batch_size} has no effect with --use-dynamic-batch-size."
     if objective.use_score_centering and settings.rollout.rollout_top_p < 1 and objective.score_centering_top_k != 128:

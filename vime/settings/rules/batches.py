@@ -11,7 +11,6 @@ from vime.settings.rules.quantities import (
     data_parallel_size,
     longest_sequence,
     num_rollout_gpus,
-    samples_per_step,
 )
 
 
@@ -78,7 +77,7 @@ def over_sampling_covers_the_batch(settings: Settings) -> Iterator[Problem]:
 
 def every_rank_gets_a_sample(settings: Settings) -> Iterator[Problem]:
     """A data-parallel replica without samples would have no microbatch while the others communicate."""
-    samples, replicas = samples_per_step(settings), data_parallel_size(settings)
+    samples, replicas = settings.data.samples_per_step, data_parallel_size(settings)
     if 0 < samples < replicas:
         yield problem(
             settings,
@@ -92,7 +91,7 @@ def every_rank_gets_a_sample(settings: Settings) -> Iterator[Problem]:
 
 def fixed_microbatches_divide_the_step(settings: Settings) -> Iterator[Problem]:
     """Without dynamic batches every replica runs as many microbatches of as many samples."""
-    trainer, samples = settings.trainer, samples_per_step(settings)
+    trainer, samples = settings.trainer, settings.data.samples_per_step
     replicas = data_parallel_size(settings)
     unit = replicas * trainer.micro_batch_size
     if not trainer.use_dynamic_batch_size and samples >= replicas and samples % unit:

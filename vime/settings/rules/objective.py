@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import policy_objective
 
 
 def reinforce_plus_plus_is_whitened(settings: Settings) -> Iterator[Problem]:
@@ -38,7 +37,7 @@ def estimator_fits_the_objective(settings: Settings) -> Iterator[Problem]:
 
 def dual_clip_belongs_to_the_ratio(settings: Settings) -> Iterator[Problem]:
     """reinforce and cispo have no clipped ratio that a dual clip could bound; it would be ignored."""
-    found = policy_objective(settings)
+    found = settings.objective.policy_objective
     if settings.objective.eps_clip_c is not None and found != "ppo":
         yield problem(
             settings,
@@ -79,7 +78,7 @@ def policy_loss_has_advantages(settings: Settings) -> Iterator[Problem]:
 def importance_weights_need_two_policies(settings: Settings) -> Iterator[Problem]:
     """With the sampler's log-probabilities as the old policy, trainer / sampler is 1 before the first step of ppo."""
     objective = settings.objective
-    if objective.use_rollout_logprobs and objective.use_tis and policy_objective(settings) != "reinforce":
+    if objective.use_rollout_logprobs and objective.use_tis and objective.policy_objective != "reinforce":
         yield problem(
             settings,
             "--use-tis --use-rollout-logprobs",

@@ -7,16 +7,6 @@ from collections.abc import Sequence
 from vime.settings.groups import Settings
 
 FULLY_ASYNC = "vime.rollout.fully_async_rollout.generate_rollout_fully_async"
-GROUP_RELATIVE = ("grpo", "gspo", "cispo")
-"""Estimators whose advantage is the group-normalised reward alone."""
-
-
-def samples_per_step(settings: Settings) -> int:
-    """Samples of one optimizer step: --global-batch-size, or what --num-steps-per-rollout makes of a batch."""
-    data = settings.data
-    if data.global_batch_size is None and data.num_steps_per_rollout is not None:
-        return data.samples_per_rollout // data.num_steps_per_rollout
-    return data.samples_per_step
 
 
 def num_rollout_gpus(settings: Settings) -> int:
@@ -46,16 +36,6 @@ def debug_mode(settings: Settings) -> str | None:
 
 def has_critic(settings: Settings) -> bool:
     return settings.objective.advantage_estimator == "ppo"
-
-
-def policy_objective(settings: Settings) -> str:
-    """ppo, cispo or reinforce: what is asked for, or what follows from estimator and score centering."""
-    objective = settings.objective
-    if objective.pg_loss_type is not None:
-        return objective.pg_loss_type
-    if objective.use_score_centering:
-        return "reinforce"
-    return "cispo" if objective.advantage_estimator == "cispo" else "ppo"
 
 
 def uses_reference_model(settings: Settings) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vime.settings.groups import Settings
+from vime.settings.groups.objective import GROUP_RELATIVE
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import GROUP_RELATIVE, uses_reference_model
+from vime.settings.rules.quantities import uses_reference_model
 
 
 def kl_is_penalised_once(settings: Settings) -> Iterator[Problem]:

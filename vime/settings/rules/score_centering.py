@@ -9,10 +9,9 @@ from vime.settings.machine import Machine
 from vime.settings.rules.problem import Problem, problem
 from vime.settings.rules.quantities import option
 
-WEIGHTINGS = (
-    "vime.backends.megatron_utils.loss.icepop_function",
-    "vime.backends.megatron_utils.loss.vanilla_tis_function",
-)
+ICEPOP = "vime.backends.megatron_utils.loss.icepop_function"
+VANILLA_TIS = "vime.backends.megatron_utils.loss.vanilla_tis_function"
+WEIGHTINGS = (ICEPOP, VANILLA_TIS)
 """Importance weights whose rule is known for every candidate of a token, not for the sampled one alone."""
 
 _Condition = Callable[[Settings], bool]

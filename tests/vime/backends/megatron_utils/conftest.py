@@ -24,7 +24,7 @@ def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, list[s
         folder = tmp_path_factory.mktemp("world")
         environment = {
             **os.environ,
-            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{HERE}",
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(HERE), os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }

@@ -39,7 +39,7 @@ def step_reference(
         rollouts[item.rollout] = rollouts.get(item.rollout, 0) + int(item.loss_mask.sum())
     all_tokens = sum(max(int(item.loss_mask.sum()), 1) for item in sequences)
     loss = torch.zeros((), dtype=torch.float64)
-    metrics = dict.fromkeys(["pg_clipfrac", "ppo_kl", "ois", "entropy", "train_rollout_logprob_abs_diff"], 0.0)
+    metrics = dict.fromkeys(["pg_clipfrac", "ppo_kl", "ois", "entropy_loss", "train_rollout_logprob_abs_diff"], 0.0)
     for item in sequences:
         logits = dense_logits(model, item.tokens) / temperature
         prompt = len(item.tokens) - item.response_length
@@ -62,7 +62,7 @@ def step_reference(
             metrics["pg_clipfrac"] += weight * float(clipped.detach() > plain.detach())
             metrics["ppo_kl"] += weight * (sampler - float(log_prob.detach()))
             metrics["ois"] += weight * float(ratio.detach())
-            metrics["entropy"] += weight * -float((log_p.exp() * log_p).sum().detach())
+            metrics["entropy_loss"] += weight * -float((log_p.exp() * log_p).sum().detach())
             metrics["train_rollout_logprob_abs_diff"] += weight * abs(sampler - float(log_prob.detach()))
     model.zero_grad()
     loss.backward()

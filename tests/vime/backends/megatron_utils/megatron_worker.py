@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,13 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_batches import make_sequences, pack, totals
+from tiny_recorded import pack_recorded
 
 from tests.support.tiny_models import build_tiny_qwen3
+from tests.support.watched_batches import WatchedBatches
+from vime.algorithms.importance import WeightKind, WeightRule
+from vime.algorithms.objective_config import Estimator, ObjectiveConfig
+from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.data.batch import PackedMicrobatch
@@ -64,8 +69,14 @@ class World:
             yield trainer
 
 
+def weigh_by_position(**given: Any) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+    """A weighting of the user's own: later tokens of a response count less, and a metric says how much."""
+    weight = torch.cat([1 / torch.arange(1.0, length + 1) for length in given["response_lengths"]])
+    return given["pg_loss"] * weight, given["loss_masks"], {"position_weight": weight}
+
+
 def weights_of(trainer: MegatronTrainer) -> Weights:
-    return {name: tensor.clone() for name, tensor in trainer.named_hf_weights()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in trainer.named_hf_weights()}
 
 
 def largest_difference(one: Weights, other: Weights) -> float:
@@ -120,6 +131,7 @@ def compare_with_one_rank(world: World, *argv: str, split: Any, steps: int = 3, 
 def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
     from dense_reference import dense_logits, load_double
 
+    from vime.backends.megatron_utils.model import training_device
     from vime.backends.megatron_utils.packing import to_tensors
 
     found = {}
@@ -129,8 +141,11 @@ def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
         with world.trainer(hf_checkpoint=checkpoint) as trainer, torch.no_grad():
 
             def run(batch: PackedMicrobatch, trainer: MegatronTrainer = trainer) -> torch.Tensor:
-                batch = to_tensors(batch, torch.device("cpu"))
-                return trainer._learner.model(batch.tokens, batch.position_ids, None, packed_seq_params=batch.packed)[0]
+                tensors = to_tensors(batch, training_device())
+                logits = trainer._learner.model(
+                    tensors.tokens, tensors.position_ids, None, packed_seq_params=tensors.packed
+                )
+                return logits[0].cpu()
 
             packed = run(pack(sequences, range(8)))
             separate = torch.cat([run(pack(sequences, [member])) for member in range(8)])
@@ -158,14 +173,14 @@ def gradients_match_dense_reference(world: World) -> dict[str, dict[str, float]]
     found = {}
     sequences = make_sequences(1)
     for per_token in (False, True):
-        options = {"temperature": 0.7, "eps_clip": 0.1, "eps_clip_high": 0.25, "eps_clip_c": 1.5}
+        policy = PolicyLossSettings(eps_clip=0.1, eps_clip_high=0.25, eps_clip_c=1.5)
         with world.trainer(
             *("--optimizer", "sgd", "--sgd-momentum", "0"),
-            calculate_per_token_loss=per_token,
+            objective=ObjectiveConfig(policy=policy, calculate_per_token_loss=per_token),
+            temperature=0.7,
             lr=1.0,
             clip_grad=0.0,
             log_probs_chunk_size=7,
-            **options,
         ) as trainer:
             before = weights_of(trainer)
             metrics = train(trainer, [1], ONE_RANK)[0]
@@ -206,7 +221,14 @@ def weights_round_trip(world: World) -> dict[str, dict[str, Any]]:
 
 def resume_and_replay(world: World) -> dict[str, dict[str, Any]]:
     found = {}
-    for name, argv in (("plain", ()), ("distributed", ("--use-distributed-optimizer",))):
+    growing = ("--start-weight-decay", "0.0", "--end-weight-decay", "0.5", "--weight-decay-incr-style", "linear")
+    variants = {
+        "plain": (),
+        "distributed": ("--use-distributed-optimizer",),
+        "growing_decay": growing,
+        "growing_decay_distributed": (*growing, "--use-distributed-optimizer"),
+    }
+    for name, argv in variants.items():
         options = {"lr_decay_style": "linear", "train_iters": 10, "weight_decay": 0.1}
         directory = world.folder / f"resume_{name}"
         with world.trainer(*argv, **options) as trainer:
@@ -236,6 +258,26 @@ def resume_and_replay(world: World) -> dict[str, dict[str, Any]]:
             "learning_rates": [step["lr"] for step in uninterrupted],
             "draws": draws,
         }
+    return found
+
+
+def weights_only_load(world: World) -> dict[str, dict[str, float]]:
+    """Train, load the weights of the file again, take a step at learning rate zero."""
+    found = {}
+    for name, argv in (("plain", ()), ("distributed", ("--use-distributed-optimizer",))):
+        for precision in ("fp32", "bf16"):
+            with world.trainer(*argv, precision=precision) as trainer:
+                loaded = weights_of(trainer)
+                train(trainer, range(2), ONE_RANK)
+                moved = largest_difference(loaded, weights_of(trainer))
+                trainer.load_hf()
+                for group in trainer._learner.optimizer.param_groups:
+                    group["lr"] = 0.0
+                train(trainer, [2], ONE_RANK)
+                found[f"{name}_{precision}"] = {
+                    "moved": moved,
+                    "after": largest_difference(loaded, weights_of(trainer)),
+                }
     return found
 
 
@@ -295,7 +337,9 @@ def refusals(world: World) -> dict[str, str]:
 def data_parallel(world: World) -> dict[str, dict[str, float]]:
     return {
         "per_rollout": compare_with_one_rank(world, split=TWO_RANKS),
-        "per_token": compare_with_one_rank(world, split=TWO_RANKS, calculate_per_token_loss=True),
+        "per_token": compare_with_one_rank(
+            world, split=TWO_RANKS, objective=ObjectiveConfig(calculate_per_token_loss=True)
+        ),
         "distributed": compare_with_one_rank(world, "--use-distributed-optimizer", split=TWO_RANKS),
     }
 
@@ -319,6 +363,138 @@ def resume_on_fewer_ranks(world: World) -> dict[str, dict[str, float]]:
                 "weights": largest_difference(weights, weights_of(trainer)),
             }
     return found
+
+
+OBJECTIVES = {
+    "whitened": ObjectiveConfig(
+        estimator=Estimator.REINFORCE_PLUS_PLUS,
+        policy=PolicyLossSettings(PolicyObjective.REINFORCE),
+        normalize_advantages=True,
+        gamma=0.9,
+        calculate_per_token_loss=True,
+        weight_rule=WeightRule(WeightKind.TIS, 0.5, 2.0),
+    ),
+    "sequence_ratio": ObjectiveConfig(
+        estimator=Estimator.GSPO, use_rollout_logprobs=False, opsm_delta=1e-4, entropy_coef=0.01
+    ),
+    "own_weighting": ObjectiveConfig(
+        estimator=Estimator.CISPO, policy=PolicyLossSettings(PolicyObjective.CISPO, 1.0), weighting=weigh_by_position
+    ),
+}
+
+
+def prepared_steps(
+    trainer: MegatronTrainer, split: Sequence[Sequence[Sequence[int]]]
+) -> tuple[list[dict[str, float]], dict[str, int]]:
+    """A rollout batch of three lazy steps, prepared as a whole; its metrics, and how it was read."""
+    batches = [make_sequences(seed) for seed in range(3)]
+    mine = [
+        WatchedBatches([pack(sequences, members) for members in split[trainer.data_parallel_rank]])
+        for sequences in batches
+    ]
+    steps = trainer.prepare(mine)
+    reads = {
+        "prepare": sum(step.num_reads for step in mine),
+        "prepare_narrow": sum(step.num_narrow_reads for step in mine),
+    }
+    metrics = [trainer.train_step(step, totals(sequences)) for step, sequences in zip(steps, batches, strict=True)]
+    reads["train"] = sum(step.num_reads for step in mine) - reads["prepare"]
+    return metrics, {**reads, "most_held": max(step.most_held for step in mine)}
+
+
+def objectives(world: World) -> dict[str, dict[str, Any]]:
+    """Each objective on two ranks and on one."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, config in OBJECTIVES.items():
+        with world.trainer(objective=config) as trainer:
+            (metrics, reads), weights = prepared_steps(trainer, TWO_RANKS), weights_of(trainer)
+        if world.rank != 0:
+            world.started += 1
+            continue
+        with world.trainer(objective=config, size=1) as trainer:
+            (single_metrics, _), single_weights = prepared_steps(trainer, ONE_RANK), weights_of(trainer)
+        found[name] = {
+            "weights": largest_difference(weights, single_weights),
+            "metrics": metric_difference(metrics, single_metrics),
+            "moved": largest_difference(weights, load_file(world.checkpoint("tied") / "model.safetensors")),
+            "reported": metrics,
+            "reads": reads,
+        }
+    return found
+
+
+def recorded_step(trainer: MegatronTrainer, kind: str, split: Sequence[Sequence[Sequence[int]]]) -> dict[str, float]:
+    """One step on batches with candidates or nuclei."""
+    sequences = make_sequences(5)
+    mine = [pack_recorded(kind, sequences, members) for members in split[trainer.data_parallel_rank]]
+    return trainer.train_step(mine, totals(sequences))
+
+
+def centered_top_k(world: World) -> dict[str, dict[str, Any]]:
+    return centered_scores(world, "top_k")
+
+
+def centered_nucleus(world: World) -> dict[str, dict[str, Any]]:
+    return centered_scores(world, "nucleus")
+
+
+def centered_scores(world: World, kind: str) -> dict[str, dict[str, Any]]:
+    """Score centering on two ranks, by data and by tensor, and on one."""
+    objective = ObjectiveConfig(
+        policy=PolicyLossSettings(PolicyObjective.REINFORCE),
+        weight_rule=WeightRule(WeightKind.TIS, 0.0, 2.0),
+        centers_scores=True,
+    )
+    descent = ("--optimizer", "sgd", "--sgd-momentum", "0")
+    options: dict[str, Any] = {"objective": objective, "lr": 0.1, "temperature": 0.8}
+    reached = []
+    for argv, split in [((), TWO_RANKS), (("--tensor-model-parallel-size", "2"), ONE_RANK)]:
+        with world.trainer(*descent, *argv, **options) as trainer:
+            reached.append((recorded_step(trainer, kind, split), weights_of(trainer)))
+    if world.rank != 0:
+        return {}
+    with world.trainer(*descent, size=1, **options) as trainer:
+        metrics, weights = recorded_step(trainer, kind, ONE_RANK), weights_of(trainer)
+    return {
+        name: {
+            "weights": largest_difference(weights, other_weights),
+            "metrics": metric_difference([metrics], [other_metrics]),
+            "moved": largest_difference(weights, load_file(world.checkpoint("tied") / "model.safetensors")),
+            "reported": metrics,
+        }
+        for name, (other_metrics, other_weights) in zip(("data", "tensor"), reached, strict=True)
+    }
+
+
+def replayed_nuclei(world: World) -> dict[str, Any]:
+    """Log-probabilities with and without the nucleus, and what is said where centering has nothing to sum over."""
+    sequences, said = make_sequences(5), {}
+    packed = pack_recorded("nucleus", sequences, range(8))
+    assert packed.nucleus is not None
+    objective = ObjectiveConfig(policy=PolicyLossSettings(PolicyObjective.REINFORCE), centers_scores=True)
+    first = int(np.flatnonzero(packed.loss_mask)[0])
+    others = packed.nucleus.ids.copy()
+    others[packed.nucleus.offsets[first] : packed.nucleus.offsets[first + 1]] = 60
+    broken = {
+        "absent": replace(packed, nucleus=None),
+        "without_token": replace(packed, nucleus=replace(packed.nucleus, ids=others)),
+    }
+    with world.trainer(objective=objective) as trainer:
+        (replayed,) = trainer.log_probs([packed])
+        (whole,) = trainer.log_probs([packed], replay_nucleus=False)
+        for name, batch in broken.items():
+            try:
+                trainer.train_step([batch], totals(sequences))
+            except VimeError as error:
+                said[name] = f"{type(error).__name__}: {error}"
+    unrecorded = np.diff(packed.nucleus.offsets) == 0
+    return {
+        "kept": float(np.abs(replayed - whole)[unrecorded].max(initial=0)),
+        "unrecorded": int(unrecorded.sum()),
+        "higher": bool((replayed >= whole - 1e-6).all()),
+        "raised": float((replayed - whole).max()),
+        "said": said,
+    }
 
 
 def unequal_microbatches(world: World) -> dict[str, str]:
@@ -374,8 +550,13 @@ SCENARIOS = {
         gradients_match_dense_reference,
         weights_round_trip,
         resume_and_replay,
+        weights_only_load,
         refusals,
         data_parallel,
+        objectives,
+        centered_top_k,
+        centered_nucleus,
+        replayed_nuclei,
         resume_on_fewer_ranks,
         unequal_microbatches,
         bad_sample_on_other_rank,

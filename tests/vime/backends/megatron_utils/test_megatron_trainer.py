@@ -18,6 +18,7 @@ def one_rank(run_world: Any) -> dict[str, Any]:
             "gradients_match_dense_reference",
             "weights_round_trip",
             "resume_and_replay",
+            "weights_only_load",
             "refusals",
         ],
     )
@@ -25,7 +26,10 @@ def one_rank(run_world: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two_ranks(run_world: Any) -> dict[str, Any]:
-    return run_world(2, ["data_parallel", "resume_on_fewer_ranks", "unequal_microbatches", "bad_sample_on_other_rank"])
+    return run_world(
+        2,
+        ["data_parallel", "objectives", "resume_on_fewer_ranks", "unequal_microbatches", "bad_sample_on_other_rank"],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def test_weights_survive_the_way_into_megatron_and_back_bitwise(one_rank: dict[s
     assert one_rank["weights_round_trip"][variant] == {"same_names": True, "bitwise": True, "saved": True}
 
 
-@pytest.mark.parametrize("optimizer", ["plain", "distributed"])
+@pytest.mark.parametrize("optimizer", ["plain", "distributed", "growing_decay", "growing_decay_distributed"])
 def test_resumed_training_equals_uninterrupted_training(one_rank: dict[str, Any], optimizer: str) -> None:
     found = one_rank["resume_and_replay"][optimizer]
     assert found["folder"] == "iter_0000003"
@@ -65,6 +69,16 @@ def test_resumed_training_equals_uninterrupted_training(one_rank: dict[str, Any]
     assert found["metrics"] == 0.0
     assert found["weights"] == 0.0
     assert found["learning_rates"] == sorted(set(found["learning_rates"]), reverse=True), "the schedule must go on"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["plain", "distributed"])
+def test_a_step_at_rate_zero_after_loading_weights_alone_keeps_them_bitwise(
+    one_rank: dict[str, Any], optimizer: str, precision: str
+) -> None:
+    found = one_rank["weights_only_load"][f"{optimizer}_{precision}"]
+    assert found["moved"] > 1e-3
+    assert found["after"] == 0.0
 
 
 @pytest.mark.parametrize("optimizer", ["plain", "distributed"])
@@ -112,6 +126,42 @@ def test_two_data_parallel_ranks_train_like_one(two_ranks: dict[str, Any], varia
     assert found["moved"] > 1e-3
     assert found["weights"] < 2e-6
     assert found["metrics"] < 1e-5
+
+
+@pytest.mark.parametrize("objective", ["whitened", "sequence_ratio", "own_weighting"])
+def test_every_objective_trains_alike_on_two_ranks_and_on_one(two_ranks: dict[str, Any], objective: str) -> None:
+    found = two_ranks["objectives"][objective]
+    assert found["moved"] > 1e-3
+    assert found["weights"] < 1e-5
+    assert found["metrics"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("objective", "passes", "narrow_passes"), [("own_weighting", 0, 0), ("sequence_ratio", 1, 0), ("whitened", 0, 2)]
+)
+def test_preparing_reads_lazy_steps_as_often_as_the_objective_needs_and_keeps_none(
+    two_ranks: dict[str, Any], objective: str, passes: int, narrow_passes: int
+) -> None:
+    found = two_ranks["objectives"][objective]["reads"]
+    microbatches = 6
+    assert found["prepare"] == passes * microbatches
+    assert found["prepare_narrow"] == narrow_passes * microbatches
+    assert found["train"] == microbatches
+    assert found["most_held"] <= 2
+
+
+def test_the_old_policy_is_that_before_the_first_step_of_the_batch(two_ranks: dict[str, Any]) -> None:
+    first, second, third = two_ranks["objectives"]["sequence_ratio"]["reported"]
+    assert abs(first["ppo_kl"]) < 1e-6
+    assert first["ois"] == pytest.approx(6 / 7, abs=1e-6), "ratio one, and one of the seven rollouts is wholly masked"
+    assert min(abs(second["ppo_kl"]), abs(third["ppo_kl"])) > 1e-4
+
+
+def test_metrics_of_the_objective_and_of_the_users_weighting_are_reported(two_ranks: dict[str, Any]) -> None:
+    found = {name: steps["reported"][0] for name, steps in two_ranks["objectives"].items()}
+    assert {"tis", "tis_clipfrac", "tis_abs"} <= found["whitened"].keys()
+    assert found["sequence_ratio"].keys() >= {"opsm_clipfrac"}
+    assert 0.0 < found["own_weighting"]["position_weight"] < 1.0
 
 
 @pytest.mark.parametrize("optimizer", ["plain", "distributed"])

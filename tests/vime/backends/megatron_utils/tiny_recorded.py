@@ -1,0 +1,41 @@
+"""Candidates and nuclei for the small batches: what a sampler would have recorded beside each response token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from tiny_batches import Sequence_, pack
+
+from vime.data.batch import NucleusRows, PackedMicrobatch, TopKRows
+
+K = 5
+
+
+def pack_recorded(
+    kind: str, sequences: Sequence[Sequence_], members: Sequence[int], vocab_size: int = 50
+) -> PackedMicrobatch:
+    """As `pack`, with candidates ("top_k") or nuclei ("nucleus"); some masked tokens have no nucleus.
+
+    What a sequence has doesn't depend on the others in the microbatch.
+    """
+    packed = pack(sequences, members)
+    ids: list[int] = []
+    log_probs: list[float] = []
+    lengths: list[int] = []
+    for sequence in (sequences[member] for member in members):
+        rng = np.random.default_rng(sequence.index)
+        targets = sequence.tokens[-sequence.response_length :]
+        for target, trained in zip(targets.tolist(), sequence.loss_mask.tolist(), strict=True):
+            others = [token for token in rng.permutation(vocab_size).tolist() if token != target]
+            length = K if kind == "top_k" else int(rng.integers(0 if not trained else 1, 7))
+            ids += ([target, *others] if kind == "nucleus" or rng.random() < 0.7 else others)[:length]
+            scores = rng.normal(0, 1.0, length)
+            mass = 0.6 if kind == "top_k" else 1.0
+            log_probs += (scores - np.log(np.exp(scores).sum() / mass)).tolist() if length else []
+            lengths.append(length)
+    flat_ids, flat_log_probs = np.array(ids, np.int32), np.array(log_probs, np.float32)
+    if kind == "top_k":
+        return replace(packed, top_k=TopKRows(flat_ids.reshape(-1, K), flat_log_probs.reshape(-1, K)))
+    return replace(packed, nucleus=NucleusRows(flat_ids, np.cumsum([0, *lengths]), flat_log_probs))

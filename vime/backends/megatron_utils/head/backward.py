@@ -1,0 +1,114 @@
+"""The backward pass of the head: logits are computed anew, block by block, and turned into their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vime.backends.megatron_utils.head.forward import Evaluation
+from vime.backends.megatron_utils.head.grid import Grid, GridEntries
+from vime.backends.megatron_utils.head.projection import projection_of
+from vime.backends.megatron_utils.head.scores import Score
+from vime.backends.megatron_utils.head.types import HeadOptions
+
+
+@dataclass(frozen=True)
+class LogitGradient:
+    """Gradient of the undivided logits x = T z: e (factor - slope z) at every entry, e = exp(z - maximum), plus
+    `at_entry` at the recorded ones."""
+
+    factor: torch.Tensor
+    """[R] float32"""
+    slope: torch.Tensor | None
+    """[R] float32; None for zeros"""
+    at_entry: torch.Tensor
+    """[R + N] float32, in the order of `RecordedEntries`"""
+    is_active: torch.Tensor
+    """[R] bool: rows whose gradient isn't zero throughout"""
+
+    def block(self, logits: torch.Tensor, rows: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
+        """[r, columns] without the single entries, for `logits` [r, columns], which it may overwrite."""
+        factor = self.factor[rows, None]
+        if self.slope is None:
+            return logits.sub_(maximum[rows, None]).exp_().mul_(factor)
+        exponentials = (logits - maximum[rows, None]).exp_()
+        return logits.mul_(-self.slope[rows, None]).add_(factor).mul_(exponentials)
+
+
+def logit_gradient(
+    found: Evaluation,
+    options: HeadOptions,
+    log_prob: torch.Tensor | None,
+    entropy: torch.Tensor | None,
+    correction: torch.Tensor | None,
+) -> LogitGradient:
+    """From the gradients [R] of the head's values; None for zeros."""
+    rows = found.entries.rows
+    num_rows = len(found.maximum)
+    factor, at_entry = torch.zeros_like(found.maximum), torch.zeros(len(rows), device=rows.device)
+    is_active = torch.zeros(num_rows, dtype=torch.bool, device=rows.device)
+    scores: list[tuple[Score, torch.Tensor | None]] = [(found.log_prob, log_prob)]
+    if found.centering is not None:
+        scores.append((found.centering.correction, correction))
+    for score, gradient in scores:
+        if gradient is None:
+            continue
+        is_active |= gradient != 0
+        if score.softmax_factor is not None:
+            factor += gradient * score.softmax_factor
+        if score.at_target is not None:
+            at_entry[:num_rows] += gradient * score.at_target
+        if score.at_recorded is not None:
+            at_entry[num_rows:] += gradient[rows[num_rows:]] * score.at_recorded
+    slope = None
+    if entropy is not None and found.entropy is not None:
+        is_active |= entropy != 0
+        factor += entropy * (found.maximum + found.total.log() - found.entropy)
+        slope = entropy / (found.total * options.temperature)
+    factor /= found.total * options.temperature
+    return LogitGradient(factor, slope, at_entry / options.temperature, is_active)
+
+
+def propagate(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    found: Evaluation,
+    options: HeadOptions,
+    gradient: LogitGradient,
+    *,
+    to_hidden: bool,
+    to_weight: bool,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of hidden states [R, H] and weights, where wanted. Rows without a gradient cost nothing."""
+    active = gradient.is_active.nonzero()[:, 0]
+    grid = Grid(len(active), found.shard.size, options.chunk_rows, options.tile_columns)
+    entries = _active_entries(grid, found, active)
+    projection = projection_of(hidden if len(active) == len(hidden) else hidden[active], weight, fp32=options.fp32)
+    grad_weight = torch.zeros_like(weight) if to_weight else None
+    grad_active = torch.zeros(projection.hidden.shape, device=hidden.device) if to_hidden else None
+    for tile, columns in grid.tiles():
+        grad_tile = None if grad_weight is None else grad_weight[columns].float()
+        for chunk, rows in grid.chunks():
+            logits = projection.logits(rows, weight[columns], options.temperature)
+            block = gradient.block(logits, active[rows], found.maximum)
+            numbers, places = entries.of_block(tile, chunk)
+            block.view(-1).index_add_(0, places, gradient.at_entry[numbers])
+            if grad_active is not None:
+                projection.add_hidden_gradient(rows, block, weight[columns], to=grad_active)
+            if grad_tile is not None:
+                projection.add_tile_gradient(rows, block, to=grad_tile)
+        if grad_weight is not None and grad_tile is not None and grad_weight.dtype != torch.float32:
+            grad_weight[columns] = grad_tile
+    if grad_active is None:
+        return None, grad_weight
+    return torch.zeros_like(hidden).index_copy_(0, active, grad_active.to(hidden.dtype)), grad_weight
+
+
+def _active_entries(grid: Grid, found: Evaluation, active: torch.Tensor) -> GridEntries:
+    """Entries in the active rows, which are numbered anew."""
+    number = torch.full_like(found.maximum, -1, dtype=torch.int64)
+    number[active] = torch.arange(len(active), device=active.device)
+    rows = number[found.entries.rows]
+    columns, inside = found.shard.local(found.entries.ids)
+    return GridEntries(grid, rows, columns, inside & (rows >= 0))
