@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 10.0
 """Longest time between two looks for expired leases."""
-REFILL_GROUPS = (8, 256)
-"""Prompts taken from the data set at first, and at most; each time takes twice as many as the one before."""
+REFILL_GROUPS = (8, 64)
+"""Fewest and most prompts taken from the data set at a time."""
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True):
@@ -105,7 +105,6 @@ class Coordinator:
         self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness)
         self._next_version = queue.highest_trained_version() + 1
         """Newest policy version under which the next batch can be planned."""
-        self._refill_groups = REFILL_GROUPS[0]
         self._accepting = JointCalls(self._accept)
         self._arrival = asyncio.Condition()
         self._backpressured = False
@@ -292,10 +291,8 @@ class Coordinator:
         return replies
 
     def _refill(self, room: int) -> None:
-        _, most = REFILL_GROUPS
-        wanted = min(max(room, self._refill_groups), most)
-        self._refill_groups = 2 * wanted
-        prompts, following = self._source.take(self._queue.cursor(), wanted)
+        fewest, most = REFILL_GROUPS
+        prompts, following = self._source.take(self._queue.cursor(), min(max(room, fewest), most))
         self._queue.submit_prompts(prompts, following)
         self._fresh.update(prompt.group_index for prompt in prompts)
 

@@ -28,8 +28,8 @@ from vime.errors import CorruptDataError, StorageError
 
 Profile = Literal["local", "juicefs"]
 CODECS = ("bytes.v1", "json.v1", "tensor.v1")
-MAX_PROMPTS_PER_SEGMENT = 256
-"""Of one transaction. Reading a prompt costs the same whatever their number, since a reader keeps the index."""
+MAX_PROMPTS_PER_SEGMENT = 64
+"""straw re-reads a segment's whole index for each input that a task names, so long segments cost quadratic time."""
 
 
 class PoolFile(msgspec.Struct, frozen=True):
