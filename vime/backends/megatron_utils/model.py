@@ -9,7 +9,6 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -25,8 +24,13 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
     """`GPTModel` whose rotary embedding follows the position of each token in its own sequence.
 
     Megatron's packed path applies the rotation sequence by sequence, with a device synchronisation for each; here the
-    angles are looked up by `position_ids` and the whole pack is rotated at once, with equal numbers.
+    angles are looked up by `position_ids` and the whole pack is rotated at once, with equal numbers. The positions
+    also say which part of a sequence a rank of context parallelism holds, so the table of angles is never cut.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rotary_pos_emb.cp_group = None
 
     def _preprocess(self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         output = super()._preprocess(input_ids, position_ids, *args, **kwargs)
@@ -37,20 +41,6 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
 def training_device() -> torch.device:
     """This process's GPU, or the CPU where there is none."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def pack_params(cu_seqlens: torch.Tensor, longest: int) -> PackedSeqParams:
-    """Boundaries of a pack as Megatron carries them: cu_seqlens int32 [S + 1], longest sequence in tokens.
-
-    The layout is named "sbhd" because hidden states stay [T, 1, H] throughout; see `PackedGPTModel`.
-    """
-    return PackedSeqParams(
-        qkv_format="sbhd",
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-    )
 
 
 def build_model(args: argparse.Namespace, config: TransformerConfig) -> torch.nn.Module:

@@ -27,6 +27,7 @@ from vime.backends.megatron_utils.logprob import response_log_probs
 from vime.backends.megatron_utils.loss import StepLoss
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
+from vime.backends.megatron_utils.parallel import context_share, sum_over_context
 from vime.backends.megatron_utils.recorded import check_recorded
 from vime.data.batch import PackedMicrobatch
 
@@ -53,6 +54,8 @@ class ForwardPass:
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self._sequence_parallel = core_config.sequence_parallel
         self._multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
+        self._share = context_share(args)
+        self._sum_over_context = sum_over_context()
         self._hidden_size = args.hidden_size
         self._rule = config.objective.weight_rule if config.objective.centers_scores else None
         self._head = HeadOptions(args.vocab_size, config.temperature, config.fp32_lm_head, config.log_probs_chunk_size)
@@ -88,11 +91,15 @@ class ForwardPass:
         results: list[torch.Tensor] = []
 
         def step(data: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Any, Any]:
+            microbatch = next(data)
+
             def collect(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-                results.append(terms.log_prob.detach())
+                whole = terms.log_prob.new_zeros(len(microbatch.own))
+                whole[microbatch.own] = terms.log_prob
+                results.append(self._sum_over_context(whole))
                 return terms.log_prob.sum(), {}
 
-            call = _HeadCall(microbatch=next(data), with_entropy=False, rule=None, replay_nucleus=replay_nucleus)
+            call = _HeadCall(microbatch=microbatch, with_entropy=False, rule=None, replay_nucleus=replay_nucleus)
             return self._call(model, call), collect
 
         with torch.no_grad():
@@ -115,7 +122,7 @@ class ForwardPass:
         longest = max(batch.num_tokens for batch in microbatches)
         get_forward_backward_func()(
             forward_step_func=step,
-            data_iterator=(to_tensors(batch, self.device, self._multiple) for batch in microbatches),
+            data_iterator=(to_tensors(batch, self.device, self._share, self._multiple) for batch in microbatches),
             model=[self._model],
             num_microbatches=len(microbatches),
             seq_length=longest,

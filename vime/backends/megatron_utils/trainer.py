@@ -35,6 +35,7 @@ from vime.backends.megatron_utils.parallel import (  # noqa: E402
     seed_everything,
     start_parallel,
     stop_parallel,
+    sum_over_context,
 )
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
 
@@ -58,6 +59,7 @@ class MegatronTrainer:
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
         if self._args.expert_model_parallel_size > 1:
             raise SettingsError(f"--expert-model-parallel-size is {self._args.expert_model_parallel_size}, allowed: 1.")
+        self._refuse_hooks_on_parts()
         start_parallel(self._args, init_method, config.timeout_s)
         seed_everything(self._args)
         self._core_config = core_transformer_config_from_args(self._args)
@@ -108,7 +110,12 @@ class MegatronTrainer:
         self._use_threads()
         self._check_equal_counts(len(microbatches))
         learner = self._learner
-        step_loss = StepLoss(self._config.objective, totals, float(len(microbatches) * self.data_parallel_size))
+        step_loss = StepLoss(
+            self._config.objective,
+            totals,
+            float(len(microbatches) * self.data_parallel_size),
+            sum_over_context=sum_over_context(),
+        )
         learner.model.train()
         learner.model.zero_grad_buffer()
         learner.optimizer.zero_grad()
@@ -164,6 +171,20 @@ class MegatronTrainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _refuse_hooks_on_parts(self) -> None:
+        """The user's functions expect whole responses, which no rank of context parallelism has."""
+        objective, size = self._config.objective, self._args.context_parallel_size
+        hooks = {
+            "--custom-tis-function-path": objective.weighting,
+            "--custom-pg-loss-reducer-function-path": objective.reducer,
+        }
+        given = [flag for flag, function in hooks.items() if function is not None]
+        if size > 1 and given:
+            raise SettingsError(
+                f"{given[0]} with --context-parallel-size {size}, allowed with it: 1.",
+                next_step="Use another form of parallelism, or one of the built-in functions.",
+            )
 
     def _use_threads(self) -> None:
         if self._config.num_threads is not None:  # a setting of the calling thread, not of the process

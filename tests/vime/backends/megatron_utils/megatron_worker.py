@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -294,8 +294,6 @@ def refusals(world: World) -> dict[str, str]:
         pass
     with expect("decay"), world.trainer("--lr-decay-style", "cosine"):
         pass
-    with expect("context"), world.trainer("--context-parallel-size", "2"):
-        pass
     broken = build_tiny_qwen3(world.folder / "broken")
     tensors = load_file(broken / "model.safetensors")
     tensors["model.layers.9.extra.weight"] = tensors.pop("model.norm.weight")
@@ -541,14 +539,14 @@ SCENARIOS = {
 }
 
 
-def main() -> None:
+def main(scenarios: dict[str, Callable[[World], Any]]) -> None:
     folder, rank, size, *names = sys.argv[1:]
     world = World(Path(folder), int(rank), int(size))
     for name in names:
-        found = SCENARIOS[name](world)
+        found = scenarios[name](world)
         if world.rank == 0:
             (world.folder / f"{name}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(SCENARIOS)

@@ -1,0 +1,150 @@
+"""One rank of a world that trains under a parallel layout; see `megatron_worker`.
+
+A scenario is one layout. It trains the same batches under it and on one rank and says how far they are apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from megatron_worker import MODELS, Weights, World, largest_difference, main, metric_difference, weights_of
+from safetensors.torch import load_file
+from tiny_batches import make_sequences, totals
+from tiny_recorded import pack_recorded
+
+from vime.algorithms.importance import WeightKind, WeightRule
+from vime.algorithms.objective_config import Estimator, ObjectiveConfig
+from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
+from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.data.batch import PackedMicrobatch
+from vime.errors import VimeError
+
+SHARES = {1: [[[0, 1, 2], [3], [4, 5], [6, 7]]], 2: [[[0, 1, 2], [4]], [[3, 5], [6, 7]]]}
+"""By data-parallel size: microbatches of each rank, as positions in the batch."""
+
+DESCENT = ("--optimizer", "sgd", "--sgd-momentum", "0")
+"""Adam would turn the rounding of near-zero gradients into whole steps."""
+
+OBJECTIVES = {
+    "sequence_ratio": ObjectiveConfig(
+        estimator=Estimator.GSPO, use_rollout_logprobs=False, opsm_delta=1e-4, entropy_coef=0.01
+    ),
+    "top_k": ObjectiveConfig(
+        policy=PolicyLossSettings(PolicyObjective.REINFORCE),
+        weight_rule=WeightRule(WeightKind.TIS, 0.0, 2.0),
+        centers_scores=True,
+    ),
+}
+OBJECTIVES["nucleus"] = OBJECTIVES["top_k"]
+
+TENSOR = ("--tensor-model-parallel-size", "2")
+PIPELINE = ("--pipeline-model-parallel-size", "2")
+ZIGZAG = ("--context-parallel-size", "2")
+CONTIGUOUS = (*ZIGZAG, "--cp-comm-type", "allgather")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    metrics: list[dict[str, float]]
+    weights: Weights
+    log_probs: list[npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    argv: tuple[str, ...]
+    model: str = "tied"
+    kinds: tuple[str, ...] = tuple(OBJECTIVES)
+
+    def compare(self, world: World) -> dict[str, dict[str, float]]:
+        found = {}
+        for kind in self.kinds:
+            options: dict[str, Any] = {"hf_checkpoint": world.checkpoint(self.model, seed=3, **MODELS[self.model])}
+            options |= {"objective": OBJECTIVES[kind], "lr": 1.0, "temperature": 0.8}
+            with world.trainer(*DESCENT, *self.argv, **options) as trainer:
+                split = train(trainer, kind)
+            alone = on_one_rank(world, self.model, kind, **options)
+            if alone is not None:
+                found[kind] = distances(split, alone, load_file(options["hf_checkpoint"] / "model.safetensors"))
+        return found
+
+
+_ALONE: dict[tuple[str, str], Outcome] = {}
+
+
+def on_one_rank(world: World, model: str, kind: str, **options: Any) -> Outcome | None:
+    """The same training on rank 0 only, once for each model and kind of batch."""
+    if world.rank == 0 and (model, kind) not in _ALONE:
+        with world.trainer(*DESCENT, size=1, **options) as trainer:
+            _ALONE[model, kind] = train(trainer, kind)
+    else:
+        world.started += 1
+    return _ALONE.get((model, kind))
+
+
+def batches_of(trainer: MegatronTrainer, kind: str, seed: int) -> list[PackedMicrobatch]:
+    sequences = make_sequences(seed)
+    members = SHARES[trainer.data_parallel_size][trainer.data_parallel_rank]
+    recorded = "nucleus" if kind == "nucleus" else "top_k"
+    return [pack_recorded(recorded, sequences, each) for each in members]
+
+
+def train(trainer: MegatronTrainer, kind: str, seeds: Sequence[int] = (0, 1)) -> Outcome:
+    """A rollout batch of one step for each seed, prepared as a whole, and log-probabilities after it."""
+    steps = trainer.prepare([batches_of(trainer, kind, seed) for seed in seeds])
+    metrics = [trainer.train_step(step, totals(make_sequences(seed))) for step, seed in zip(steps, seeds, strict=True)]
+    probe = [pack_recorded("nucleus", make_sequences(7), [member]) for member in range(8)]
+    return Outcome(metrics, weights_of(trainer), trainer.log_probs(probe))
+
+
+def distances(split: Outcome, alone: Outcome, start: Weights) -> dict[str, float]:
+    """Largest differences; the first step's gradient norm is among the metrics."""
+    log_probs = zip(split.log_probs, alone.log_probs, strict=True)
+    return {
+        "weights": largest_difference(split.weights, alone.weights),
+        "metrics": metric_difference(split.metrics, alone.metrics),
+        "log_probs": max(float(np.abs(one - other).max()) for one, other in log_probs),
+        "moved": largest_difference(alone.weights, start),
+    }
+
+
+LAYOUTS = {
+    "zigzag": Layout(ZIGZAG),
+    "contiguous": Layout(CONTIGUOUS),
+    "zigzag_tensor": Layout((*ZIGZAG, *TENSOR)),
+    "contiguous_sequence": Layout((*CONTIGUOUS, *TENSOR, "--sequence-parallel")),
+    "zigzag_pipeline": Layout((*ZIGZAG, *PIPELINE), "untied"),
+    "contiguous_data": Layout(CONTIGUOUS),
+    "zigzag_experts": Layout(ZIGZAG, "experts"),
+}
+
+
+def refused_layouts(world: World) -> dict[str, str]:
+    said = {}
+    own = dataclasses.replace(OBJECTIVES["sequence_ratio"], weighting=lambda **_: None)
+    cases: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+        "layout": ((*ZIGZAG, "--cp-comm-type", "a2a"), {}),
+        "own_weighting": (ZIGZAG, {"objective": own}),
+    }
+    for name, (argv, options) in cases.items():
+        try:
+            with world.trainer(*argv, load=False, **options):
+                said[name] = ""
+        except VimeError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+SCENARIOS: dict[str, Callable[[World], Any]] = {
+    **{name: functools.partial(Layout.compare, layout) for name, layout in LAYOUTS.items()},
+    "refused_layouts": refused_layouts,
+}
+
+if __name__ == "__main__":
+    main(SCENARIOS)
