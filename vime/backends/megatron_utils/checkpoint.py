@@ -97,7 +97,8 @@ def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path,
             next_step="Start with the model shape and optimizer flags that the checkpoint was saved with.",
         ) from error
     _load_schedule(learner, args, state, folder)
-    unwrap_model(learner.model).load_state_dict(state["model"])
+    for number, chunk in enumerate(learner.chunks):
+        unwrap_model(chunk).load_state_dict(state["model" if len(learner.chunks) == 1 else f"model{number}"])
     load_optimizer_state(learner, state["optimizer"], keep_rates=args.override_opt_param_scheduler)
     learner.scheduler.step(0)  # the schedule, not the saved parameter groups, sets the learning rate
     if layout == saved_layout:
@@ -121,7 +122,7 @@ def _state(
     optimizer_kwargs = {"metadata": metadata, "is_loading": loading}
     state: dict[str, Any] = checkpointing.generate_state_dict(
         args,
-        [unwrap_model(learner.model)],
+        [unwrap_model(chunk) for chunk in learner.chunks],
         learner.optimizer,
         learner.scheduler,
         rng if with_rng else None,

@@ -79,8 +79,8 @@ def positions_of_rank(boundaries: Positions, share: ContextShare) -> Positions:
     chunks = np.diff(boundaries) // (2 * share.size)
     spans = [np.zeros(0, np.int64)]
     for start, chunk in zip(boundaries[:-1].tolist(), chunks.tolist(), strict=True):
-        for number in (share.rank, 2 * share.size - 1 - share.rank):
-            spans.append(np.arange(start + number * chunk, start + (number + 1) * chunk))
+        numbers = (share.rank, 2 * share.size - 1 - share.rank)
+        spans += [np.arange(start + number * chunk, start + (number + 1) * chunk) for number in numbers]
     return np.concatenate(spans)
 
 

@@ -17,7 +17,6 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from vime.backends.megatron_utils.attention import PackedCoreAttention
 from vime.backends.megatron_utils.norm import RMSNorm
-from vime.errors import SettingsError
 
 
 class PackedGPTModel(GPTModel):  # type: ignore[misc]
@@ -43,36 +42,37 @@ def training_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def build_model(args: argparse.Namespace, config: TransformerConfig) -> torch.nn.Module:
+def build_model(args: argparse.Namespace, config: TransformerConfig) -> list[torch.nn.Module]:
     """Build this rank's part of the model, on its device, in the parameter dtype of `args`.
 
-    Needs Megatron's parallel groups. Raises `SettingsError` for a parallel layout that isn't supported.
+    One module, or one for each virtual pipeline stage of this rank. Needs Megatron's parallel groups.
     """
-    if args.virtual_pipeline_model_parallel_size is not None:
-        raise SettingsError(
-            f"virtual pipeline size is {args.virtual_pipeline_model_parallel_size}, allowed: none.",
-            next_step="Leave out --num-layers-per-virtual-pipeline-stage.",
-        )
+    virtual_size = args.virtual_pipeline_model_parallel_size
+    return [_build_chunk(args, config, stage) for stage in ([None] if virtual_size is None else range(virtual_size))]
+
+
+def _build_chunk(args: argparse.Namespace, config: TransformerConfig, virtual_stage: int | None) -> torch.nn.Module:
     model: torch.nn.Module = PackedGPTModel(
         config,
-        _block_spec(config),
+        _block_spec(config, virtual_stage),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
         parallel_output=True,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,
         rotary_base=args.rotary_base,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        vp_stage=virtual_stage,
     )
     if torch.cuda.is_available():
         model = model.cuda()
     return Float16Module(config, model) if config.bf16 or config.fp16 else model
 
 
-def _block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
+def _block_spec(config: TransformerConfig, virtual_stage: int | None) -> TransformerBlockSubmodules:
     layer = get_gpt_layer_local_submodules(
         num_experts=config.num_moe_experts,
         moe_grouped_gemm=False,
@@ -85,4 +85,5 @@ def _block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     spec = ModuleSpec(module=TransformerLayer, submodules=layer)
-    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+    num_layers = get_num_layers_to_build(config, virtual_stage)
+    return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)

@@ -47,10 +47,14 @@ class ForwardPass:
     """Feeds packed microbatches to a model; on the last pipeline stage hidden states become log-probabilities."""
 
     def __init__(
-        self, model: torch.nn.Module, args: argparse.Namespace, core_config: TransformerConfig, config: TrainerConfig
+        self,
+        chunks: Sequence[torch.nn.Module],
+        args: argparse.Namespace,
+        core_config: TransformerConfig,
+        config: TrainerConfig,
     ) -> None:
         self.device = training_device()
-        self._model = model
+        self._chunks = list(chunks)
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self._sequence_parallel = core_config.sequence_parallel
         self._multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
@@ -120,10 +124,14 @@ class ForwardPass:
 
     def _schedule(self, step: Any, microbatches: Sequence[PackedMicrobatch], *, forward_only: bool) -> None:
         longest = max(batch.num_tokens for batch in microbatches)
+        feeds = [
+            (to_tensors(batch, self.device, self._share, self._multiple) for batch in microbatches)
+            for _ in self._chunks
+        ]
         get_forward_backward_func()(
             forward_step_func=step,
-            data_iterator=(to_tensors(batch, self.device, self._share, self._multiple) for batch in microbatches),
-            model=[self._model],
+            data_iterator=feeds if len(feeds) > 1 else feeds[0],
+            model=self._chunks,
             num_microbatches=len(microbatches),
             seq_length=longest,
             micro_batch_size=1,

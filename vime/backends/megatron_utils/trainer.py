@@ -57,8 +57,6 @@ class MegatronTrainer:
         self._hf_checkpoint = Path(config.hf_checkpoint)
         self._hf_config = read_hf_config(self._hf_checkpoint)
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
-        if self._args.expert_model_parallel_size > 1:
-            raise SettingsError(f"--expert-model-parallel-size is {self._args.expert_model_parallel_size}, allowed: 1.")
         self._refuse_hooks_on_parts()
         start_parallel(self._args, init_method, config.timeout_s)
         seed_everything(self._args)
@@ -66,7 +64,7 @@ class MegatronTrainer:
         self._core_config.variable_seq_lengths = self._args.pipeline_model_parallel_size > 1
         self._core_config.calculate_per_token_loss = False  # both aggregations are ours; see StepLoss
         self._learner = build_learner(build_model(self._args, self._core_config), self._args, self._core_config)
-        self._forward = ForwardPass(self._learner.model, self._args, self._core_config, config)
+        self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, config)
 
     @property
     def data_parallel_rank(self) -> int:
@@ -79,7 +77,7 @@ class MegatronTrainer:
 
     def load_hf(self) -> None:
         """Load the weights of the Hugging Face checkpoint; raises `ModelError` when they don't fit."""
-        hf_weights.load_hf_weights(self._learner.model, self._hf_checkpoint, self._hf_config)
+        hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
         self._learner.optimizer.reload_model_params()
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> list[list[PackedMicrobatch]]:
@@ -116,8 +114,9 @@ class MegatronTrainer:
             float(len(microbatches) * self.data_parallel_size),
             sum_over_context=sum_over_context(),
         )
-        learner.model.train()
-        learner.model.zero_grad_buffer()
+        for chunk in learner.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
         learner.optimizer.zero_grad()
         self._forward.run(microbatches, step_loss)
         self._check_finite(step_loss, microbatches)
@@ -138,12 +137,13 @@ class MegatronTrainer:
         """
         self._use_threads()
         self._check_equal_counts(len(microbatches))
-        self._learner.model.eval()
+        for chunk in self._learner.chunks:
+            chunk.eval()
         return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus)
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
-        return hf_weights.iterate_hf_weights(self._learner.model, self._hf_config)
+        return hf_weights.iterate_hf_weights(self._learner.chunks, self._hf_config)
 
     def save_hf(self, directory: Path) -> None:
         """Write the weights as a Hugging Face checkpoint, with configuration and tokenizer of the original."""
@@ -201,8 +201,8 @@ class MegatronTrainer:
 
     def _check_finite(self, step_loss: StepLoss, microbatches: Sequence[PackedMicrobatch]) -> None:
         """Raise on all ranks when a loss or a gradient is NaN or infinite on any of them."""
-        model = self._learner.model
-        buffers = [*model.buffers, *model.expert_parallel_buffers]
+        chunks = self._learner.chunks
+        buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
         finite = [buffer.grad_data.sum().isfinite() for buffer in buffers]
         losses = [metrics["loss"].isfinite() for metrics in step_loss.metrics]
         flag = torch.stack([*finite, *losses]).all().logical_not().float()

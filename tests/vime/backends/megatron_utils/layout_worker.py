@@ -45,6 +45,8 @@ OBJECTIVES["nucleus"] = OBJECTIVES["top_k"]
 
 TENSOR = ("--tensor-model-parallel-size", "2")
 PIPELINE = ("--pipeline-model-parallel-size", "2")
+VIRTUAL = (*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "1")
+EXPERTS = ("--expert-model-parallel-size", "2")
 ZIGZAG = ("--context-parallel-size", "2")
 CONTIGUOUS = (*ZIGZAG, "--cp-comm-type", "allgather")
 
@@ -121,7 +123,23 @@ LAYOUTS = {
     "contiguous_sequence": Layout((*CONTIGUOUS, *TENSOR, "--sequence-parallel")),
     "zigzag_pipeline": Layout((*ZIGZAG, *PIPELINE), "untied"),
     "contiguous_data": Layout(CONTIGUOUS),
-    "zigzag_experts": Layout(ZIGZAG, "experts"),
+    "tensor": Layout(TENSOR),
+    "sequence": Layout((*TENSOR, "--sequence-parallel")),
+    "pipeline": Layout(PIPELINE, "untied"),
+    "virtual": Layout(VIRTUAL, "deep"),
+    "distributed": Layout(("--use-distributed-optimizer",)),
+    "experts": Layout(EXPERTS, "experts"),
+    "experts_tensor": Layout(TENSOR, "experts"),
+    "experts_zigzag": Layout(ZIGZAG, "experts"),
+    "experts_pipeline": Layout(PIPELINE, "experts"),
+    "experts_distributed": Layout((*EXPERTS, "--use-distributed-optimizer"), "experts"),
+    "tensor_data_distributed": Layout((*TENSOR, "--sequence-parallel", "--use-distributed-optimizer")),
+    "tensor_pipeline": Layout((*TENSOR, *PIPELINE, "--sequence-parallel"), "untied"),
+    "tensor_virtual": Layout((*TENSOR, *VIRTUAL), "deep"),
+    "experts_of_tensor_ranks": Layout((*EXPERTS, *TENSOR, "--expert-tensor-parallel-size", "1"), "experts"),
+    "cut_experts": Layout((*EXPERTS, *TENSOR, "--expert-tensor-parallel-size", "2"), "experts"),
+    "experts_zigzag_data": Layout((*EXPERTS, *ZIGZAG), "experts"),
+    "experts_pipeline_data": Layout((*EXPERTS, *PIPELINE), "experts"),
 }
 
 

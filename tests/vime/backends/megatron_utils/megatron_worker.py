@@ -36,6 +36,7 @@ TWO_RANKS = [[[0, 1, 2], [4]], [[3, 5], [6, 7]]]
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "untied": {"tied": False},
+    "deep": {"tied": False, "num_hidden_layers": 4},
     "experts": {"tied": False, "num_experts": 8, "norm_topk_prob": True},
 }
 Weights = dict[str, torch.Tensor]
@@ -140,7 +141,7 @@ def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
 
             def run(batch: PackedMicrobatch, trainer: MegatronTrainer = trainer) -> torch.Tensor:
                 batch = to_tensors(batch, torch.device("cpu"))
-                return trainer._learner.model(batch.tokens, batch.position_ids, None, packed_seq_params=batch.packed)[0]
+                return trainer._learner.chunks[0](batch.tokens, batch.position_ids, None, packed_seq_params=batch.packed)[0]
 
             packed = run(pack(sequences, range(8)))
             separate = torch.cat([run(pack(sequences, [member])) for member in range(8)])
