@@ -28,8 +28,9 @@ from vime.errors import VimeError
 SHARES = {1: [[[0, 1, 2], [3], [4, 5], [6, 7]]], 2: [[[0, 1, 2], [4]], [[3, 5], [6, 7]]]}
 """By data-parallel size: microbatches of each rank, as positions in the batch."""
 
-DESCENT = ("--optimizer", "sgd", "--sgd-momentum", "0")
-"""Adam would turn the rounding of near-zero gradients into whole steps."""
+DESCENT: tuple[tuple[str, ...], dict[str, float]] = (("--optimizer", "sgd", "--sgd-momentum", "0"), {"lr": 1.0})
+ADAM: tuple[tuple[str, ...], dict[str, float]] = ((), {"lr": 1.0, "adam_eps": 1.0})
+"""The distributed optimizer needs Adam; a small epsilon would turn the rounding of gradients into whole steps."""
 
 OBJECTIVES = {
     "sequence_ratio": ObjectiveConfig(
@@ -64,30 +65,37 @@ class Layout:
     model: str = "tied"
     kinds: tuple[str, ...] = tuple(OBJECTIVES)
 
+    @property
+    def optimizer(self) -> tuple[tuple[str, ...], dict[str, float]]:
+        return ADAM if "--use-distributed-optimizer" in self.argv else DESCENT
+
+    def options(self, world: World, kind: str) -> dict[str, Any]:
+        checkpoint = world.checkpoint(self.model, seed=3, **MODELS[self.model])
+        return {"hf_checkpoint": checkpoint, "objective": OBJECTIVES[kind], "temperature": 0.8, **self.optimizer[1]}
+
     def compare(self, world: World) -> dict[str, dict[str, float]]:
         found = {}
         for kind in self.kinds:
-            options: dict[str, Any] = {"hf_checkpoint": world.checkpoint(self.model, seed=3, **MODELS[self.model])}
-            options |= {"objective": OBJECTIVES[kind], "lr": 1.0, "temperature": 0.8}
-            with world.trainer(*DESCENT, *self.argv, **options) as trainer:
+            options = self.options(world, kind)
+            with world.trainer(*self.optimizer[0], *self.argv, **options) as trainer:
                 split = train(trainer, kind)
-            alone = on_one_rank(world, self.model, kind, **options)
+            alone = self.on_one_rank(world, kind)
             if alone is not None:
                 found[kind] = distances(split, alone, load_file(options["hf_checkpoint"] / "model.safetensors"))
         return found
 
+    def on_one_rank(self, world: World, kind: str) -> Outcome | None:
+        """The same training on rank 0 only, once for each model, optimizer and kind of batch."""
+        key = (self.model, self.optimizer[0], kind)
+        if world.rank == 0 and key not in _ALONE:
+            with world.trainer(*self.optimizer[0], size=1, **self.options(world, kind)) as trainer:
+                _ALONE[key] = train(trainer, kind)
+        else:
+            world.started += 1
+        return _ALONE.get(key)
 
-_ALONE: dict[tuple[str, str], Outcome] = {}
 
-
-def on_one_rank(world: World, model: str, kind: str, **options: Any) -> Outcome | None:
-    """The same training on rank 0 only, once for each model and kind of batch."""
-    if world.rank == 0 and (model, kind) not in _ALONE:
-        with world.trainer(*DESCENT, size=1, **options) as trainer:
-            _ALONE[model, kind] = train(trainer, kind)
-    else:
-        world.started += 1
-    return _ALONE.get((model, kind))
+_ALONE: dict[tuple[str, tuple[str, ...], str], Outcome] = {}
 
 
 def batches_of(trainer: MegatronTrainer, kind: str, seed: int) -> list[PackedMicrobatch]:
@@ -143,6 +151,73 @@ LAYOUTS = {
 }
 
 
+DISTRIBUTED = ("--use-distributed-optimizer",)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One step under each layout, resumed from the checkpoint that the one before it saved; the last on one rank."""
+
+    model: str
+    links: tuple[tuple[str, ...], ...]
+    everywhere: tuple[str, ...] = ()
+    ends_on_one_rank: bool = True
+
+    def compare(self, world: World) -> dict[str, Any]:
+        directory = world.folder / f"chain_{world.started}"
+        links = [(argv, world.size) for argv in self.links]
+        if self.ends_on_one_rank:
+            links.append(((), 1))
+        metrics: list[dict[str, float]] = []
+        weights: Weights = {}
+        for number, (argv, size) in enumerate(links):
+            if world.rank >= size:
+                world.started += 1
+                continue
+            with self.trainer(world, number, argv, size) as trainer:
+                if number:
+                    trainer.load(directory, number)
+                metrics.append(self.step(trainer, number))
+                if number + 1 < len(links):
+                    trainer.save(directory, number + 1)
+                weights = weights_of(trainer)
+        if world.rank != 0:
+            world.started += 1
+            return {}
+        with self.trainer(world, 0, (), 1) as trainer:
+            start = weights_of(trainer)
+            alone = [self.step(trainer, number) for number in range(len(links))]
+            expected = weights_of(trainer)
+        return {
+            "metrics": [metric_difference([one], [other]) for one, other in zip(metrics, alone, strict=True)],
+            "weights": largest_difference(weights, expected),
+            "moved": largest_difference(expected, start),
+            "norms": [step["grad_norm"] for step in alone],
+        }
+
+    def trainer(self, world: World, number: int, argv: tuple[str, ...], size: int) -> Any:
+        options: dict[str, Any] = {"lr": 0.02, "adam_eps": 0.1, "objective": OBJECTIVES["top_k"]}
+        options["hf_checkpoint"] = world.checkpoint(self.model, seed=3, **MODELS[self.model])
+        return world.trainer(*self.everywhere, *argv, size=size, load=number == 0, **options)
+
+    def step(self, trainer: MegatronTrainer, seed: int) -> dict[str, float]:
+        return trainer.train_step(batches_of(trainer, "top_k", seed), totals(make_sequences(seed)))
+
+
+DENSE_LINKS = (ZIGZAG, TENSOR, VIRTUAL, CONTIGUOUS, PIPELINE, ())
+CHAINS = {
+    "chain_plain": Chain("deep", DENSE_LINKS),
+    "chain_distributed": Chain("deep", DENSE_LINKS, DISTRIBUTED),
+    "chain_experts": Chain("experts", (ZIGZAG, TENSOR, PIPELINE, ())),
+    "chain_expert_ranks": Chain(
+        "experts",
+        ((), TENSOR, (*PIPELINE, *ZIGZAG), (*TENSOR, "--expert-tensor-parallel-size", "1")),
+        (*EXPERTS, *DISTRIBUTED),
+        ends_on_one_rank=False,
+    ),
+}
+
+
 def refused_layouts(world: World) -> dict[str, str]:
     said = {}
     own = dataclasses.replace(OBJECTIVES["sequence_ratio"], weighting=lambda **_: None)
@@ -161,6 +236,7 @@ def refused_layouts(world: World) -> dict[str, str]:
 
 SCENARIOS: dict[str, Callable[[World], Any]] = {
     **{name: functools.partial(Layout.compare, layout) for name, layout in LAYOUTS.items()},
+    **{name: functools.partial(Chain.compare, chain) for name, chain in CHAINS.items()},
     "refused_layouts": refused_layouts,
 }
 
