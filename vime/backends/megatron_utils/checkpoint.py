@@ -83,6 +83,7 @@ def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path,
         raise RestoreError(f"{folder} is not a Megatron checkpoint: metadata.json is absent.")
     common = dist_checkpointing.load_common_state_dict(str(folder))
     saved_args = common["args"]
+    _refuse_other_expert_layout(args, saved_args, folder)
     layout = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size)
     saved_layout = (saved_args.tensor_model_parallel_size, saved_args.pipeline_model_parallel_size)
     ensure_state(learner)
@@ -131,6 +132,17 @@ def _state(
         model_sd_kwargs={"metadata": metadata},
     )
     return state
+
+
+def _refuse_other_expert_layout(args: argparse.Namespace, saved: argparse.Namespace, folder: Path) -> None:
+    """Megatron keeps an optimizer of its own for experts that are spread over ranks, in files that don't convert."""
+    size, saved_size = args.expert_model_parallel_size, saved.expert_model_parallel_size
+    if (size > 1) != (saved_size > 1):
+        raise RestoreError(
+            f"{folder}: the optimizer was saved with --expert-model-parallel-size {saved_size}, found: {size}, "
+            f"allowed: {'2 or more' if saved_size > 1 else 1}.",
+            next_step="Resume with an allowed size, or start anew from exported weights.",
+        )
 
 
 def _load_schedule(learner: Learner, args: argparse.Namespace, state: dict[str, Any], folder: Path) -> None:
