@@ -21,14 +21,15 @@ from storage.columns import encode_group
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
+from storage.queue_types import GroupResult
 from storage.summary import summarize
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.data.prompts import PromptSource
 from vime.utils.types import Sample
 
 DESCRIPTION = """\
-Builds two queues whose groups went the whole way (prompt, lease, result, training, commit with rotation, in batches of
-BATCH groups), the long one with 100,000 trained groups and the short one with 1,000 (with --quick 5,000 and 1,000).
+Measures two queues whose groups went the whole way (prompt, lease, result, training, commit with rotation, in batches
+of BATCH groups), the long one with 100,000 trained groups and the short one with 1,000 (with --quick 5,000 and 1,000).
 Both end with the same PENDING accepted groups that are not trained. Then each repeat opens each of them as a resume
 does, in a fresh process that has imported everything, the two taking turns at being first:
 
@@ -37,16 +38,26 @@ does, in a fresh process that has imported everything, the two taking turns at b
   memory_mib_short, memory_mib_long      growth of the process's peak memory by that
   memory_ratio                           long / short of the same repeat
 
-The queues are built in /dev/shm where there is one, because building syncs each acceptance, and are measured on the
-file system of --folder.
+Another two of the same sizes, with storage reclaimed at each commit (all but what the newest two commits need), give
+the same values with _gc at the end, and
+
+  disk_mib_short_gc, disk_mib_long_gc    bytes of all files of the pool
+  disk_ratio                             long / short
+
+The queues are built in /dev/shm where there is one, because building syncs each transaction, and are measured on the
+file system of --folder. The long ones take some minutes.
 """
 BATCH = 250
 PENDING = 500
-PUBLISHED_TOGETHER = 16
-"""straw reads the index of a group's whole publication again when the group is accepted."""
+PUBLISHED_TOGETHER = 50
+NUM_TOKENS = 600
+"""Of each of the two members: a group has about 10 kB."""
+PACK_BYTES = 2 * 2**20
 SIZES = {"short": 1_000, "long": 100_000}
 QUICK_SIZES = {"short": 1_000, "long": 5_000}
 BRANCH = "before"
+_TOKENS = list(range(NUM_TOKENS))
+_LOG_PROBS = [-0.5] * (NUM_TOKENS - 2)
 
 
 class Measured(msgspec.Struct):
@@ -58,18 +69,25 @@ class Measured(msgspec.Struct):
     pending: int
 
 
-def build(root: Path, num_trained: int) -> None:
+def build(root: Path, num_trained: int, *, reclaim: bool) -> None:
     """A queue with so many trained groups and `PENDING` that wait; `trained.json` holds what its commit says."""
     trained = PositionRanges()
     waiting: deque[int] = deque()
-    with Pool.create(root, "bench") as pool, GroupQueue.open(pool, owner="build", lease_seconds=3600) as queue:
+    with (
+        Pool.create(root, "bench", segment_bytes=PACK_BYTES) as pool,
+        GroupQueue.open(pool, owner="build", lease_seconds=3600) as queue,
+    ):
+        queue.begin_session(BRANCH)
         for start in range(0, num_trained + PENDING, BATCH):
             waiting.extend(_accept(pool, queue, start, BATCH))
             if len(waiting) > PENDING:
+                released = PositionRanges(trained.ranges())
                 batch = [waiting.popleft() for _ in range(BATCH)]
                 queue.record_trained(BRANCH, start, 1, batch)
                 trained.update(batch)
-                queue.rotate(BRANCH, trained)
+                queue.rotate(BRANCH, trained, released if reclaim else None)
+                if reclaim:
+                    queue.collect_garbage()
     (root / "trained.json").write_text(json.dumps(trained.ranges()))
 
 
@@ -86,10 +104,11 @@ def _accept(pool: Pool, queue: GroupQueue, start: int, count: int) -> list[int]:
         groups = [_samples(item.group_index) for item in leased]
         items = [(encode_group(group), item.lease) for group, item in zip(groups, leased, strict=True)]
         refs = pool.publish_groups(items, submission_id=f"groups:{leased[0].group_index}")
-        positions += [
-            queue.accept(item.lease, ref, summarize(group)).position
+        results = [
+            GroupResult(item.lease, ref, summarize(group))
             for item, ref, group in zip(leased, refs, groups, strict=True)
         ]
+        positions += [receipt.position for receipt in queue.accept_many(results) if receipt is not None]
     return positions
 
 
@@ -98,11 +117,11 @@ def _samples(group_index: int) -> list[Sample]:
         Sample(
             group_index=group_index,
             index=2 * group_index + member,
-            tokens=[1, 2, 3, 4],
-            response_length=2,
+            tokens=_TOKENS,
+            response_length=NUM_TOKENS - 2,
             reward=float(member),
-            rollout_log_probs=[-0.5, -0.5],
-            version_spans=[(1, 0, 2)],
+            rollout_log_probs=_LOG_PROBS,
+            version_spans=[(1, 0, NUM_TOKENS - 2)],
             status=Sample.Status.COMPLETED,
         )
         for member in range(2)
@@ -141,13 +160,44 @@ def _in_fresh_process(root: Path) -> Measured:
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
 
 
-def _built(folder: Path, name: str, num_trained: int) -> Path:
+def _built(folder: Path, name: str, num_trained: int, *, reclaim: bool) -> Path:
     fast = Path("/dev/shm")
     root = folder / name
     with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else folder, prefix=".bench-") as temporary:
-        build(Path(temporary) / name, num_trained)
+        build(Path(temporary) / name, num_trained, reclaim=reclaim)
         shutil.copytree(Path(temporary) / name, root)
     return root
+
+
+def _disk_mib(root: Path) -> float:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) / 2**20
+
+
+def measure_all(folder: Path, sizes: dict[str, int], repeats: int, *, reclaim: bool) -> dict[str, list[float]]:
+    """Values of one mode."""
+    suffix = "_gc" if reclaim else ""
+    values: dict[str, list[float]] = {}
+    roots = {
+        name: _built(folder, f"{name}{suffix}", num_trained, reclaim=reclaim) for name, num_trained in sizes.items()
+    }
+    disk = {name: _disk_mib(root) for name, root in roots.items()}
+    for repeat in range(repeats):
+        names = list(sizes) if repeat % 2 == 0 else list(sizes)[::-1]
+        found = {name: _in_fresh_process(roots[name]) for name in names}
+        for name, measured in found.items():
+            if (measured.trained, measured.pending) != (sizes[name], PENDING):
+                raise RuntimeError(f"{name}: expected {sizes[name]} trained and {PENDING} pending, got {measured}")
+        for value in ("restart_s", "memory_mib"):
+            numbers = {name: getattr(measured, value) for name, measured in found.items()}
+            for name in sizes:
+                values.setdefault(f"{value}_{name}{suffix}", []).append(numbers[name])
+            ratio = f"{value.split('_')[0]}_ratio{suffix}"
+            values.setdefault(ratio, []).append(numbers["long"] / numbers["short"])
+        if reclaim:
+            for name in sizes:
+                values.setdefault(f"disk_mib_{name}_gc", []).append(disk[name])
+            values.setdefault("disk_ratio", []).append(disk["long"] / disk["short"])
+    return values
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,19 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     values: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=options.folder, prefix=".bench-") as temporary:
         folder = Path(temporary).resolve()
-        roots = {name: _built(folder, name, size) for name, size in sizes.items()}
-        for repeat in range(options.repeats):
-            names = list(sizes) if repeat % 2 == 0 else list(sizes)[::-1]
-            found = {name: _in_fresh_process(roots[name]) for name in names}
-            for name, measured in found.items():
-                if (measured.trained, measured.pending) != (sizes[name], PENDING):
-                    raise RuntimeError(f"{name}: expected {sizes[name]} trained and {PENDING} pending, got {measured}")
-            for value in ("restart_s", "memory_mib"):
-                numbers = {name: getattr(measured, value) for name, measured in found.items()}
-                for name in sizes:
-                    values.setdefault(f"{value}_{name}", []).append(numbers[name])
-                ratio = f"{value.split('_')[0]}_ratio"
-                values.setdefault(ratio, []).append(numbers["long"] / numbers["short"])
+        for reclaim in (False, True):
+            values |= measure_all(folder, sizes, options.repeats, reclaim=reclaim)
         report = build_report("history", values, argv=argv, packages=["straw-queue", "msgspec"], folder=folder)
     print_report(report, only_json=options.json)
     return 0

@@ -21,13 +21,18 @@ from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
+from pipeline.transports.memory import open_memory_coordinator
+from pipeline.transports.ray_parts import CoordinatorParts
 from pipeline.wiring import (
     build_engine_server,
     build_producer,
     build_trainer_worker,
     create_or_open_pool,
+    open_pool,
 )
 from recovery.commit import QueueState
+from storage.positions import PositionRanges
+from storage.queue_types import GroupReturn
 from vime.errors import VimeError
 from vime.settings.groups import Settings
 
@@ -45,20 +50,17 @@ def _decode_settings(content: bytes) -> Settings:
 
 
 class CoordinatorActor:
-    """The queue coordinator's process. Ray restarts it; the queue then recovers from its journal."""
+    """The queue coordinator's process. A queue on disk recovers from its journal when Ray restarts it."""
 
     def __init__(self, settings: bytes, config: bytes) -> None:
         decoded = _decode_settings(settings)
         folder = RunFolder.of(decoded)
         log_to_file(folder.log("coordinator"))
+        self._parts = CoordinatorParts()
+        self._house: asyncio.Task[None] | None = None
         self._coordinator: Coordinator | VimeError
         try:
-            self._coordinator = open_coordinator(
-                open_pool=lambda: create_or_open_pool(decoded),
-                source=build_prompt_source(decoded),
-                owner=f"coordinator of {folder.root}",
-                config=decode(config, CoordinatorConfig),
-            )
+            self._coordinator = self._open(decoded, folder, decode(config, CoordinatorConfig))
         except VimeError as error:
             # Of an error in here Ray would tell that the actor died; so each call tells what it was.
             logger.exception("the queue can't be opened")
@@ -73,8 +75,8 @@ class CoordinatorActor:
         """Never returns; its caller learns when the process dies."""
         await asyncio.Event().wait()
 
-    async def lease(self, worker_id: str, max_groups: int) -> bytes:
-        return encode(self._opened().lease(worker_id, max_groups))
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> bytes:
+        return encode(self._opened().lease(worker_id, max_groups, policy_version))
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         return self._opened().heartbeat(leases)
@@ -84,6 +86,9 @@ class CoordinatorActor:
 
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
         self._opened().release(group_index, lease, reason)
+
+    async def yield_groups(self, returns: bytes) -> list[bool]:
+        return self._opened().yield_groups(decode(returns, list[GroupReturn]))
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         self._opened().drop(group_index, lease, reason)
@@ -110,15 +115,51 @@ class CoordinatorActor:
     async def queue_state(self) -> bytes:
         return encode(self._opened().queue_state())
 
-    async def rotate(self, committed: bytes) -> None:
-        self._opened().rotate(decode(committed, QueueState))
+    async def rotate(self, committed: bytes, released: list[tuple[int, int]]) -> None:
+        self._opened().rotate(decode(committed, QueueState), PositionRanges(released))
+
+    async def put_parts(self, references: dict[str, list[Any]]) -> None:
+        """Keep references to payloads; see `RayParts`."""
+        self._parts.put(references)
+
+    async def get_parts(self, key: str, numbers: list[int]) -> list[Any]:
+        return self._parts.get(key, numbers)
+
+    async def release_parts(self, keys: list[str]) -> None:
+        self._parts.release(keys)
 
     async def close(self) -> None:
-        self._opened().close()
-
-    def _opened(self) -> Coordinator:
         if isinstance(self._coordinator, VimeError):
             raise self._coordinator
+        if self._house is not None:
+            self._house.cancel()
+        self._coordinator.close()
+
+    def _open(self, settings: Settings, folder: RunFolder, config: CoordinatorConfig) -> Coordinator:
+        source = build_prompt_source(settings)
+        if settings.queue.is_in_memory:
+            return open_memory_coordinator(
+                run_id=settings.queue.rollout_queue_run_id,
+                parts=self._parts,
+                step_log_folder=folder.step_log,
+                source=source,
+                config=config,
+            )
+        return open_coordinator(
+            open_pool=lambda: create_or_open_pool(settings),
+            source=source,
+            owner=f"coordinator of {folder.root}",
+            config=config,
+        )
+
+    def _opened(self) -> Coordinator:
+        """The coordinator, with its housekeeping under way; raises what went wrong with either."""
+        if isinstance(self._coordinator, VimeError):
+            raise self._coordinator
+        if self._house is None:
+            self._house = asyncio.create_task(self._coordinator.keep_house())
+        if self._house.done() and not self._house.cancelled():
+            self._house.result()
         return self._coordinator
 
 
@@ -174,7 +215,8 @@ class ProducerActor:
     async def start(self) -> None:
         """Open the pool, the tokenizer and the engine clients."""
         queue = RayQueueClient(self._coordinator)
-        self._producer, self._closers = await build_producer(self._settings, queue, self._addresses, self._number)
+        pool = open_pool(self._settings, self._coordinator)
+        self._producer, self._closers = await build_producer(self._settings, queue, pool, self._addresses, self._number)
 
     async def run(self) -> None:
         """Produce until stopped; raises what went wrong."""
@@ -224,11 +266,12 @@ class TrainerActor:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    async def build(self, init_method: str, world_size: int) -> int:
+    async def build(self, init_method: str, world_size: int, coordinator: Any) -> int:
         """Join the other ranks and build model and optimizer; the data-parallel size."""
 
         def build() -> int:
-            self._worker = build_trainer_worker(self._settings, self._folder, self._rank, world_size, init_method)
+            pool = open_pool(self._settings, coordinator)
+            self._worker = build_trainer_worker(self._settings, self._folder, pool, self._rank, world_size, init_method)
             return self._worker.data_parallel_size
 
         return await self._on_thread(build)
@@ -269,8 +312,8 @@ class RayQueueClient:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        return decode(await self._actor.lease.remote(worker_id, max_groups), LeaseReply)
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
+        return decode(await self._actor.lease.remote(worker_id, max_groups, policy_version), LeaseReply)
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         alive: list[bool] = await self._actor.heartbeat.remote(leases)

@@ -50,6 +50,7 @@ async def wait_for_batch(
         report(
             f"The trainer has waited {now_s - started_s:.0f} s for {batch} groups ({counts.pending} are there); "
             f"{counts.in_flight} groups with {requests} requests are in flight, {dropped} were set aside."
+            + "".join(f" {notice}" for notice in counts.notices)
         )
         check(counts)
         watch.check(counts, stats, batch, now_s)

@@ -26,15 +26,16 @@ _Result = TypeVar("_Result")
 CPU_SLOT = "vime_slot"
 """Custom resource that stands for one GPU on a machine without CUDA."""
 OBJECT_STORE_BYTES = 128 * 2**20
-"""Only control messages travel through Ray."""
+"""Where only control messages travel through Ray; where samples do, Ray takes its own share of the memory."""
 
 
 class Cluster:
     """A Ray instance with one bundle for each worker. Use with `with`."""
 
-    def __init__(self, settings: ClusterSettings, num_producers: int) -> None:
+    def __init__(self, settings: ClusterSettings, num_producers: int, *, carries_samples: bool = False) -> None:
         self._num_workers = settings.num_trainer_ranks + settings.num_rollout_gpus
         self._num_producers = num_producers
+        self._object_store_bytes = None if carries_samples else OBJECT_STORE_BYTES
         gpus = visible_gpus()
         self._has_cuda = gpus > 0
         have = gpus if self._has_cuda else cpu_slots()
@@ -65,7 +66,7 @@ class Cluster:
             address="local",
             num_cpus=self._num_workers + self._num_producers + 2,
             resources=None if self._has_cuda else {CPU_SLOT: self._slots},
-            object_store_memory=OBJECT_STORE_BYTES,
+            object_store_memory=self._object_store_bytes,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,

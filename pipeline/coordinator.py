@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from pipeline.admission import AdmissionRules, most_untrained
 from pipeline.messages import (
     AcceptReply,
     AcceptRequest,
@@ -17,17 +18,23 @@ from pipeline.messages import (
     QueueCounts,
     Work,
 )
-from recovery.accounting import Identity, count_identity
+from pipeline.storage_care import StorageCare
+from recovery.accounting import RECLAIMED, Identity, count_identity
 from recovery.commit import QueueState
+from storage.contracts import PayloadPool, QueueOfGroups
+from storage.disk_reserve import DiskReserve
+from storage.lease_board import LeaseBoard
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
-from storage.queue_types import AcceptedGroup, LeaseState
+from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState, MemorySnapshot
 from vime.data.prompts import PromptSource
 from vime.errors import StaleLeaseError
 
 logger = logging.getLogger(__name__)
 
+HOUSEKEEPING_S = 10.0
+"""Longest time between two looks for expired leases."""
 REFILL_GROUPS = (8, 64)
 """Fewest and most prompts taken from the data set at a time."""
 
@@ -43,64 +50,115 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     max_groups: int
     """Most groups generated but not trained."""
     lease_seconds: float
+    batch: int = 1
+    """Groups that one rollout batch trains."""
+    max_staleness: int | None = None
+    """Most versions that a token may be older than the one under which its batch is planned; None: no bound."""
+    online_gc: bool = False
+    """Whether payloads that no kept commit needs are reclaimed."""
+    reserve_bytes: int = 0
+    """Free space of the file system of pool or run folder below which production pauses."""
+    next_group_index: int = 0
+    """Cursor of the commit that a queue in memory goes on from,"""
+    memory: MemorySnapshot | None = None
+    """and the groups that it gives back; None at the start of a run, and for a queue on disk."""
+
+
+class _Leased(msgspec.Struct, frozen=True):
+    """A group in flight."""
+
+    lease: bytes
+    version: int
+    """Oldest policy version that its tokens can have."""
 
 
 class Coordinator:
     """The queue's state and rules, in one process. Methods without `await` are atomic."""
 
-    def __init__(self, pool: Pool, queue: GroupQueue, source: PromptSource, config: CoordinatorConfig) -> None:
-        self._pool, self._queue, self._source, self._config = pool, queue, source, config
+    def __init__(
+        self,
+        pool: PayloadPool,
+        queue: QueueOfGroups,
+        source: PromptSource,
+        config: CoordinatorConfig,
+        storage: StorageCare,
+        board: LeaseBoard | None = None,
+    ) -> None:
+        """`board` notes when leases began, for people who look in."""
+        self._pool, self._queue, self._source, self._config, self._storage = pool, queue, source, config, storage
         self._trained = PositionRanges([*config.trained, *queue.trained_by(config.branch).ranges()])
         queue.reopen(self._trained)
-        self._waiting = {group.position: group for group in queue.accepted(except_for=self._trained)}
+        self._reclaimed = queue.released.minus(self._trained)
+        """Groups that other branches trained, and whose payloads may be gone; they count as dropped."""
+        gone = PositionRanges([*self._trained.ranges(), *self._reclaimed.ranges()])
+        self._waiting = {group.position: group for group in queue.accepted(except_for=gone)}
         facts = queue.facts()
         self._fresh, self._in_flight = set(facts.fresh), set(facts.in_flight)
         self._dropped = facts.dropped_by_reason()
-        self._num_accepted = facts.num_accepted
-        self._leased: dict[int, bytes] = {}
+        self._num_accepted = facts.num_accepted - len(self._reclaimed)
+        if self._reclaimed:
+            self._dropped[RECLAIMED] = len(self._reclaimed)
+            logger.warning("%d groups of other branches were reclaimed and can't be trained", len(self._reclaimed))
+        self._leased: dict[int, _Leased] = {}
+        self._board = board or LeaseBoard(None)
+        self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness)
+        self._next_version = queue.highest_trained_version() + 1
+        """Newest policy version under which the next batch can be planned."""
         self._arrival = asyncio.Condition()
         self._backpressured = False
 
-    def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        """Hand out up to `max_groups` groups: returned ones first, then fresh prompts."""
+    def lease(self, worker_id: str, max_groups: int, policy_version: int = 0) -> LeaseReply:
+        """Hand out up to `max_groups` groups, to be generated under `policy_version` or a later one."""
+        self.sweep()
         untrained = len(self._waiting) + len(self._leased)
         still_needed = self._config.groups_wanted - len(self._trained) - untrained
-        room = min(max_groups, still_needed, self._config.max_groups - untrained)
+        room = min(max_groups, still_needed, self._most_untrained(policy_version) - untrained)
         self._backpressured = room <= 0
         if room <= 0:
             return LeaseReply(LeaseStatus.DONE if still_needed <= 0 else LeaseStatus.BACKPRESSURE)
+        if not self._storage.has_space():
+            return LeaseReply(LeaseStatus.DISK_LOW)
         leased = self._queue.lease(worker_id, room)
         if not leased:
             self._refill(room)
             leased = self._queue.lease(worker_id, room)
         for group in leased:
-            self._leased[group.group_index] = group.lease
+            version = policy_version if group.min_version is None else min(policy_version, group.min_version)
+            self._leased[group.group_index] = _Leased(group.lease, version)
             self._fresh.discard(group.group_index)
             self._in_flight.add(group.group_index)
+        self._board.leased(group.lease for group in leased)
+        self._board.write_if_due()
         return LeaseReply(
-            LeaseStatus.WORK, [Work(group.lease, group.group_index, group.prompt_ref) for group in leased]
+            LeaseStatus.WORK,
+            [Work(group.lease, group.group_index, group.prompt_ref, group.stage) for group in leased],
         )
 
     def heartbeat(self, leases: list[bytes]) -> list[bool]:
         """For each lease, whether it still holds; those that don't no longer count as work in progress."""
         alive = [state is LeaseState.EXTENDED for state in self._queue.heartbeat(leases)]
-        ended = {lease for lease, holds in zip(leases, alive, strict=True) if not holds}
-        self._leased = {group: lease for group, lease in self._leased.items() if lease not in ended}
+        self._forget_leases(lease for lease, holds in zip(leases, alive, strict=True) if not holds)
+        self._board.extended(leases)
+        self._board.write_if_due()
         return alive
+
+    def sweep(self) -> None:
+        """End the leases that have expired: their groups wait again. To be called at intervals."""
+        ended = self._queue.sweep()
+        if ended:
+            logger.warning("%d leases have expired; their groups are handed out again", len(ended))
+        self._forget_leases(ended)
 
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
         """Accept published groups; a stale attempt is refused without harm."""
         replies = []
-        for request in requests:
+        for request, receipt in zip(requests, self._queue.accept_many(requests), strict=True):
             group_index = request.summary.group_index
-            try:
-                receipt = self._queue.accept(request.lease, request.ref, request.summary)
-            except StaleLeaseError as error:
-                logger.warning("group %d: %s", group_index, error)
-                replies.append(AcceptReply(group_index, None))
+            self._forget_lease(group_index, request.lease)
+            replies.append(AcceptReply(group_index, None if receipt is None else receipt.position))
+            if receipt is None:
+                logger.warning("group %d: a late result of an attempt that had ended was refused", group_index)
                 continue
-            finally:
-                self._forget_lease(group_index, request.lease)
             if group_index in self._in_flight:
                 self._in_flight.remove(group_index)
                 self._num_accepted += 1
@@ -108,7 +166,6 @@ class Coordinator:
                 self._waiting[receipt.position] = AcceptedGroup(
                     receipt.position, group_index, request.ref, request.summary
                 )
-            replies.append(AcceptReply(group_index, receipt.position))
         async with self._arrival:
             self._arrival.notify_all()
         return replies
@@ -117,6 +174,12 @@ class Coordinator:
         """Give a group back unfinished; it is handed out again."""
         self._queue.release([lease], reason)
         self._forget_lease(group_index, lease)
+
+    def yield_groups(self, returns: Sequence[GroupReturn]) -> list[bool]:
+        """Give groups back with the samples that they have; for each lease whether its group went back."""
+        done = self._queue.yield_groups(returns)
+        self._forget_leases(item.lease for item in returns)
+        return done
 
     def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         """Set a group aside for good, with its reason; a stale attempt may not, and changes nothing."""
@@ -133,6 +196,7 @@ class Coordinator:
 
     async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None:
         """All waiting groups once there are `count`; None when that takes longer than `timeout_s`."""
+        self._board.write_if_due()
         async with self._arrival:
             try:
                 await asyncio.wait_for(self._arrival.wait_for(lambda: len(self._waiting) >= count), timeout_s)
@@ -151,11 +215,12 @@ class Coordinator:
         """Advance the offset: these groups are trained on this branch."""
         self._queue.record_trained(self._config.branch, rollout_id, policy_version, positions)
         self._trained.update(positions)
+        self._next_version = max(self._next_version, policy_version + 1)
         for position in positions:
             self._waiting.pop(position, None)
 
     def identity(self) -> Identity:
-        return count_identity(self._queue.facts(), self._trained)
+        return count_identity(self._queue.facts(), self._trained, self._reclaimed)
 
     def counts(self) -> QueueCounts:
         """The same counts as `identity`, from running books: cheap enough for every step."""
@@ -167,6 +232,7 @@ class Coordinator:
             dropped=dict(self._dropped),
             fresh=len(self._fresh),
             backpressured=self._backpressured,
+            notices=self._storage.notices(),
         )
 
     def highest_version(self) -> int:
@@ -190,11 +256,26 @@ class Coordinator:
                 "in_flight": counts.in_flight,
                 "dropped": sum(counts.dropped.values()),
             },
+            memory=self._queue.snapshot(self._trained),
+            accepted=self._queue.accepted_positions().ranges(),
         )
 
-    def rotate(self, committed: QueueState) -> None:
-        """Leave behind what has come to an end; to be called when the commit with this state is on disk."""
-        self._queue.rotate(self._config.branch, PositionRanges(committed.trained))
+    def rotate(self, committed: QueueState, released: PositionRanges | None = None) -> None:
+        """Leave behind what has come to an end; to be called when the commit with this state is on disk.
+
+        With online garbage collection `released` are the positions that no commit needs which is kept.
+        """
+        ended = (released or PositionRanges()) if self._config.online_gc else None
+        self._queue.rotate(self._config.branch, PositionRanges(committed.trained), ended)
+        self._storage.collect()
+
+    async def keep_house(self) -> None:
+        """End expired leases and reclaim storage at intervals, until cancelled. Raises `StorageError`."""
+        interval_s = min(max(self._config.lease_seconds / 3, 0.1), HOUSEKEEPING_S)
+        while True:
+            await asyncio.sleep(interval_s)
+            self.sweep()
+            self._storage.collect_at_intervals()
 
     def close(self) -> None:
         self._queue.close()
@@ -206,9 +287,28 @@ class Coordinator:
         self._queue.submit_prompts(prompts, following)
         self._fresh.update(prompt.group_index for prompt in prompts)
 
+    def _most_untrained(self, policy_version: int) -> int:
+        """Most groups that may be generated and not trained when one more is begun under `policy_version`."""
+        if self._rules.max_staleness is None:
+            return self._rules.max_groups
+        waiting = (v for group in self._waiting.values() for v in group.summary.min_versions if v is not None)
+        oldest = min([policy_version, *(item.version for item in self._leased.values()), *waiting])
+        next_version = max(self._next_version, policy_version)
+        return most_untrained(
+            self._rules, oldest_version=oldest, begun_version=policy_version, next_version=next_version
+        )
+
     def _forget_lease(self, group_index: int, lease: bytes) -> None:
-        if self._leased.get(group_index) == lease:
+        self._board.ended(lease)
+        held = self._leased.get(group_index)
+        if held is not None and held.lease == lease:
             del self._leased[group_index]
+
+    def _forget_leases(self, leases: Iterable[bytes]) -> None:
+        ended = set(leases)
+        for lease in ended:
+            self._board.ended(lease)
+        self._leased = {group: held for group, held in self._leased.items() if held.lease not in ended}
 
 
 def open_coordinator(
@@ -222,7 +322,10 @@ def open_coordinator(
         pool.close()
         raise
     try:
-        return Coordinator(pool, queue, source, config)
+        queue.begin_session(config.branch)
+        collect = queue.collect_garbage if config.online_gc else None
+        storage = StorageCare(DiskReserve(pool.root, config.reserve_bytes), collect)
+        return Coordinator(pool, queue, source, config, storage, LeaseBoard(pool.control_dir))
     except BaseException:
         queue.close()
         pool.close()

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from storage.refs import GroupRef, PoolRef
-from storage.summary import GroupSummary
+from storage.queue_types import GroupResult, Stage
+from storage.refs import PoolRef
 
 _Message = TypeVar("_Message")
 
@@ -28,6 +28,8 @@ class LeaseStatus(enum.Enum):
     WORK = "work"
     BACKPRESSURE = "backpressure"
     """The queue holds as many untrained groups as it may."""
+    DISK_LOW = "disk_low"
+    """The file system of the pool has less free space than its reserve."""
     DONE = "done"
     """Enough groups exist for every rollout that is left."""
 
@@ -38,6 +40,8 @@ class Work(msgspec.Struct, frozen=True):
     lease: bytes
     group_index: int
     prompt_ref: PoolRef
+    """A prompt, or the stored group of an earlier attempt when `stage` is not fresh."""
+    stage: Stage = Stage.FRESH
 
 
 class LeaseReply(msgspec.Struct, frozen=True):
@@ -45,12 +49,7 @@ class LeaseReply(msgspec.Struct, frozen=True):
     work: list[Work] = []
 
 
-class AcceptRequest(msgspec.Struct, frozen=True):
-    """A published group, ready to be accepted."""
-
-    lease: bytes
-    ref: GroupRef
-    summary: GroupSummary
+AcceptRequest = GroupResult
 
 
 class AcceptReply(msgspec.Struct, frozen=True):
@@ -70,6 +69,8 @@ class QueueCounts(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     fresh: int
     backpressured: bool
+    notices: list[str] = []
+    """What the user should know of the storage: a sentence each."""
 
 
 class ProducerStats(msgspec.Struct, frozen=True):
@@ -86,8 +87,10 @@ class ProducerStats(msgspec.Struct, frozen=True):
     idle_s: float
     """Seconds in which no request was in flight."""
     blocked_s: float
-    """Seconds in which the queue was full."""
+    """Seconds in which the queue was full, or finished groups waited for room in the writer."""
     wall_s: float
+    failed_samples: dict[str, int] = {}
+    """Reason -> failed samples of every attempt, whether the group was tried again or dropped."""
 
 
 class TrainReport(msgspec.Struct, frozen=True):

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.failed_groups import FailedGroups, Failure, most_telling
+from pipeline.group_start import anew, is_done, read_start
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
+from storage.checks import EnqueueRequirements, check_sample
 from storage.columns import EncodedGroup, encode_group
-from storage.pool import Pool
-from storage.prompt_codec import decode_prompt
+from storage.contracts import PayloadPool
 from storage.summary import GroupSummary, summarize
+from storage.writer import GroupWriter, WriteLimits
 from vime.backends.vllm_utils.client import EngineClient
-from vime.data.cursor import PromptTask
-from vime.errors import EngineError, GenerationAborted, RewardError, SampleError
+from vime.errors import EngineError, GenerationAborted
 from vime.rollout.generate import SampleGenerator
-from vime.rollout.rewards import RewardFunction, reward_value, score
+from vime.rollout.rewards import GroupRewardFunction, RewardFunction, reward_value, score, score_group
 from vime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ RETRY_S = 1.0
 class QueueClient(Protocol):
     """What a producer needs of the coordinator."""
 
-    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply: ...
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply: ...
     async def heartbeat(self, leases: list[bytes]) -> list[bool]: ...
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]: ...
     async def release(self, group_index: int, lease: bytes, reason: str) -> None: ...
@@ -51,6 +51,10 @@ class ProducerSettings:
     reward_timeout_s: float
     reward_key: str | None
     salt_by_version: bool
+    needs: EnqueueRequirements
+    """What training needs of each sample."""
+    sc_dtype: str
+    """Stored type of the candidates' log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +74,30 @@ class Producer:
         self,
         settings: ProducerSettings,
         queue: QueueClient,
-        pool: Pool,
+        pool: PayloadPool,
         engines: Sequence[EngineClient],
         generator: SampleGenerator,
         reward: RewardFunction,
         hook_args: Any,
+        failed_groups: FailedGroups,
+        group_reward: GroupRewardFunction | None = None,
+        write_limits: WriteLimits | None = None,
     ) -> None:
+        """With `group_reward` that is called once for all members of a group, and `reward` never."""
         self._settings, self._queue, self._pool = settings, queue, pool
         self._engines, self._generator, self._reward, self._hook_args = engines, generator, reward, hook_args
+        self._group_reward = group_reward
         self._policy_version = 0
         self._admitting = asyncio.Event()
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[bytes, tuple[Work, asyncio.Task[None]]] = {}
+        self._failed = failed_groups
         self._failures: dict[int, int] = {}
-        self._outbox: asyncio.Queue[_Finished] = asyncio.Queue()
+        self._writer: GroupWriter[_Finished] = GroupWriter(pool, settings.worker_id, write_limits)
+        self._num_putting = 0
+        self._generated: set[bytes] = set()
+        self._queue_is_full = False
         self._published = 0
         self._samples = 0
         self._tokens = 0
@@ -111,6 +124,7 @@ class Producer:
     def stop(self) -> None:
         """Lease no more, give unfinished groups back, publish the finished ones; `run` then returns."""
         self._stopping = True
+        self._writer.close_input()
         self._admitting.set()
 
     def stats(self) -> ProducerStats:
@@ -125,6 +139,7 @@ class Producer:
             idle_s=self._idle.total_s(),
             blocked_s=self._blocked.total_s(),
             wall_s=0.0 if self._started is None else time.monotonic() - self._started,
+            failed_samples=dict(self._failed.num_samples_by_reason),
         )
 
     async def run(self) -> None:
@@ -135,7 +150,7 @@ class Producer:
             for loop in done:
                 loop.result()
             await self._give_back_unfinished()
-            loops.append(asyncio.create_task(self._outbox.join()))
+            loops.append(asyncio.create_task(self._all_accepted()))
             done, _ = await asyncio.wait(loops[1:], return_when=asyncio.FIRST_COMPLETED)
             for loop in done:
                 loop.result()
@@ -152,8 +167,9 @@ class Producer:
             if room <= 0:
                 await asyncio.wait(self._tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            reply = await self._queue.lease(self._settings.worker_id, room)
-            self._blocked.set(reply.status is not LeaseStatus.WORK)
+            reply = await self._queue.lease(self._settings.worker_id, room, self._policy_version)
+            self._queue_is_full = reply.status is not LeaseStatus.WORK
+            self._note_blocked()
             for work in reply.work:
                 task = asyncio.create_task(self._produce(work))
                 self._tasks.add(task)
@@ -170,52 +186,132 @@ class Producer:
     async def _produce(self, work: Work) -> None:
         """One group, from lease to outbox. A failed group goes back to the queue, or is set aside at last."""
         try:
-            finished = await self._generate_group(work)
+            outcome = await self._generate_group(work)
         except GenerationAborted as error:
             self._aborted += 1
             await self._release(work, f"aborted: {error.message}")
             return
-        except (EngineError, RewardError, SampleError) as error:
-            await self._group_failed(work, error)
-            return
-        self._failures.pop(work.group_index, None)
-        self._outbox.put_nowait(finished)
+        if isinstance(outcome, _Finished):
+            self._failures.pop(work.group_index, None)
+            self._generated.add(work.lease)
+            await self._put(outcome)
+        else:
+            await self._group_failed(work, outcome)
 
-    async def _group_failed(self, work: Work, error: EngineError | RewardError | SampleError) -> None:
-        group_index = work.group_index
+    async def _put(self, finished: _Finished) -> None:
+        """Hand a group to the writer, which may make this wait; that counts as blocked."""
+        self._num_putting += 1
+        self._note_blocked()
+        try:
+            await self._writer.put(finished.group, finished.work.lease, finished)
+        finally:
+            self._num_putting -= 1
+            self._note_blocked()
+            self._generated.discard(finished.work.lease)
+
+    def _note_blocked(self) -> None:
+        self._blocked.set(self._queue_is_full or self._num_putting > 0)
+
+    async def _group_failed(self, work: Work, failures: list[Failure]) -> None:
+        """Write letters of the samples that failed, then try the group again or drop it for good.
+
+        An engine's failure says nothing of a sample: it gets a letter only when the group is dropped.
+        """
+        group_index, cause = work.group_index, most_telling(failures)
         attempts = self._failures[group_index] = self._failures.get(group_index, 0) + 1
-        logger.warning("group %d failed, attempt %d: %s", group_index, attempts, error)
-        if attempts >= self._settings.max_attempts:
-            reason = {EngineError: "engine", RewardError: "reward", SampleError: "sample"}
-            name = next(label for kind, label in reason.items() if isinstance(error, kind))
-            await self._queue.drop(group_index, work.lease, name)
+        logger.warning("group %d failed, attempt %d (%s): %s", group_index, attempts, cause.reason, cause.error)
+        dropping = attempts >= self._settings.max_attempts
+        await self._failed.record(work, [f for f in failures if dropping or not isinstance(f.error, EngineError)])
+        if dropping:
+            await self._queue.drop(group_index, work.lease, cause.reason)
             self._held.pop(work.lease, None)
         else:
             await asyncio.sleep(RETRY_S)
-            await self._release(work, str(error))
+            await self._release(work, str(cause.error))
 
     async def _release(self, work: Work, reason: str) -> None:
         await self._queue.release(work.group_index, work.lease, reason)
         self._held.pop(work.lease, None)
 
-    async def _generate_group(self, work: Work) -> _Finished:
+    async def _generate_group(self, work: Work) -> _Finished | list[Failure]:
         """Generate and score the members together; the first failure cancels the rest.
 
-        What can't be trained or stored fails here, where it costs no other group.
+        What can't be trained or stored fails here, where it costs no other group. Raises `GenerationAborted`.
         """
-        prompt = decode_prompt(await asyncio.to_thread(self._pool.read_blob, work.prompt_ref))
-        samples = [_fresh_sample(prompt, member) for member in range(self._settings.n_samples_per_prompt)]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for sample in samples:
-                    group.create_task(self._generate_sample(sample))
-        except* (EngineError, RewardError, SampleError) as errors:
-            raise _first(errors) from errors
+        start = await asyncio.to_thread(read_start, work, self._pool, self._settings.n_samples_per_prompt)
+        samples = [sample if is_done(sample) else anew(sample) for sample in start]
+        failures = await self._generate_members([sample for sample in samples if not is_done(sample)])
+        failures = failures or await self._score_group(samples)
+        failures = failures or [Failure([s], error) for s in samples if (error := self._fault(s)) is not None]
+        if failures:
+            return failures
         key = self._settings.reward_key
+        try:
+            return _Finished(work, samples, self._encode(samples), summarize(samples, reward_key=key))
+        except Exception as error:  # the boundary to what user code left in the samples
+            return [self._of_one_sample(samples, error)]
+
+    async def _generate_members(self, samples: list[Sample]) -> list[Failure]:
+        """Generate and score; what failed. Raises `GenerationAborted` when nothing else went wrong."""
+        tasks = [asyncio.create_task(self._generate_sample(sample)) for sample in samples]
+        if not tasks:
+            return []
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        failures, aborted = [], None
+        for sample, task in zip(samples, tasks, strict=True):
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, GenerationAborted):
+                aborted = error
+            elif isinstance(error, Exception):
+                failures.append(Failure([sample], error))
+        if aborted is not None and not failures:
+            raise aborted
+        return failures
+
+    async def _score_group(self, samples: list[Sample]) -> list[Failure]:
+        """Reward all members by one call, where the settings say so; a failure is that of the whole group."""
+        if self._group_reward is None:
+            return []
+        started = time.monotonic()
+        try:
+            await score_group(self._group_reward, self._hook_args, samples, timeout_s=self._settings.reward_timeout_s)
+        except Exception as error:  # the boundary to what the reward returned
+            return [Failure(samples, error)]
         for sample in samples:
-            sample.check_trainable()
-            reward_value(sample, key)
-        return _Finished(work, samples, encode_group(samples, reward_key=key), summarize(samples, reward_key=key))
+            sample.non_generation_time += time.monotonic() - started
+        return []
+
+    def _fault(self, sample: Sample) -> Exception | None:
+        """Why a generated sample can't be trained on."""
+        try:
+            check_sample(sample, self._settings.needs)
+            reward_value(sample, self._settings.reward_key)
+        except Exception as error:  # the boundary to what user code left in the sample
+            return error
+        return None
+
+    def _encode(self, samples: Sequence[Sample]) -> EncodedGroup:
+        routes = self._settings.needs.routes
+        return encode_group(
+            samples,
+            reward_key=self._settings.reward_key,
+            sc_dtype=self._settings.sc_dtype,
+            num_experts=None if routes is None else routes.num_experts,
+        )
+
+    def _of_one_sample(self, samples: list[Sample], error: Exception) -> Failure:
+        """The failure to store a group, as that of the one sample that can't be stored by itself, if there is one."""
+        for sample in samples:
+            try:
+                self._encode([sample])
+            except Exception as its_error:  # the boundary to what user code left in the sample
+                return Failure([sample], its_error)
+        return Failure(samples, error)
 
     async def _generate_sample(self, sample: Sample) -> None:
         await self._admitting.wait()
@@ -226,6 +322,8 @@ class Producer:
             await self._generator.generate(engine, sample, cache_salt=salt)
         finally:
             self._count_requests(-1)
+        if self._group_reward is not None:
+            return
         started = time.monotonic()
         await score(
             self._reward,
@@ -241,24 +339,19 @@ class Producer:
         self._idle.set(self._requests == 0)
 
     async def _publish_loop(self) -> None:
-        """Publish whatever is finished, all of it in one transaction, then have it accepted."""
-        while True:
-            batch = [await self._outbox.get()]
-            while not self._outbox.empty():
-                batch.append(self._outbox.get_nowait())
-            items = [(finished.group, finished.work.lease) for finished in batch]
-            submission_id = f"{self._settings.worker_id}:{uuid.uuid4().hex}"
-            refs = await asyncio.to_thread(self._pool.publish_groups, items, submission_id=submission_id)
+        """Have accepted what became durable, all of one transaction together."""
+        async for batch in self._writer.batches():
             replies = await self._queue.accept(
-                [
-                    AcceptRequest(finished.work.lease, ref, finished.summary)
-                    for finished, ref in zip(batch, refs, strict=True)
-                ]
+                [AcceptRequest(finished.work.lease, ref, finished.summary) for finished, ref in batch]
             )
-            for finished, reply in zip(batch, replies, strict=True):
-                self._outbox.task_done()
+            for (finished, _), reply in zip(batch, replies, strict=True):
                 self._held.pop(finished.work.lease, None)
                 self._count_accepted(finished.samples, accepted=reply.position is not None)
+
+    async def _all_accepted(self) -> None:
+        """Until every finished group is with the queue."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._writer.join()
 
     def _count_accepted(self, samples: list[Sample], *, accepted: bool) -> None:
         if not accepted:
@@ -267,7 +360,7 @@ class Producer:
         self._published += 1
         self._samples += len(samples)
         self._tokens += sum(sample.response_length for sample in samples)
-        self._spanning += sum(len(sample.version_spans) > 1 for sample in samples)
+        self._spanning += sum(len({version for version, _, _ in sample.version_spans}) > 1 for sample in samples)
 
     async def _heartbeat_loop(self) -> None:
         while True:
@@ -279,24 +372,15 @@ class Producer:
                     self._held.pop(lease)[1].cancel()
 
     async def _give_back_unfinished(self) -> None:
-        unfinished = [(work, task) for work, task in self._held.values() if not task.done()]
+        unfinished = [
+            (work, task) for work, task in self._held.values() if not task.done() and work.lease not in self._generated
+        ]
         for _, task in unfinished:
             task.cancel()
         await asyncio.gather(*(task for _, task in unfinished), return_exceptions=True)
         for work, _ in unfinished:
             if work.lease in self._held:
                 await self._release(work, "producer stopped")
-
-
-def _fresh_sample(prompt: PromptTask, member: int) -> Sample:
-    return Sample(
-        group_index=prompt.group_index,
-        index=prompt.first_sample_index + member,
-        prompt=prompt.prompt,
-        label=prompt.label,
-        metadata=copy.deepcopy(prompt.metadata),
-        session_id=uuid.uuid4().hex,
-    )
 
 
 class _Stopwatch:
@@ -314,16 +398,3 @@ class _Stopwatch:
 
     def total_s(self) -> float:
         return self._total + (time.monotonic() - self._since if self._since is not None else 0.0)
-
-
-def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
-    """The most telling leaf of a group: an abort hides behind nothing, other errors come first."""
-    leaves: list[BaseException] = []
-    pending: list[BaseException] = list(errors.exceptions)
-    while pending:
-        error = pending.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            pending.extend(error.exceptions)
-        else:
-            leaves.append(error)
-    return next((leaf for leaf in leaves if not isinstance(leaf, GenerationAborted)), leaves[0])

@@ -52,6 +52,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     spanning_samples: int
     """Samples of this session with tokens of more than one policy version."""
     groups_aborted: int
+    failed_samples: dict[str, int]
+    """Reason -> samples of this session that failed, also those whose group was tried again."""
     train: dict[str, float]
     """The trainer's own metrics: loss, pg_clipfrac, ppo_kl, entropy, grad_norm, lr, ..."""
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,16 +15,20 @@ import msgspec
 from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
+from pipeline.failed_fraction import check_failed_fraction
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
-from pipeline.prompt_source import build_prompt_source
+from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
+from pipeline.session_lock import session_lock
 from pipeline.step_metrics import StepClock, step_record
+from pipeline.storage_proof import prove_here, prove_nodes
+from pipeline.transports.promise import transport_words
 from pipeline.wiring import NUM_PRODUCERS
 from pipeline.workers import Workers
 from recovery.accounting import Identity
@@ -46,11 +46,12 @@ from recovery.commit import (
 )
 from recovery.fixed import FixedSettings, hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
+from recovery.retention import releasable
+from storage.disk_reserve import GIB
 from storage.files import append_durably, make_folder, write_atomically
-from storage.os_errors import os_error
 from storage.positions import PositionRanges
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RestoreError, TooManyFailuresError
+from vime.data.prompts import PromptSource
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
@@ -71,19 +72,29 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     """Run `vime train` to its end. Errors come out as `VimeError`."""
     settings = resolved.settings
     folder = RunFolder.of(settings)
-    fixed = _fixed_settings(settings)
+    source = build_prompt_source(settings)
+    fixed = _fixed_settings(settings, source)
     folder.make()
     with session_lock(folder):
         start = _prepare(settings, folder)
         hold_to_fixed(folder.root, fixed)
         for words in start.plan.words:
             view.note(words)
+        if (skipped := set_bad_prompts_aside(source, folder.bad_prompts)) is not None:
+            view.note(skipped)
         if start.plan.mode is RestoreMode.COMPLETE:
             return Ending.DONE
-        claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
+        for words in transport_words(settings, None if start.state is None else start.state.memory):
+            view.note(words)
+        if not settings.queue.is_in_memory:
+            prove_here(folder.queue, settings.queue)
+            claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
         _remove_leftovers(folder)
         write_atomically(folder.settings, settings_record(resolved))
-        with Interrupts(view) as interrupts, Cluster(settings.cluster, NUM_PRODUCERS) as cluster:
+        with (
+            Interrupts(view) as interrupts,
+            Cluster(settings.cluster, NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
+        ):
             return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
 
 
@@ -95,36 +106,6 @@ def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int
     dropped = Counter(counts.dropped)
     dropped.subtract(at_start.dropped)
     return dict(+dropped), counts.generated - at_start.generated + at_start.in_flight
-
-
-@contextmanager
-def session_lock(folder: RunFolder) -> Iterator[None]:
-    """One session a run folder.
-
-    Raises:
-        RestoreError: another one holds it.
-        StorageError: it can't be locked.
-    """
-    path = folder.session_lock
-    descriptor = -1
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-    except OSError as error:
-        if descriptor >= 0:
-            os.close(descriptor)
-        if not isinstance(error, BlockingIOError):
-            raise os_error(error, path, 0) from error
-        raise RestoreError(
-            f"{folder.root}: another session is running there (process {path.read_text().strip() or 'unknown'}).",
-            next_step="Wait for it, stop it, or use another --save.",
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
@@ -139,17 +120,24 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
         groups_wanted=len(PositionRanges(trained)) + left * batch,
         max_groups=queue.rollout_queue_max_groups or 2 * batch,
         lease_seconds=queue.rollout_queue_lease_seconds,
+        next_group_index=0 if start.state is None else start.state.next_group_index,
+        memory=None if start.state is None else start.state.memory,
+        batch=max(1, batch),
+        max_staleness=queue.max_staleness,
+        online_gc=queue.rollout_queue_online_gc,
+        reserve_bytes=round(queue.rollout_disk_reserve_gib * GIB),
     )
 
 
-def _fixed_settings(settings: Settings) -> FixedSettings:
+def _fixed_settings(settings: Settings, source: PromptSource) -> FixedSettings:
     data = settings.data
     return FixedSettings(
         run_id=settings.queue.rollout_queue_run_id,
-        dataset_digest=build_prompt_source(settings).dataset_digest(),
+        dataset_digest=source.dataset_digest(),
         n_samples_per_prompt=data.n_samples_per_prompt,
         rollout_shuffle=data.rollout_shuffle,
         rollout_seed=data.rollout_seed,
+        transport=settings.queue.rollout_data_transport,
     )
 
 
@@ -221,6 +209,7 @@ class _Session:
 
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
         workers = self._workers
+        await prove_nodes(self._folder.queue, self._settings.queue)
         await workers.start_coordinator(coordinator_config(self._settings, self._start))
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
@@ -316,15 +305,9 @@ class _Session:
         return plan
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
-        allowed = self._settings.rollout.rollout_max_failed_fraction
         dropped, generated = this_session(counts, self._at_start)
-        if sum(dropped.values()) > allowed * generated:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
-            raise TooManyFailuresError(
-                f"{sum(dropped.values())} of {generated} groups were set aside ({reasons}), more than "
-                f"--rollout-max-failed-fraction {allowed}.",
-                next_step=f"Look at {self._folder.log('producer_0')} for each reason.",
-            )
+        allowed = self._settings.rollout.rollout_max_failed_fraction
+        check_failed_fraction(dropped, generated, allowed=allowed, run=self._folder.root)
 
     async def _commit(self, rollout_id: int, weight_version: int) -> None:
         """Model, optimizer and RNG of all ranks, then the queue state, then the record that makes them one."""
@@ -347,7 +330,13 @@ class _Session:
             rollout_data_dir=str(self._folder.queue.parent),
             queue_state=state,
         )
-        await self._workers.rotate_queue(state)
+        queue = self._settings.queue
+        released = (
+            releasable(self._folder.root, self._start.plan.directory, queue.rollout_queue_keep_commits)
+            if queue.rollout_queue_online_gc
+            else PositionRanges()
+        )
+        await self._workers.rotate_queue(state, released)
         self._last_commit = rollout_id
         self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.dead_letters import letters_folder
 from storage.files import make_folder
 from vime.settings.groups import Settings
 
@@ -40,8 +41,23 @@ class RunFolder:
         return self.root / "settings.json"
 
     @property
+    def bad_prompts(self) -> Path:
+        """Records of the prompt file that were skipped."""
+        return self.root / "bad_prompts.jsonl"
+
+    @property
+    def dead_letters(self) -> Path:
+        """Samples that failed."""
+        return letters_folder(self.root)
+
+    @property
     def session_lock(self) -> Path:
         return self.root / "rollout" / "session.lock"
+
+    @property
+    def step_log(self) -> Path:
+        """Folder of the step log of a queue in memory; that of a queue on disk lies with it."""
+        return self.root / "rollout" / "step_log"
 
     @property
     def processes(self) -> Path:
@@ -56,5 +72,5 @@ class RunFolder:
 
     def make(self) -> None:
         """Create the folders."""
-        for folder in (self.root / "rollout", self.root / "training_log", self.logs, self.queue.parent):
+        for folder in (self.root / "rollout", self.root / "training_log", self.logs):
             make_folder(folder)

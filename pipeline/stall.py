@@ -31,13 +31,23 @@ class StallWatch:
         if quiet_s > self._timeout_s:
             raise StalledError(
                 f"No group arrived for {quiet_s:.0f} s, --stall-timeout is {self._timeout_s:g}. The trainer waits for "
-                f"{batch} groups, {counts.pending} are there. {_what_producers_wait_for(counts, stats)}",
+                f"{batch} groups, {counts.pending} are there{_set_aside(counts)}. "
+                f"{_what_producers_wait_for(counts, stats)}",
                 next_step="Look at the logs of engines and producers in the run folder. The same command resumes; "
                 "raise --stall-timeout when a group may take longer.",
             )
 
 
+def _set_aside(counts: QueueCounts) -> str:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
+    return f" and {sum(counts.dropped.values())} were set aside ({reasons})" if reasons else ""
+
+
 def _what_producers_wait_for(counts: QueueCounts, stats: Sequence[ProducerStats]) -> str:
+    return " ".join([_what_they_do(counts, stats), *counts.notices])
+
+
+def _what_they_do(counts: QueueCounts, stats: Sequence[ProducerStats]) -> str:
     requests = sum(stat.in_flight_requests for stat in stats)
     if requests:
         return f"The producers wait for the engines: {requests} requests of {counts.in_flight} groups are unanswered."

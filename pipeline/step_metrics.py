@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -103,6 +104,7 @@ def step_record(
         dropped=counts.dropped,
         spanning_samples=sum(stat.spanning_samples for stat in stats),
         groups_aborted=sum(stat.groups_aborted for stat in stats),
+        failed_samples=dict(sum((Counter(stat.failed_samples) for stat in stats), Counter())),
         train=reports[0].metrics,
     )
 

@@ -5,21 +5,32 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from pipeline.candidates import CandidateNeeds
 from pipeline.messages import TrainReport
 from pipeline.planner import BatchPlan
-from pipeline.shards import pack_step, read_rank_groups, totals
+from pipeline.shards import NO_CANDIDATES, RankShard, totals
 from pipeline.training_log import log_step
-from storage.pool import Pool
+from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.vllm_utils.sender import GlooSender
+from vime.data.lazy import token_counts
 from vime.errors import TrainerError
 
 
 class TrainerWorker:
     """Rank-local; all ranks are told the same things in the same order."""
 
-    def __init__(self, trainer: MegatronTrainer, pool: Pool, rank: int, training_log: Path) -> None:
+    def __init__(
+        self,
+        trainer: MegatronTrainer,
+        pool: PayloadPool,
+        rank: int,
+        training_log: Path,
+        candidates: CandidateNeeds = NO_CANDIDATES,
+    ) -> None:
+        """Take which of the sampler's candidates the objective asks for."""
         self._trainer, self._pool, self._rank, self._training_log = trainer, pool, rank, training_log
+        self._candidates = candidates
         self._replica = trainer.data_parallel_rank
         self._sender: GlooSender | None = None
 
@@ -30,15 +41,15 @@ class TrainerWorker:
     def train(self, plan: BatchPlan) -> TrainReport:
         """Train one rollout batch, all its optimizer steps."""
         started = time.monotonic()
-        groups = read_rank_groups(self._pool, plan, self._replica)
-        read_s = time.monotonic() - started
         metrics: dict[str, float] = {}
         tokens = 0
-        steps = self._trainer.prepare([pack_step(plan, step, self._replica, groups) for step in plan.steps])
-        for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
-            tokens += sum(microbatch.num_tokens for microbatch in microbatches)
-            metrics = self._trainer.train_step(microbatches, totals(step))
-            log_step(self._training_log, plan, number, self._replica)
+        with RankShard(self._pool, plan, self._replica, candidates=self._candidates) as shard:
+            steps = self._trainer.prepare([shard.step(number) for number in range(len(plan.steps))])
+            for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
+                tokens += sum(token_counts(microbatches))
+                metrics = self._trainer.train_step(microbatches, totals(step))
+                log_step(self._training_log, plan, number, self._replica)
+            read_s = shard.waited_s
         return TrainReport(metrics, train_s=time.monotonic() - started - read_s, read_s=read_s, tokens=tokens)
 
     def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:

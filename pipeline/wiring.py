@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pipeline.candidates import candidate_needs
 from pipeline.devices import visible_gpus
+from pipeline.enqueue_needs import enqueue_needs
+from pipeline.failed_groups import FailedGroups
 from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.prompt_source import build_prompt_source
+from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
+from pipeline.transports.blocking_queue import RayBlockingQueue
+from pipeline.transports.carriers import carrier_of
+from pipeline.transports.ray_parts import RayParts
+from storage.checks import check_enqueue
+from storage.columns import encode_group
+from storage.contracts import PayloadPool
+from storage.dead_letters import DeadLetterBox
+from storage.memory_pool import MemoryPool
 from storage.pool import Pool
+from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
 from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.rewards import load_reward
+from vime.rollout.rewards import load_group_reward, load_reward
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 
@@ -36,18 +51,33 @@ def create_or_open_pool(settings: Settings) -> Pool:
     """The run's pool, made when it doesn't exist; for the coordinator, which comes first."""
     root, queue = RunFolder.of(settings).queue, settings.queue
     if (root / "vime" / "pool.json").exists():
-        return open_pool(settings)
+        return _open_on_disk(settings)
     return Pool.create(
         root,
         queue.rollout_queue_run_id,
         profile="juicefs" if queue.rollout_storage_profile == "juicefs" else "local",
         declaration=read_declaration(queue.rollout_storage_declaration),
+        segment_bytes=_segment_bytes(settings),
     )
 
 
-def open_pool(settings: Settings) -> Pool:
-    """The run's pool."""
-    return Pool.open(RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id)
+def open_pool(settings: Settings, coordinator: Any) -> PayloadPool:
+    """The run's pool as producers and trainer ranks see it; `coordinator` is the handle of its actor."""
+    queue = settings.queue
+    if queue.is_in_memory:
+        carrier = carrier_of(queue.rollout_data_transport)
+        return MemoryPool(queue.rollout_queue_run_id, RayParts(coordinator, carrier))
+    return _open_on_disk(settings)
+
+
+def _open_on_disk(settings: Settings) -> Pool:
+    root, run_id = RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id
+    return Pool.open(root, run_id, segment_bytes=_segment_bytes(settings))
+
+
+def _segment_bytes(settings: Settings) -> int | None:
+    mib = settings.queue.rollout_queue_segment_mib
+    return None if mib is None else mib * 2**20
 
 
 def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:
@@ -76,25 +106,30 @@ def _planned_steps(settings: Settings) -> int | None:
     return None if style == "constant" else (settings.data.num_rollout or 0) * settings.data.steps_per_rollout
 
 
+def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
+    """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
+    return settings.rollout.vllm_server_concurrency * num_engines // settings.data.n_samples_per_prompt
+
+
 async def build_producer(
-    settings: Settings, queue: QueueClient, engine_addresses: Sequence[str], number: int
+    settings: Settings, queue: QueueClient, pool: PayloadPool, engine_addresses: Sequence[str], number: int
 ) -> tuple[Producer, list[Callable[[], Awaitable[None]]]]:
     """A producer, and what must be awaited to close what it uses."""
     from transformers import AutoTokenizer
 
     rollout, data = settings.rollout, settings.data
     engines = [EngineClient(address) for address in engine_addresses]
-    pool = open_pool(settings)
-    requests = rollout.vllm_server_concurrency * len(engines)
     producer_settings = ProducerSettings(
         worker_id=f"producer-{number}-{os.getpid()}",
         n_samples_per_prompt=data.n_samples_per_prompt,
-        max_groups_in_flight=max(1, requests // data.n_samples_per_prompt),
+        max_groups_in_flight=max_groups_in_flight(settings, len(engines)),
         lease_seconds=settings.queue.rollout_queue_lease_seconds,
         max_attempts=rollout.rollout_max_attempts,
         reward_timeout_s=rollout.reward_timeout,
         reward_key=rollout.reward_key,
         salt_by_version=settings.weights.prefix_cache_salt == "version",
+        needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
+        sc_dtype=settings.queue.rollout_queue_sc_dtype,
     )
     generator = SampleGenerator(
         AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint),
@@ -105,12 +140,42 @@ async def build_producer(
         ),
     )
     reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
-    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings))
+    grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
+    box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
+    keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
+    failed = FailedGroups(box, pool if keeps_all else None)
+    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings), failed, grouped)
 
     async def close_pool() -> None:
         pool.close()
 
     return producer, [*(engine.close for engine in engines), close_pool]
+
+
+def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:
+    """The queue as a rollout function of the user's own gets it; `coordinator` is the handle of its actor."""
+    queue, data = settings.queue, settings.data
+    needs = enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")))
+    return QueueDataSource(
+        RayBlockingQueue(coordinator),
+        open_pool(settings, coordinator),
+        DataSourceSettings(
+            worker_id=worker_id,
+            branch=branch,
+            num_prompts=len(build_prompt_source(settings)),
+            n_samples_per_prompt=data.n_samples_per_prompt,
+            lease_seconds=queue.rollout_queue_lease_seconds,
+            state_folder=RunFolder.of(settings).root / "rollout",
+            reward_key=settings.rollout.reward_key,
+        ),
+        check=partial(check_enqueue, needs=needs),
+        encode=partial(
+            encode_group,
+            reward_key=settings.rollout.reward_key,
+            sc_dtype=queue.rollout_queue_sc_dtype,
+            num_experts=None if needs.routes is None else needs.routes.num_experts,
+        ),
+    )
 
 
 def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
@@ -140,9 +205,9 @@ def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
 
 
 def build_trainer_worker(
-    settings: Settings, folder: RunFolder, rank: int, world_size: int, init_method: str
+    settings: Settings, folder: RunFolder, pool: PayloadPool, rank: int, world_size: int, init_method: str
 ) -> TrainerWorker:
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
-    return TrainerWorker(model, open_pool(settings), rank, folder.training_log(rank))
+    return TrainerWorker(model, pool, rank, folder.training_log(rank), candidate_needs(settings))

@@ -20,6 +20,7 @@ from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
 from recovery.commit import QueueState
 from storage.files import write_atomically
+from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.errors import RunFailedError, VimeError
 from vime.settings.groups import Settings
@@ -53,11 +54,14 @@ class Workers:
         self._watchers: dict[asyncio.Task[Any], str] = {}
 
     async def start_coordinator(self, config: CoordinatorConfig) -> None:
-        """Open the queue. Ray restarts this actor when its process dies."""
+        """Open the queue. Ray restarts this actor when its process dies, unless its queue dies with it."""
+        in_memory = self._settings.queue.is_in_memory
         self.coordinator = self._cluster.spawn(
-            CoordinatorActor, self._encoded, encode(config), restarts=COORDINATOR_RESTARTS
+            CoordinatorActor, self._encoded, encode(config), restarts=0 if in_memory else COORDINATOR_RESTARTS
         )
         await answer(self.coordinator.pid.remote(), "the queue coordinator")
+        if in_memory:
+            self._watch("coordinator", self.coordinator.watch.remote())
 
     async def start_engines(self, report: Callable[[str], None]) -> list[str]:
         """Start all engines; base URLs. `report` is told what they are at."""
@@ -78,7 +82,9 @@ class Workers:
     async def start_trainers(self) -> int:
         """Build the ranks' models; the data-parallel size."""
         init_method = await answer(self.trainers[0].rendezvous.remote(), "trainer rank 0")
-        sizes: list[int] = await self.on_trainers(lambda trainer: trainer.build.remote(init_method, len(self.trainers)))
+        sizes: list[int] = await self.on_trainers(
+            lambda trainer: trainer.build.remote(init_method, len(self.trainers), self.coordinator)
+        )
         return sizes[0]
 
     async def start_producers(self, engine_addresses: list[str]) -> None:
@@ -154,9 +160,9 @@ class Workers:
     async def queue_state(self) -> QueueState:
         return decode(await self._coordinator_call(self.coordinator.queue_state.remote()), QueueState)
 
-    async def rotate_queue(self, committed: QueueState) -> None:
-        """Tell the queue that a commit with this state is on disk."""
-        await self._coordinator_call(self.coordinator.rotate.remote(encode(committed)))
+    async def rotate_queue(self, committed: QueueState, released: PositionRanges) -> None:
+        """Tell the queue that a commit with this state is on disk, and which positions no kept commit needs."""
+        await self._coordinator_call(self.coordinator.rotate.remote(encode(committed), released.ranges()))
 
     async def highest_version(self) -> int:
         version: int = await self._coordinator_call(self.coordinator.highest_version.remote())

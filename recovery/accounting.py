@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from storage.positions import PositionRanges
@@ -34,8 +36,13 @@ class Identity(msgspec.Struct, frozen=True):
         ) + ("" if self.holds else "  [DOES NOT HOLD]")
 
 
-def count_identity(facts: QueueFacts, trained: PositionRanges) -> Identity:
-    """Count the groups of a queue, given the positions that the branch has trained."""
+RECLAIMED = "reclaimed"
+"""Why groups are dropped that another branch trained, and whose samples went before this branch began."""
+
+
+def count_identity(facts: QueueFacts, trained: PositionRanges, released: PositionRanges | None = None) -> Identity:
+    """Count the groups of a queue, given the positions that the branch has trained and those that were released."""
+    num_reclaimed = len((released or PositionRanges()).minus(trained))
     num_trained = sum(position in trained for position in facts.accepted.values())
     for segment in facts.closed:
         last = segment.first_position + segment.num_accepted - 1
@@ -43,7 +50,7 @@ def count_identity(facts: QueueFacts, trained: PositionRanges) -> Identity:
     return Identity(
         generated=facts.cursor.next_group_index - len(facts.fresh),
         trained=num_trained,
-        pending=facts.num_accepted - num_trained,
+        pending=facts.num_accepted - num_trained - num_reclaimed,
         in_flight=len(facts.in_flight),
-        dropped=dict(facts.dropped_by_reason()),
+        dropped=dict(facts.dropped_by_reason() + Counter({RECLAIMED: num_reclaimed})),
     )

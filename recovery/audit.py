@@ -7,8 +7,8 @@ itself, and trusts only what the ranks wrote after each optimizer step.
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,17 @@ from straw.backend import FilesystemBackend
 from straw.errors import QueueError
 from straw.journal import Journal
 
+from recovery.audit_parts import (
+    AuditReport,
+    branch_limits,
+    newest_commit,
+    partly_trained,
+    read_branches_raw,
+    sample_twice,
+    split_steps,
+    training_steps,
+)
+from recovery.memory_audit import audit_memory_run, is_in_memory
 from vime.errors import CorruptDataError, StorageError
 
 _SEGMENT_SPAN = 2**40
@@ -37,63 +48,56 @@ class JournalState:
     accepted_twice: list[str] = field(default_factory=list)
     wrong_summaries: list[str] = field(default_factory=list)
     """Closed segments whose summary is not what their journal says."""
-
-
-@dataclass(frozen=True)
-class AuditReport:
-    """Counts of groups along the newest branch; the lists name what is wrong."""
-
-    generated: int
-    trained: int
-    pending: int
-    in_flight: int
-    dropped: dict[str, int]
-    rolled_back: int
-    """Groups trained by an optimizer step that a later resume took back."""
-    lost: list[str]
-    trained_twice: list[str]
-
-    @property
-    def identity_holds(self) -> bool:
-        return self.generated == self.trained + self.pending + self.in_flight + sum(self.dropped.values())
+    reclaimed: set[str] = field(default_factory=set)
+    """Groups of segments whose journals are gone; what is known of them is the counts of their summaries."""
+    reclaimed_accepted: int = 0
+    reclaimed_dropped: Counter[str] = field(default_factory=Counter)
+    released: list[tuple[int, int]] = field(default_factory=list)
+    """Positions whose payloads may be gone, as ranges."""
 
 
 def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
     """Audit a run folder whose processes have stopped. `pool` is the queue's root, `<run>/rollout_data/pool` if None.
 
+    A run whose queue was in memory is audited by `recovery.memory_audit`.
+
     Raises:
         CorruptDataError: the journal can't be read.
         StorageError: the pool can't be opened.
     """
+    if is_in_memory(run):
+        return audit_memory_run(run)
     pool = pool or run / "rollout_data" / "pool"
     state = replay_journals(pool)
-    branches = {line["branch"]: line for line in _lines(run / "rollout" / "branches.jsonl")}
-    log = list(_training_steps(run))
-    counted = _branch_limits(branches, log)
-    trained_steps, rolled_back = _split(log, counted)
+    branches = read_branches_raw(run)
+    log = list(training_steps(run))
+    counted = branch_limits(branches, log)
+    trained_steps, rolled_back = split_steps(log, counted)
     trained = {group for _, groups, _ in trained_steps for group in groups}
-    twice = _twice(trained_steps)
+    twice = sample_twice(trained_steps)
     lost = [
         *_skipped_prompts(state),
         *_unreadable(pool, state),
         *(f"{task}: accepted twice" for task in state.accepted_twice),
         *state.wrong_summaries,
         *_not_trained_as_committed(run, branches, counted, state, trained),
-        *_partly_trained(trained_steps),
+        *partly_trained(trained_steps),
         *(
             f"group {group}: trained but never accepted"
             for group in sorted(trained)
-            if _task(group) not in state.accepted
+            if _task(group) not in state.accepted and _task(group) not in state.reclaimed
         ),
     ]
     undone = {group for _, groups, _ in rolled_back for group in groups}
+    gone = _gone_untrained(state, trained)
+    dropped = Counter(state.dropped.values()) + state.reclaimed_dropped + Counter({"reclaimed": gone})
     in_flight = [task for task in state.leased if task not in state.accepted and task not in state.dropped]
     return AuditReport(
-        generated=len(state.leased),
+        generated=len(state.leased) + len(state.reclaimed),
         trained=len(trained),
-        pending=len(state.accepted) - len(trained),
+        pending=len(state.accepted) + state.reclaimed_accepted - len(trained) - gone,
         in_flight=len(in_flight),
-        dropped=dict(Counter(state.dropped.values())),
+        dropped=dict(dropped),
         rolled_back=len(undone),
         lost=lost,
         trained_twice=twice,
@@ -103,7 +107,14 @@ def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
 def replay_journals(pool: Path) -> JournalState:
     """Replay the journals of all segments of the queue, oldest first, read-only."""
     state = JournalState()
-    for number, segment in enumerate(_segments(pool)):
+    released = pool / "vime" / "released.json"
+    if released.exists():
+        state.released = [(first, last) for first, last in json.loads(released.read_bytes())["ranges"]]
+    segments = _segments(pool)
+    for number, segment in enumerate(segments):
+        if (segment.get("summary") or {}).get("reclaimed"):
+            _count_reclaimed(state, segment, segments[number + 1])
+            continue
         before = (len(state.accepted), len(state.dropped))
         for event in _events(pool, segment["queue_id"]):
             _apply(state, event, number * _SEGMENT_SPAN)
@@ -117,6 +128,27 @@ def replay_journals(pool: Path) -> JournalState:
                     f"its journal has {found[0]} and {found[1]}"
                 )
     return state
+
+
+def _count_reclaimed(state: JournalState, segment: dict[str, Any], following: dict[str, Any]) -> None:
+    """Take over what the summary of a segment without a journal says; the last segment always has one."""
+    numbers = range(segment["cursor"]["next_group_index"], following["cursor"]["next_group_index"])
+    tasks = [_task(number) for number in numbers]
+    state.submitted += tasks
+    state.reclaimed.update(tasks)
+    state.reclaimed_accepted += segment["summary"]["num_accepted"]
+    state.reclaimed_dropped.update(segment["summary"]["dropped"])
+
+
+def _gone_untrained(state: JournalState, trained: set[int]) -> int:
+    """Groups whose payloads may be gone, though the newest branch has not trained them."""
+    accepted = {_task(group) for group in trained}
+    listed = sum(_is_released(state, position) for task, position in state.accepted.items() if task not in accepted)
+    return listed + state.reclaimed_accepted - len(state.reclaimed & accepted)
+
+
+def _is_released(state: JournalState, position: int) -> bool:
+    return any(first <= position <= last for first, last in state.released)
 
 
 def _segments(pool: Path) -> list[dict[str, Any]]:
@@ -161,64 +193,15 @@ def _apply(state: JournalState, event: dict[str, Any], first_position: int) -> N
             state.submitted += [task["task_id"] for task in event["tasks"]]
         case "Leased":
             state.leased.update(lease["task_id"] for lease in event["leases"])
-        case "Completed":
-            receipt = event["receipt"]
-            task = receipt["task_id"]
+        case "Yielded" if (event.get("metadata") or {}).get("position") is not None:
+            task = event["task_id"]
             if task in state.accepted:
                 state.accepted_twice.append(task)
-            state.accepted[task] = first_position + receipt["position"]
-            state.results[task] = receipt["result_ref"]
+            state.accepted[task] = first_position + event["metadata"]["position"]
+            state.results[task] = event["input_ref"]
         case "Failed" if event["response"] == "failed":
             for task in event["task_ids"]:
                 state.dropped[task] = str(event["failure"].get("reason", "unknown"))
-
-
-Step = tuple[tuple[str, int, int], set[int], list[int]]
-"""(branch, rollout, step), groups, samples of all ranks."""
-
-
-def _training_steps(run: Path) -> Iterator[Step]:
-    groups: dict[tuple[str, int, int], set[int]] = defaultdict(set)
-    samples: dict[tuple[str, int, int], list[int]] = defaultdict(list)
-    seen: set[tuple[tuple[str, int, int], int]] = set()
-    for path in sorted((run / "training_log").glob("rank_*.jsonl")):
-        for line in _lines(path):
-            key = (line["branch"], line["rollout_id"], line["step"])
-            replica = (key, line["data_parallel_rank"])
-            if replica in seen:
-                continue  # tensor- and pipeline-parallel ranks of one replica train the same samples
-            seen.add(replica)
-            groups[key].update(line["group_indices"])
-            samples[key] += line["sample_indices"]
-    for key in sorted(groups, key=lambda key: key[1:]):
-        yield key, groups[key], samples[key]
-
-
-def _branch_limits(branches: dict[str, dict[str, Any]], log: Iterable[Step]) -> dict[str, int]:
-    """Branch -> last rollout of it that counts, for the newest branch and its ancestors."""
-    if not branches:
-        return {}
-    name = list(branches)[-1]
-    last = max((rollout for (_, rollout, _), _, _ in log), default=-1)
-    limits = {name: last}
-    while (parent := branches[name]["parent"]) is not None:
-        name = parent["branch"]
-        limits[name] = parent["rollout_id"]
-    return limits
-
-
-def _split(log: Iterable[Step], counted: dict[str, int]) -> tuple[list[Step], list[Step]]:
-    trained: list[Step] = []
-    rolled_back: list[Step] = []
-    for step in log:
-        branch, rollout, _ = step[0]
-        (trained if rollout <= counted.get(branch, -1) else rolled_back).append(step)
-    return trained, rolled_back
-
-
-def _twice(steps: Iterable[Step]) -> list[str]:
-    counts = Counter(sample for _, _, samples in steps for sample in samples)
-    return [f"sample {sample}: trained {count} times" for sample, count in sorted(counts.items()) if count > 1]
 
 
 def _skipped_prompts(state: JournalState) -> list[str]:
@@ -239,6 +222,8 @@ def _unreadable(pool: Path, state: JournalState) -> list[str]:
     try:
         with SharedFilesystemStore(pool, identity["run_id"], codecs=identity["codecs"]) as store:
             for task, reference in state.results.items():
+                if _is_released(state, state.accepted[task]):
+                    continue
                 try:
                     for _ in store.read(RecordSetRef.from_dict(reference)):
                         pass
@@ -251,6 +236,10 @@ def _unreadable(pool: Path, state: JournalState) -> list[str]:
     return bad
 
 
+def _task(group: int) -> str:
+    return f"prompt:{group}"
+
+
 def _not_trained_as_committed(
     run: Path,
     branches: dict[str, dict[str, Any]],
@@ -259,12 +248,7 @@ def _not_trained_as_committed(
     trained: set[int],
 ) -> list[str]:
     """Groups that the newest commit of the branch calls trained but that no rank logged."""
-    newest: tuple[int, Path] | None = None
-    for branch, last in counted.items():
-        for path in (run / branches[branch]["directory"] / "rollout").glob("committed_*.json"):
-            record = json.loads(path.read_bytes())
-            if record["branch"] == branch and record["rollout_id"] <= last:
-                newest = max(newest or (-1, path), (record["rollout_id"], path))
+    newest = newest_commit(run, branches, counted)
     if newest is None:
         return []
     queue_state = json.loads(newest[1].with_name(f"queue_state_{newest[0]}.json").read_bytes())
@@ -273,41 +257,8 @@ def _not_trained_as_committed(
     for first, last in queue_state["trained"]:
         for position in range(first, last + 1):
             task = by_position.get(position)
+            if task is None and _is_released(state, position):
+                continue  # its segment has no journal any more
             if task is None or int(task.removeprefix("prompt:")) not in trained:
                 bad.append(f"{task or f'position {position}'}: committed as trained, but no rank trained it")
     return bad
-
-
-def _partly_trained(steps: Iterable[Step]) -> list[str]:
-    """Groups of which fewer samples were trained than of the others (all groups have the same size)."""
-    groups: set[int] = set()
-    numbers: list[int] = []
-    for _, step_groups, step_samples in steps:
-        groups |= step_groups
-        numbers += step_samples
-    if not groups:
-        return []
-    size = max(1, round(len(set(numbers)) / len(groups)))
-    samples = Counter(number // size for number in set(numbers))
-    return [
-        f"group {group}: {samples[group]} of {size} samples trained"
-        for group in sorted(groups)
-        if samples[group] != size
-    ]
-
-
-def _task(group: int) -> str:
-    return f"prompt:{group}"
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """JSON lines of a log; a torn line (a crash while writing it) is no fact and is left out."""
-    if not path.exists():
-        return
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            parsed = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(parsed, dict):
-            yield parsed

@@ -33,7 +33,7 @@ def claim_queue(run: Path, queue: Path, *, has_commits: bool) -> None:
     Raises:
         RestoreError: the queue belongs to another run, or it isn't the one that the run's commits count positions of.
     """
-    ours, theirs = _read(run_claim_path(run)), _read(queue_claim_path(queue))
+    ours, theirs = read_claim(run_claim_path(run)), read_claim(queue_claim_path(queue))
     if ours is not None and theirs is not None and ours.token == theirs.token:
         return
     if theirs is not None or (queue / "vime" / "queue.json").exists():
@@ -54,7 +54,8 @@ def claim_queue(run: Path, queue: Path, *, has_commits: bool) -> None:
     write_atomically(queue_claim_path(queue), claim)
 
 
-def _read(path: Path) -> Claim | None:
+def read_claim(path: Path) -> Claim | None:
+    """One side of a claim, None before the first. Raises `RestoreError`."""
     if not path.exists():
         return None
     try:

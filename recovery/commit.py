@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from storage.files import make_folder, sha256_of, sync_tree, write_atomically, write_once
+from storage.queue_types import MemorySnapshot
 from vime.errors import CommitError
 
 COMMIT_VERSION = 1
@@ -58,7 +59,11 @@ class QueueState(msgspec.Struct, frozen=True):
     """Queue positions trained along the branch, as (first, last) ranges."""
     next_group_index: int
     identity: dict[str, int]
+    memory: MemorySnapshot | None = None
+    """What a queue in memory needs to go on from here; None for a queue on disk, which keeps itself."""
     version: int = COMMIT_VERSION
+    accepted: list[tuple[int, int]] = []
+    """Positions of all groups that had been accepted, as ranges."""
 
 
 def iteration_directory(directory: Path, rollout_id: int) -> Path:
@@ -147,7 +152,7 @@ def _digests(directory: Path, paths: Iterable[Path]) -> dict[str, FileDigest]:
 
 
 def _check_file(commit: Path, path: Path, expected: FileDigest) -> None:
-    next_step = "Choose an older commit with --ckpt-step, or restore the file."
+    next_step = f"{_older_commit(commit)}, or restore the file."
     if not path.is_file():
         raise CommitError(f"{commit}: its file {path} is missing.", next_step=next_step)
     size = path.stat().st_size
@@ -156,6 +161,13 @@ def _check_file(commit: Path, path: Path, expected: FileDigest) -> None:
     found = sha256_of(path)
     if found != expected.sha256:
         raise CommitError(f"{path}: SHA-256 is {found}, the commit expects {expected.sha256}.", next_step=next_step)
+
+
+def _older_commit(commit: Path) -> str:
+    """Which commit to take in place of a damaged one."""
+    rollout_id = int(commit.stem.removeprefix("committed_"))
+    older = [rollout for rollout in committed_rollouts(commit.parent.parent) if rollout < rollout_id]
+    return f"Resume from the commit before it with --ckpt-step {older[-1]}" if older else "There is no older commit"
 
 
 def _decode(path: Path, kind: type[_Record]) -> _Record:

@@ -11,13 +11,14 @@ from vime.errors import RestoreError
 
 
 class FixedSettings(msgspec.Struct, frozen=True):
-    """The data behind the prompt cursor, and the size of a group."""
+    """The data behind the prompt cursor, the size of a group, and what keeps the groups."""
 
     run_id: str
     dataset_digest: str
     n_samples_per_prompt: int
     rollout_shuffle: bool
     rollout_seed: int
+    transport: str = "straw"
 
 
 _FLAGS = {
@@ -26,6 +27,7 @@ _FLAGS = {
     "n_samples_per_prompt": "--n-samples-per-prompt",
     "rollout_shuffle": "--rollout-shuffle",
     "rollout_seed": "--rollout-seed",
+    "transport": "--rollout-data-transport",
 }
 
 

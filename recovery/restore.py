@@ -47,11 +47,14 @@ class RestorePlan:
 
 def scan_run(run: Path, queue_root: Path) -> RunOnDisk:
     """Read what a run folder and its queue hold; small files only."""
-    folders = ["."]
-    if (run / "branches").is_dir():
-        folders += sorted(f"branches/{path.name}" for path in (run / "branches").iterdir())
-    commits = {folder: rollouts for folder in folders if (rollouts := committed_rollouts(run / folder))}
+    commits = {folder: rollouts for folder in commit_folders(run) if (rollouts := committed_rollouts(run / folder))}
     return RunOnDisk((queue_root / "vime" / "queue.json").exists(), read_branches(run), commits)
+
+
+def commit_folders(run: Path) -> list[str]:
+    """Folders of a run that may hold commits, relative to it."""
+    branches = run / "branches"
+    return [".", *(sorted(f"branches/{path.name}" for path in branches.iterdir()) if branches.is_dir() else [])]
 
 
 def parse_load(load: str) -> tuple[Path, int | None]:
@@ -168,6 +171,9 @@ def _without_commit(disk: RunOnDisk, wanted: int | None, folder: Path) -> Restor
     if disk.has_queue:
         words = [f"{folder} holds a run without a commit: training starts anew, its accepted groups are kept."]
         return RestorePlan(RestoreMode.RESTART, ".", 0, words=words)
+    if disk.branches:
+        words = [f"{folder} holds a run without a commit, and its groups are gone: it starts anew."]
+        return RestorePlan(RestoreMode.NEW, ".", 0, words=words)
     return RestorePlan(RestoreMode.NEW, ".", 0, words=["New run."])
 
 

@@ -38,6 +38,7 @@ OTHER_UNITS = {
     "dropped": "groups by reason",
     "spanning_samples": "samples",
     "groups_aborted": "groups",
+    "failed_samples": "samples by reason",
 }
 
 MEANINGS = {
@@ -64,8 +65,9 @@ MEANINGS = {
     "trained": "Groups trained along this branch and its ancestors.",
     "pending": "Groups accepted and not trained.",
     "in_flight": "Groups leased now, or leased before and waiting again.",
-    "dropped": "Groups set aside for good, by reason: `engine`, `reward` or `sample`.",
+    "dropped": "Groups set aside for good, by reason; `vime queue dead` shows their letters.",
     "groups_aborted": "Groups of this session that an engine aborted (a flush); they are generated again.",
+    "failed_samples": "Samples of this session that failed, by reason, also those whose group was tried again.",
 }
 
 TRAIN_MEANINGS = {

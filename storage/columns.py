@@ -1,33 +1,49 @@
 """The stored form of a group: one msgpack header and a few column arrays over all members.
 
-Arrays that grow with tokens are columns, concatenated over members, little-endian; everything else of a sample is in
-the header. Loading never runs code.
+All columns of a group are one publication: they become durable together, and are kept and released together. Arrays
+are little-endian. Loading never runs code.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from storage.candidate_columns import candidate_columns
+from storage.column_rows import DTYPES as DTYPES
+from storage.column_rows import Array as Array
+from storage.column_rows import ColumnRows, optional_column, place
+from storage.packed_fields import packed_columns, unpack_member
+from storage.routes import route_dtype, rows_first, stack_layers_first
 from storage.summary import GroupSummary, summarize
-from storage.values import pack, unpack_extension
-from vime.errors import CorruptDataError, SampleError, SchemaVersionError
+from storage.token_columns import token_columns
+from vime.errors import CorruptDataError, SchemaVersionError
+from vime.utils.routed_experts import join_routes
 from vime.utils.types import Sample
 
 SCHEMA_VERSION = 1
-DTYPES = {"uint8": "|u1", "uint16": "<u2", "int32": "<i4", "int64": "<i8", "float16": "<f2", "float32": "<f4"}
-"""Column dtypes by name, with the byte order on disk."""
-_COLUMN_FIELDS = {"tokens": "tokens", "loss_mask": "loss_mask", "rollout_log_probs": "sampler_log_probs"}
-"""Sample field -> column."""
-_FIELDS = frozenset(field.name for field in dataclasses.fields(Sample)) - _COLUMN_FIELDS.keys()
+ROUTES = "routes"
+_LISTS = {
+    "tokens": "tokens",
+    "loss_mask": "loss_mask",
+    "sampler_log_probs": "rollout_log_probs",
+    "teacher_log_probs": "teacher_log_probs",
+}
+_ARRAYS = {
+    "top_k_ids": "rollout_topk_token_ids",
+    "top_k_log_probs": "rollout_topk_log_probs",
+    "top_p_ids": "rollout_top_p_token_ids",
+    "top_p_offsets": "rollout_top_p_token_offsets",
+    "top_p_log_probs": "rollout_top_p_log_probs",
+    ROUTES: "rollout_routed_experts",
+}
+COLUMN_FIELDS = {**_LISTS, **_ARRAYS}
+"""Column -> field of `Sample` with the same numbers. The packed columns hold the other fields."""
 
-Array = npt.NDArray[Any]
 Layout = Literal["row_major", "layer_major"]
 """Order of a column's axes: [rows, ...], or [L, rows, ...] with MoE layers first."""
 
@@ -42,7 +58,7 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     row_offsets: list[int]
     """[members + 1]; rows of member m are row_offsets[m]:row_offsets[m + 1]."""
     absent: list[int] = msgspec.field(default_factory=list)
-    """Members whose field is None; their rows hold the neutral value (mask 1, log-probability 0)."""
+    """Members whose field is None; they have no rows, or rows with the neutral value (mask 1, log-probability 0)."""
     layout: Layout = "row_major"
     """layer_major makes a range of rows of one layer one contiguous range of bytes."""
 
@@ -53,12 +69,11 @@ class ColumnSpec(msgspec.Struct, frozen=True):
 
 
 class GroupHeader(msgspec.Struct, frozen=True):
-    """What the header bytes say. `samples[m]` maps the names of non-column fields of `Sample` to packed values."""
+    """What the header bytes say."""
 
     schema_version: int
     summary: GroupSummary
     columns: list[ColumnSpec]
-    samples: list[dict[str, Any]]
 
 
 class _Versioned(msgspec.Struct):
@@ -73,9 +88,17 @@ class EncodedGroup:
     columns: dict[str, Array]
 
 
-def encode_group(samples: Sequence[Sample], *, reward_key: str | None = None) -> EncodedGroup:
-    """Header and columns of one group: tokens int32 [sum total length], loss_mask uint8 [sum R] and
-    sampler_log_probs float32 [sum R].
+def encode_group(
+    samples: Sequence[Sample],
+    *,
+    reward_key: str | None = None,
+    sc_dtype: str = "float32",
+    num_experts: int | None = None,
+) -> EncodedGroup:
+    """Header and columns of one group; which columns there are is said where they are made.
+
+    `sc_dtype` is float32 or float16, for log-probabilities of the sampler's candidates. `num_experts` chooses the
+    type of routes; without it the greatest id does.
 
     Raises `SampleError` naming the sample and the path of a value that can't be stored, or a field whose length or
     numbers break the contract of `Sample`.
@@ -83,28 +106,17 @@ def encode_group(samples: Sequence[Sample], *, reward_key: str | None = None) ->
     summary = summarize(samples, reward_key=reward_key)
     specs: list[ColumnSpec] = []
     columns: dict[str, Array] = {}
-
-    def add(name: str, dtype: str, rows: list[Array], absent: list[int]) -> None:
-        offsets = [0, *np.cumsum([len(array) for array in rows]).tolist()]
-        columns[name] = np.concatenate(rows).astype(DTYPES[dtype])
-        specs.append(ColumnSpec(name, dtype, list(columns[name].shape), offsets, absent))
-
-    add("tokens", "int32", [_integers(s, "tokens", s.tokens, len(s.tokens), 2**31 - 1) for s in samples], [])
-    masks = [s.loss_mask if s.loss_mask is not None else [1] * s.response_length for s in samples]
-    add(
-        "loss_mask",
-        "uint8",
-        [_integers(s, "loss_mask", mask, s.response_length, 1) for s, mask in zip(samples, masks, strict=True)],
-        [member for member, sample in enumerate(samples) if sample.loss_mask is None],
-    )
-    add(
-        "sampler_log_probs",
-        "float32",
-        [_log_probs(sample) for sample in samples],
-        [member for member, sample in enumerate(samples) if sample.rollout_log_probs is None],
-    )
-    header = GroupHeader(SCHEMA_VERSION, summary, specs, [_pack_fields(sample) for sample in samples])
-    return EncodedGroup(msgspec.msgpack.encode(header), columns)
+    for column in [
+        *token_columns(samples),
+        *candidate_columns(samples, sc_dtype),
+        *packed_columns(samples, frozenset(COLUMN_FIELDS.values())),
+    ]:
+        columns[column.name] = np.concatenate(column.rows).astype(DTYPES[column.dtype], copy=False)
+        specs.append(_spec(column, columns[column.name], "row_major"))
+    for column in _routes(samples, num_experts):
+        columns[ROUTES] = stack_layers_first(column.rows, DTYPES[column.dtype])
+        specs.append(_spec(column, columns[ROUTES], "layer_major"))
+    return EncodedGroup(msgspec.msgpack.encode(GroupHeader(SCHEMA_VERSION, summary, specs)), columns)
 
 
 def read_header(data: bytes) -> GroupHeader:
@@ -116,7 +128,7 @@ def read_header(data: bytes) -> GroupHeader:
                 f"A group header has schema version {version}, this code reads up to {SCHEMA_VERSION}.",
                 next_step="Update vime to the version that wrote the pool.",
             )
-        return msgspec.msgpack.decode(data, type=GroupHeader, ext_hook=unpack_extension)
+        return msgspec.msgpack.decode(data, type=GroupHeader)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptDataError(f"A group header of {len(data)} bytes can't be read: {error}.") from error
 
@@ -127,86 +139,60 @@ def summary_from_header(data: bytes) -> GroupSummary:
 
 
 def decode_group(header: bytes, columns: Mapping[str, Array]) -> list[Sample]:
-    """The samples that were encoded; log-probabilities come back rounded to float32.
+    """The samples that were encoded, with these differences: log-probabilities come back rounded to what they were
+    stored as, arrays with the documented dtypes, routes as one array of the type they were stored as.
 
     Raises `SchemaVersionError` or `CorruptDataError`.
     """
     parsed = read_header(header)
-    specs = {spec.name: spec for spec in parsed.columns}
-    samples = [_unpack_fields(fields) for fields in parsed.samples]
-    for field, name in _COLUMN_FIELDS.items():
-        if name not in specs or name not in columns:
-            raise CorruptDataError(f"Group {parsed.summary.group_index} has no column {name!r}, found {list(columns)}.")
-        spec = specs[name]
-        array = columns[name]
-        if len(spec.row_offsets) != len(samples) + 1 or spec.row_offsets[-1] != array.shape[spec.row_axis]:
-            raise CorruptDataError(
-                f"Column {name!r} of group {parsed.summary.group_index} has {array.shape[spec.row_axis]} rows, "
-                f"its row offsets are {spec.row_offsets} for {len(samples)} samples."
-            )
-        for member, sample in enumerate(samples):
-            rows = array[spec.row_offsets[member] : spec.row_offsets[member + 1]]
-            setattr(sample, field, None if member in spec.absent else rows.tolist())
-    return samples
+    for spec in parsed.columns:
+        _check_column(parsed, spec, columns)
+    return [_decode_member(parsed, columns, member) for member in range(len(parsed.summary.sample_indices))]
 
 
-def _where(sample: Sample) -> str:
-    return f"sample {sample.index} of group {sample.group_index}"
+def member_rows(spec: ColumnSpec, column: Array, member: int) -> Array:
+    """A view of a member's rows of a column, rows first whatever the layout."""
+    start, stop = spec.row_offsets[member : member + 2]
+    return rows_first(column, start, stop) if spec.layout == "layer_major" else column[start:stop]
 
 
-def _integers(sample: Sample, field: str, values: Sequence[int], length: int, maximum: int) -> Array:
-    if len(values) != length:
-        raise SampleError(f"{_where(sample)}: {field} has {len(values)} entries, allowed: {length}.")
-    if values and (set(map(type, values)) != {int} or not 0 <= min(values) <= max(values) <= maximum):
-        for position, value in enumerate(values):
-            if type(value) is not int or not 0 <= value <= maximum:
-                raise SampleError(
-                    f"{_where(sample)}: {field}[{position}] is {value!r}, allowed: an int from 0 to {maximum}."
-                )
-    return np.asarray(values, np.int64)
+def _spec(column: ColumnRows, array: Array, layout: Layout) -> ColumnSpec:
+    return ColumnSpec(column.name, column.dtype, list(array.shape), column.row_offsets(), column.absent, layout)
 
 
-def _log_probs(sample: Sample) -> Array:
-    if sample.rollout_log_probs is None:
-        return np.zeros(sample.response_length, np.float32)
-    if len(sample.rollout_log_probs) != sample.response_length:
-        raise SampleError(
-            f"{_where(sample)}: rollout_log_probs has {len(sample.rollout_log_probs)} entries, "
-            f"allowed: {sample.response_length}."
+def _routes(samples: Sequence[Sample], num_experts: int | None) -> list[ColumnRows]:
+    rows = [
+        None if sample.rollout_routed_experts is None else join_routes(sample.rollout_routed_experts, place(sample))
+        for sample in samples
+    ]
+    dtype = route_dtype([array for array in rows if array is not None], num_experts)
+    return optional_column(ROUTES, dtype, samples, rows)
+
+
+def _check_column(header: GroupHeader, spec: ColumnSpec, columns: Mapping[str, Array]) -> None:
+    group = f"group {header.summary.group_index}"
+    if spec.name not in columns:
+        raise CorruptDataError(f"The columns of {group} have no {spec.name!r}, found {list(columns)}.")
+    found = list(columns[spec.name].shape)
+    num_rows = found[spec.row_axis] if spec.row_axis < len(found) else 0
+    members = len(header.summary.sample_indices)
+    if len(spec.row_offsets) != members + 1 or spec.row_offsets[-1] != num_rows:
+        raise CorruptDataError(
+            f"Column {spec.name!r} of {group} has {num_rows} rows, its row offsets are {spec.row_offsets} for "
+            f"{members} samples."
         )
-    if not set(map(type, sample.rollout_log_probs)) <= {int, float}:
-        position, value = next(
-            (position, value)
-            for position, value in enumerate(sample.rollout_log_probs)
-            if type(value) not in (int, float)
-        )
-        raise SampleError(f"{_where(sample)}: rollout_log_probs[{position}] is {value!r}, allowed: float or int.")
-    exact = np.asarray(sample.rollout_log_probs, np.float64)
-    with np.errstate(over="ignore"):
-        rounded = exact.astype(np.float32)
-    overflow = np.flatnonzero(np.isinf(rounded) & np.isfinite(exact))
-    if overflow.size:
-        position = int(overflow[0])
-        raise SampleError(f"{_where(sample)}: rollout_log_probs[{position}] is {exact[position]}, beyond float32.")
-    return rounded
 
 
-def _pack_fields(sample: Sample) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name in sorted(_FIELDS):
-        value = sample.status.value if name == "status" else vars(sample)[name]
-        try:
-            fields[name] = pack(value, name)
-        except SampleError as error:
-            raise SampleError(f"{_where(sample)}: {error.message}", next_step=error.next_step) from error
-    return fields
-
-
-def _unpack_fields(fields: dict[str, Any]) -> Sample:
-    unknown = fields.keys() - _FIELDS
-    if unknown:
-        raise CorruptDataError(f"A group header names unknown sample fields {sorted(unknown)}.")
-    try:
-        return Sample(**{**fields, "status": Sample.Status(fields["status"])})
-    except (KeyError, ValueError) as error:
-        raise CorruptDataError(f"A group header has a bad sample status: {error}.") from error
+def _decode_member(header: GroupHeader, columns: Mapping[str, Array], member: int) -> Sample:
+    rows = {
+        spec.name: member_rows(spec, columns[spec.name], member) for spec in header.columns if member not in spec.absent
+    }
+    sample = unpack_member(rows)
+    for name, field in _LISTS.items():
+        if name in rows and not (name == "loss_mask" and sample.remove_sample):
+            setattr(sample, field, rows[name].tolist())
+    for name, field in _ARRAYS.items():
+        if name in rows:
+            array = rows[name]
+            setattr(sample, field, array.astype(np.float32) if array.dtype == np.float16 else array.copy())
+    return sample

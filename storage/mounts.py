@@ -32,6 +32,12 @@ def mount_of(path: Path, table: str) -> Mount | None:
     return best
 
 
+def mounted_at(point: Path, table: str) -> str | None:
+    """File system type of what is mounted exactly at `point` (absolute), None when nothing is."""
+    mount = mount_of(point, table)
+    return mount.file_system if mount is not None and mount.point == point else None
+
+
 def _unescape(path: str) -> str:
     """The kernel writes blanks in paths as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), path)

@@ -11,14 +11,18 @@ from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 import straw
 from straw.backend import FilesystemBackend
 
-from storage.columns import DTYPES, Array, ColumnSpec, EncodedGroup, read_header
+from storage.chunks import chunk_table, column_bytes
+from storage.columns import Array, EncodedGroup
 from storage.files import sync_directory, write_atomically
+from storage.group_index import column_specs
+from storage.live import Live
 from storage.os_errors import os_error
-from storage.refs import GroupRef, PoolRef, from_straw_ref, lease_from_bytes, to_straw_ref
+from storage.pool_writer import PoolWriter, check_in_place
+from storage.reader import GroupReader, ReadingStore
+from storage.refs import GroupRef, PoolRef, lease_from_bytes
 from storage.straw_errors import translated
 from vime.errors import CorruptDataError, StorageError
 
@@ -34,30 +38,33 @@ class PoolFile(msgspec.Struct, frozen=True):
     schema_version: int
     run_id: str
     profile: Profile
-    online_gc: bool
     declaration: dict[str, Any] | None
     created_on: str
 
 
 class Pool:
-    """Payloads of one run under one root. Thread-safe; belongs to the process that made it (straw can't fork)."""
+    """Payloads of one run under one root. Thread-safe; belongs to the process that made it (straw can't fork).
 
-    def __init__(self, root: Path, file: PoolFile, fault: Callable[[str], None] | None) -> None:
+    What it opens of straw is opened when first used: the store that a queue's coordinator works on, the writer and
+    the reader. Writer and reader are replaced when the storage failed, for example when a mount came back.
+    """
+
+    def __init__(
+        self, root: Path, file: PoolFile, fault: Callable[[str], None] | None, segment_bytes: int | None = None
+    ) -> None:
         self.root = root
         self.run_id = file.run_id
         self.profile = file.profile
-        self._write_lock = threading.Lock()
+        self._file, self._fault, self._segment_bytes = file, fault, segment_bytes
         self._exit = ExitStack()
-        self._closed = False
-        try:
-            backend = FilesystemBackend(root, profile=file.profile, declaration=file.declaration, fault=fault)
-        except ValueError as error:
-            raise StorageError(f"{root}: {error}.", next_step="Correct the storage profile's declaration.") from error
+        self._lock = threading.Lock()
+        self._segment_bytes = segment_bytes
+        self._store: straw.SharedFilesystemStore | None = None
         with translated(f"open pool {root}", root):
-            self._store = self._exit.enter_context(
-                straw.SharedFilesystemStore(root, file.run_id, backend=backend, codecs=CODECS, online_gc=file.online_gc)
-            )
-            self._reader = self._exit.enter_context(self._store.read_session())
+            self._new_store()  # refuses a declaration that is wrong
+        self._writer = PoolWriter(self._store_in_place, root)
+        self._reading = Live(lambda: ReadingStore.opened(self._store_in_place()), root)
+        self._reader = GroupReader(self._reading, root)
 
     @classmethod
     def create(
@@ -67,13 +74,14 @@ class Pool:
         *,
         profile: Profile = "local",
         declaration: dict[str, Any] | None = None,
-        online_gc: bool = False,
         fault: Callable[[str], None] | None = None,
+        segment_bytes: int | None = None,
     ) -> Pool:
         """Make a pool in `root` and open it.
 
-        `profile`, `declaration` (what the operator asserts about a JuiceFS mount; straw refuses a wrong one) and
-        `online_gc` hold for the life of the pool. `fault` is called with the name of every I/O phase (for tests).
+        `profile` and `declaration` (what the operator asserts about a JuiceFS mount; straw refuses a wrong one) hold
+        for the life of the pool. `fault` is called with the name of every I/O phase (for tests).
+        A pack gets no more publications once it has `segment_bytes`; straw's own size when None.
         Raises `StorageError` when `root` already holds a pool.
         """
         root = Path(root).resolve()
@@ -83,13 +91,13 @@ class Pool:
                 f"{root} already holds a pool (run id {_read_pool_file(path).run_id!r}).",
                 next_step="Open it to continue that run, or choose an empty folder.",
             )
-        file = PoolFile(1, run_id, profile, online_gc, declaration, socket.gethostname())
+        file = PoolFile(1, run_id, profile, declaration, socket.gethostname())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             sync_directory(root)
         except OSError as error:
             raise os_error(error, root, 0) from error
-        pool = cls(root, file, fault)
+        pool = cls(root, file, fault, segment_bytes)
         try:
             write_atomically(path, msgspec.json.encode(file))
         except OSError as error:
@@ -98,7 +106,14 @@ class Pool:
         return pool
 
     @classmethod
-    def open(cls, root: Path | str, run_id: str | None = None, *, fault: Callable[[str], None] | None = None) -> Pool:
+    def open(
+        cls,
+        root: Path | str,
+        run_id: str | None = None,
+        *,
+        fault: Callable[[str], None] | None = None,
+        segment_bytes: int | None = None,
+    ) -> Pool:
         """Open an existing pool. Raises `StorageError` when there is none or it belongs to another run."""
         root = Path(root).resolve()
         path = root / "vime" / "pool.json"
@@ -113,7 +128,7 @@ class Pool:
                 f"{root} belongs to run {file.run_id!r}, not to {run_id!r}.",
                 next_step="Use that run id, or another folder.",
             )
-        return cls(root, file, fault)
+        return cls(root, file, fault, segment_bytes)
 
     @property
     def control_dir(self) -> Path:
@@ -122,8 +137,11 @@ class Pool:
 
     @property
     def store(self) -> straw.SharedFilesystemStore:
-        """The straw store, for the queue's coordinator."""
-        return self._store
+        """The straw store that a queue's coordinator works on."""
+        with self._lock:
+            if self._store is None:
+                self._store = self._exit.enter_context(self._store_in_place())
+            return self._store
 
     def publish_groups(self, items: Sequence[tuple[EncodedGroup, bytes]], *, submission_id: str) -> list[GroupRef]:
         """Make (group, lease) pairs durable in one transaction; references in the same order.
@@ -134,13 +152,15 @@ class Pool:
         for number, (group, lease_bytes) in enumerate(items):
             lease = lease_from_bytes(lease_bytes)
             owner = {"task_id": lease.task_id, "attempt_id": lease.attempt_id}
+            table = chunk_table(column_specs(group.header), group.columns)
             records = [straw.Record(f"{number}.header", group.header, metadata=owner)]
             records += [
-                straw.Record(f"{number}.{name}", _little_endian_bytes(array), metadata=owner)
+                straw.Record(f"{number}.{name}", column_bytes(array), metadata=owner)
                 for name, array in group.columns.items()
             ]
+            records.append(straw.Record(f"{number}.chunks", table, metadata=owner))
             publications.append(straw.Publication(tuple(records)))
-        return self._publish(publications, submission_id)
+        return self._writer.publish(publications, submission_id)
 
     def publish_prompts(self, payloads: Sequence[bytes], *, submission_id: str) -> list[PoolRef]:
         """Make prompt payloads durable, at most `MAX_PROMPTS_PER_SEGMENT` in one transaction."""
@@ -148,42 +168,49 @@ class Pool:
         for start in range(0, len(payloads), MAX_PROMPTS_PER_SEGMENT):
             part = payloads[start : start + MAX_PROMPTS_PER_SEGMENT]
             publications = [straw.Publication((straw.Record(f"{i}", data),)) for i, data in enumerate(part)]
-            refs += self._publish(publications, f"{submission_id}:{start}")
+            refs += self._writer.publish(publications, f"{submission_id}:{start}")
         return refs
 
     def publish_blob(self, data: bytes, *, submission_id: str) -> PoolRef:
         """Make one byte string durable."""
-        return self._publish([straw.Publication((straw.Record("blob", data),))], submission_id)[0]
+        return self._writer.publish([straw.Publication((straw.Record("blob", data),))], submission_id)[0]
 
     def read_header(self, ref: GroupRef) -> bytes:
         """Header bytes of a group. Raises `CorruptDataError` or `StorageError`."""
-        return self._read(ref, [0])[0]
+        return self._reader.read_first(ref)
 
     def read_blob(self, ref: PoolRef) -> bytes:
         """The bytes of a blob or prompt. Raises `CorruptDataError` or `StorageError`."""
-        return self._read(ref, [0])[0]
+        return self._reader.read_first(ref)
 
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]:
         """Columns of a group by name; only these are read. Raises `StorageError` for a name that it lacks."""
-        table = read_header(self.read_header(ref)).columns
-        ordinals = {spec.name: ordinal for ordinal, spec in enumerate(table, start=1)}
-        missing = [name for name in names if name not in ordinals]
-        if missing:
-            raise StorageError(f"The group in {ref.path} has no columns {missing}, it has {sorted(ordinals)}.")
-        payloads = self._read(ref, [ordinals[name] for name in names])
-        specs = [table[ordinals[name] - 1] for name in names]
-        return {spec.name: _array(spec, data, ref) for spec, data in zip(specs, payloads, strict=True)}
+        return self._reader.read_columns(ref, names)
+
+    def read_rows(self, ref: GroupRef, column: str, member: int, start: int = 0, stop: int | None = None) -> Array:
+        """Rows `start:stop` of a member in a row_major column, [stop - start, ...]; see `GroupReader.read_rows`."""
+        return self._reader.read_rows(ref, column, member, start, stop)
+
+    def num_rows(self, ref: GroupRef, column: str, member: int) -> int:
+        """Rows of a member in a column, 0 without any; see `GroupReader.num_rows`."""
+        return self._reader.num_rows(ref, column, member)
+
+    def read_layers(
+        self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
+    ) -> Array:
+        """Rows of a member in some layers of a layer_major column; see `GroupReader.read_layers`."""
+        return self._reader.read_layers(ref, column, member, layers, start, stop)
 
     def read_group(self, ref: GroupRef) -> EncodedGroup:
         """The whole group: header and all columns."""
-        header = self.read_header(ref)
-        return EncodedGroup(header, self.read_columns(ref, [spec.name for spec in read_header(header).columns]))
+        return self._reader.read_group(ref)
 
     def close(self) -> None:
         """Close the reader and the writer; what was published stays."""
-        self._closed = True
-        with self._write_lock, translated("close the pool", self.root):
-            self._exit.close()
+        with ExitStack() as closing:
+            closing.callback(self._close_store)
+            closing.callback(self._writer.close)
+            closing.callback(self._reading.close)
 
     def __enter__(self) -> Pool:
         return self
@@ -193,26 +220,27 @@ class Pool:
     ) -> None:
         self.close()
 
-    def _publish(self, publications: list[straw.Publication], submission_id: str) -> list[PoolRef]:
-        if not publications:
-            return []
-        self._check_open()
-        num_bytes = sum(len(record.payload) for publication in publications for record in publication.records)
-        with self._write_lock, translated(f"publish {submission_id}", self.root, num_bytes=num_bytes):
-            return [from_straw_ref(r) for r in self._store.publish_many(publications, submission_id=submission_id)]
+    def _close_store(self) -> None:
+        with translated("close the pool", self.root):
+            self._exit.close()
 
-    def _read(self, ref: PoolRef, ordinals: list[int]) -> list[bytes]:
-        self._check_open()
-        with translated(f"read {self.root / ref.path}", self.root):
-            members = self._reader.manifest(to_straw_ref(ref))["records"]
-            if max(ordinals, default=0) >= len(members):
-                raise CorruptDataError(f"{ref.path} has {len(members)} records, record {max(ordinals)} was asked for.")
-            records = [straw.RecordRef.from_dict(members[ordinal]) for ordinal in ordinals]
-            return [bytes(self._reader.read_record(record).payload) for record in records]
+    def _store_in_place(self) -> straw.SharedFilesystemStore:
+        """A new store of an existing pool; straw would make another pool where a file system is not mounted."""
+        check_in_place(self.root)
+        return self._new_store()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageError(f"The pool {self.root} is closed.", next_step="Open it again.")
+    def _new_store(self) -> straw.SharedFilesystemStore:
+        file = self._file
+        try:
+            backend = FilesystemBackend(
+                self.root, profile=file.profile, declaration=file.declaration, fault=self._fault
+            )
+        except ValueError as error:
+            raise StorageError(
+                f"{self.root}: {error}.", next_step="Correct the storage profile's declaration."
+            ) from error
+        size = {} if self._segment_bytes is None else {"segment_target_bytes": self._segment_bytes}
+        return straw.SharedFilesystemStore(self.root, file.run_id, backend=backend, codecs=CODECS, **size)
 
 
 def _read_pool_file(path: Path) -> PoolFile:
@@ -221,19 +249,3 @@ def _read_pool_file(path: Path) -> PoolFile:
     except (OSError, msgspec.MsgspecError) as error:
         raise CorruptDataError(f"{path} can't be read: {error}.", next_step="Restore it from a copy.") from error
     return file
-
-
-def _little_endian_bytes(array: Array) -> memoryview:
-    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1)
-    return flat.view(np.uint8).data
-
-
-def _array(spec: ColumnSpec, data: bytes, ref: PoolRef) -> Array:
-    if spec.dtype not in DTYPES:
-        raise CorruptDataError(f"{ref.path}: column {spec.name!r} has dtype {spec.dtype!r}, allowed: {list(DTYPES)}.")
-    try:
-        return np.frombuffer(data, DTYPES[spec.dtype]).reshape(spec.shape)
-    except ValueError as error:
-        raise CorruptDataError(
-            f"{ref.path}: column {spec.name!r} has {len(data)} bytes, its shape is {spec.shape} of {spec.dtype}."
-        ) from error

@@ -49,13 +49,26 @@ class PositionRanges:
         """Sorted (first, last) ranges, as few as possible."""
         return list(zip(self._firsts, self._lasts, strict=True))
 
+    def minus(self, other: PositionRanges) -> PositionRanges:
+        """The positions of this set that are not in `other`."""
+        result = PositionRanges()
+        for first, last in self.ranges():
+            for cut_first, cut_last in other.ranges_between(first, last):
+                if first < cut_first:
+                    result.add(first, cut_first - 1)
+                first = cut_last + 1
+            if first <= last:
+                result.add(first, last)
+        return result
+
+    def ranges_between(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The ranges that have a position from `first` to `last`, both included; whole, also beyond these."""
+        low, high = bisect_right(self._lasts, first - 1), bisect_right(self._firsts, last)
+        return list(zip(self._firsts[low:high], self._lasts[low:high], strict=True))
+
     def count_between(self, first: int, last: int) -> int:
         """How many positions from `first` to `last`, both included, are in the set."""
-        low, high = bisect_right(self._lasts, first - 1), bisect_right(self._firsts, last)
-        return sum(
-            min(end, last) - max(begin, first) + 1
-            for begin, end in zip(self._firsts[low:high], self._lasts[low:high], strict=True)
-        )
+        return sum(min(end, last) - max(begin, first) + 1 for begin, end in self.ranges_between(first, last))
 
     def __contains__(self, position: int) -> bool:
         index = bisect_right(self._firsts, position) - 1

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from storage.files import sync_directory, write_atomically
 from vime.errors import StorageError
+
+MIN_FREE_BYTES = 256 * 2**20
+MIN_FREE_INODES = 10_000
+"""A pool makes two files for each writer process, a few for each segment, and one pack for each gibibyte."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +35,23 @@ def existing_parent(folder: Path) -> Path:
     return next(path for path in (absolute, *absolute.parents) if path.exists())
 
 
+@contextlib.contextmanager
+def probe_place(folder: Path) -> Iterator[Path]:
+    """A new folder inside `folder` for trying things, removed with all that is in it. Raises `OSError`."""
+    place = folder / f".vime-probe-{uuid.uuid4().hex}"
+    place.mkdir()
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def probe_folder(folder: Path) -> list[Probe]:
     """Try writing, fsync, flock, exclusive creation and rename in a new folder inside `folder`, which must exist.
 
     Everything made is removed. When nothing can be written, that is the only result.
     """
-    place = folder / f".vime-probe-{uuid.uuid4().hex}"
-    try:
-        place.mkdir()
-    except OSError as error:
-        return [Probe("writable", works=False, found=error.strerror or str(error))]
-    tries: dict[str, Callable[[Path], str | None]] = {
+    attempts: dict[str, Callable[[Path], str | None]] = {
         "writable": _write,
         "fsync": _sync,
         "flock": _lock,
@@ -46,22 +59,38 @@ def probe_folder(folder: Path) -> list[Probe]:
         "rename": _rename,
     }
     try:
-        return [_tried(name, attempt, place) for name, attempt in tries.items()]
-    finally:
-        for path in place.iterdir():
-            path.unlink(missing_ok=True)
-        place.rmdir()
+        with probe_place(folder) as place:
+            return [tried(name, partial(attempt, place)) for name, attempt in attempts.items()]
+    except OSError as error:
+        return [Probe("writable", works=False, found=error.strerror or str(error))]
 
 
-def _tried(name: str, attempt: Callable[[Path], str | None], place: Path) -> Probe:
+def tried(name: str, attempt: Callable[[], str | None]) -> Probe:
+    """The result of an attempt that returns what is wrong, or raises what the operating system says."""
     try:
-        fault = attempt(place)
+        fault = attempt()
     except OSError as error:
         fault = error.strerror or str(error)
     except StorageError as error:
         cause = error.__cause__
         fault = cause.strerror if isinstance(cause, OSError) and cause.strerror else error.message
     return Probe(name, fault is None, fault or "works")
+
+
+def probe_space(folder: Path, needed_bytes: int = MIN_FREE_BYTES, needed_inodes: int = MIN_FREE_INODES) -> Probe:
+    """Free bytes and inodes of the file system under `folder`. One that doesn't count inodes has enough."""
+
+    def look() -> str | None:
+        found = os.statvfs(folder)
+        free_bytes, free_inodes = found.f_bavail * found.f_frsize, found.f_favail
+        short = []
+        if free_bytes < needed_bytes:
+            short.append(f"{free_bytes / 2**20:.0f} MiB are free, needed: {needed_bytes / 2**20:.0f} MiB")
+        if found.f_files and free_inodes < needed_inodes:
+            short.append(f"{free_inodes} inodes are free, needed: {needed_inodes}")
+        return "; ".join(short) or None
+
+    return tried("space and inodes", look)
 
 
 def _write(place: Path) -> str | None:

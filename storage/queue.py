@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from types import TracebackType
 
-from storage.columns import summary_from_header
+from storage import acceptance, leasing
 from storage.coordinator import CoordinatorSession
-from storage.facts import TASK_PREFIX, group_of, sort_out
+from storage.facts import group_of, sort_out
 from storage.pool import Pool
 from storage.positions import PositionRanges, first_position, segment_of
-from storage.queue_types import AcceptedGroup, ClosedSegment, LeasedGroup, LeaseState, PlanRecord, QueueFacts, Receipt
-from storage.refs import (
-    GroupRef,
-    Lease,
-    PoolRef,
-    from_straw_ref,
-    lease_from_bytes,
-    lease_to_bytes,
-    to_straw_lease,
-    to_straw_ref,
+from storage.queue_types import (
+    AcceptedGroup,
+    ClosedSegment,
+    GroupResult,
+    GroupReturn,
+    LeasedGroup,
+    LeaseState,
+    PlanRecord,
+    QueueFacts,
+    Receipt,
 )
+from storage.reclaim import Reclaimed, Reclaimer
+from storage.refs import GroupRef, PoolRef, lease_fields, lease_from_bytes
+from storage.retention import Retention
 from storage.segment_list import SegmentList
 from storage.step_log import StepLog, TrainedRecord
 from storage.submission import submit
 from storage.summary import GroupSummary
 from vime.data.cursor import PromptCursor, PromptTask
-from vime.errors import StorageError
+from vime.errors import StaleLeaseError, StorageError
 
 logger = logging.getLogger(__name__)
-
-_LEASE_STATES = {"extended": LeaseState.EXTENDED, "LeaseExpired": LeaseState.EXPIRED, "StaleAttempt": LeaseState.STALE}
 
 
 class GroupQueue:
@@ -48,6 +47,8 @@ class GroupQueue:
     def __init__(self, session: CoordinatorSession, log: StepLog) -> None:
         self._session = session
         self._log = log
+        self._retention = Retention(session.pool.control_dir)
+        self._reclaimer = Reclaimer(session.pool.root, session.pool.control_dir)
 
     @classmethod
     def open(
@@ -85,17 +86,65 @@ class GroupQueue:
         with self._session.changing("open segments again") as segments:
             segments.reopen(trained)
 
-    def rotate(self, branch: str, trained: PositionRanges) -> None:
+    def begin_session(self, name: str) -> None:
+        """To be called when no other process of the run is left from before, unless `name` is that of the last call.
+
+        What earlier processes wrote can then be reclaimed.
+        """
+        with self._session.changing(f"begin session {name}"):
+            self._reclaimer.begin_session(name)
+
+    @property
+    def released(self) -> PositionRanges:
+        """Positions whose payloads may be gone; a resume from an old commit may want some of them."""
+        return self._retention.released
+
+    def accepted_positions(self) -> PositionRanges:
+        """Positions of all groups that were ever accepted."""
+        with self._session.reading("read accepted positions") as segments:
+            counts = {first_position(entry.index): segments.num_accepted(entry.index) for entry in segments.entries}
+        return PositionRanges((first, first + count - 1) for first, count in counts.items() if count)
+
+    def retain(self, owner: str, refs: Sequence[PoolRef]) -> None:
+        """Keep payloads in the pool for `owner` (an archive, an open reader), whatever becomes of their groups.
+
+        Replaces what the owner had; holds over restarts until `let_go`.
+        """
+        with self._session.changing(f"retain payloads for {owner}"):
+            self._retention.retain(owner, refs)
+
+    def let_go(self, owner: str) -> None:
+        """End the claims of an owner; one that has none is no error."""
+        with self._session.changing(f"let go of payloads of {owner}"):
+            self._retention.let_go(owner)
+
+    def collect_garbage(self) -> Reclaimed:
+        """Delete packs and journals that nothing needs; see `storage.reclaim`. Raises `StorageError`."""
+        with self._session.changing("reclaim storage") as segments:
+            needed = self._retention.retained_packs()
+            needed |= {plan.plan_ref.path for plan in self._log.plans.values()}
+            for segment in segments.opened():
+                needed |= segment.needed_packs(self._retention.released)
+            return self._reclaimer.collect(segments, needed)
+
+    def rotate(self, branch: str, trained: PositionRanges, released: PositionRanges | None = None) -> None:
         """Leave behind what has come to an end; call it when a commit of `branch` that calls `trained` trained is on
         disk.
 
         Closes each segment whose groups are all dropped or in `trained`, begins a new segment when the newest is
         full, and begins a new file of the step log. A kill at any point leaves a queue with the same facts. Leases of
         open segments go on.
+
+        `released` are positions that no commit needs which is kept: their results may be reclaimed from now on, and
+        segments are closed, for good, only when they hold no others. None: storage is not reclaimed.
         """
         with self._session.changing("rotate the queue") as segments:
             self._log.rotate(branch, trained)
-            segments.rotate(trained)
+            if released is None:
+                segments.rotate(trained)
+            else:
+                self._retention.release(released)
+                segments.rotate(self._retention.released, reclaim=True)
 
     def submit_prompts(self, prompts: Sequence[PromptTask], cursor: PromptCursor) -> None:
         """Add groups and move the cursor in one transaction; the same call again changes nothing.
@@ -111,52 +160,43 @@ class GroupQueue:
             return segments.newest.cursor()
 
     def lease(self, worker_id: str, max_groups: int) -> list[LeasedGroup]:
-        """Up to `max_groups` groups, lowest index first; empty when none waits. Also ends expired leases."""
-        leased: list[LeasedGroup] = []
+        """Up to `max_groups` groups; empty when none waits. Also ends expired leases.
+
+        Completed deliveries come first, then partial groups, then prompts; in a stage the oldest policy version, then
+        the first one, whichever segment holds it.
+        """
         with self._session.changing(f"lease groups to {worker_id}") as segments:
-            for segment in segments.opened():
-                room = max_groups - len(leased)
-                if room > 0:
-                    assignments = segment.coordinator.acquire(worker_id, room, task_prefix=TASK_PREFIX).assignments
-                    leased += [
-                        LeasedGroup(
-                            lease_to_bytes(item.lease),
-                            group_of(item.task.task_id),
-                            from_straw_ref(item.task.input_ref),
-                            item.lease.generation,
-                        )
-                        for item in assignments
-                    ]
-        return leased
+            return leasing.lease(segments, worker_id, max_groups)
 
     def heartbeat(self, leases: Sequence[bytes]) -> list[LeaseState]:
-        """Extend leases by the lease time; one state each. Nothing is written."""
-        states = [LeaseState.STALE] * len(leases)  # what closed segments say: no group of theirs is in flight
+        """Extend leases by the lease time; one state each. Nothing is written, unless a lease has expired."""
         with self._session.changing("extend leases") as segments:
-            for index, members in _by_segment(segments, leases).items():
-                if segments.is_open(index):
-                    held = [to_straw_lease(lease) for _, lease in members]
-                    answers = segments.at(index).coordinator.heartbeat(held)
-                    for (number, _), answer in zip(members, answers, strict=True):
-                        states[number] = _LEASE_STATES[answer]
-        return states
+            return leasing.heartbeat(segments, leases)
+
+    def sweep(self) -> list[bytes]:
+        """End the leases that have expired, so that their groups wait again; those leases. Call it at intervals."""
+        with self._session.changing("end expired leases") as segments:
+            return leasing.sweep(segments)
 
     def release(self, leases: Sequence[bytes], reason: str) -> list[bool]:
         """Give groups back unspent, with a reason for the log; for each lease whether it gave its group back.
 
         The same call again changes nothing and gives the same answer.
         """
-        released = [False] * len(leases)
         with self._session.changing(f"release {len(leases)} groups") as segments:
-            for index, members in _by_segment(segments, leases).items():
-                held = [to_straw_lease(lease) for _, lease in members]
-                request = sha256("".join(lease.attempt_id for _, lease in members).encode()).hexdigest()
-                answers = segments.at(index).coordinator.release_tasks(held, request_id=f"release:{request}")
-                for (number, _), answer in zip(members, answers, strict=True):
-                    released[number] = answer == "released"
+            released = leasing.release(segments, leases)
         if leases:
             logger.info("%d groups back to the queue: %s", sum(released), reason)
         return released
+
+    def yield_groups(self, returns: Sequence[GroupReturn]) -> list[bool]:
+        """Give groups back with what they have: their stored members become what the next attempt starts from.
+
+        One transaction for all of a segment; no attempt is spent. For each lease whether its group went back: a stale
+        one changes nothing, and the same call again gives the same answer.
+        """
+        with self._session.changing(f"give back {len(returns)} groups") as segments:
+            return leasing.yield_groups(segments, returns)
 
     def accept(self, lease: bytes, ref: GroupRef, summary: GroupSummary) -> Receipt:
         """Make a published group the result of its lease; again by the same attempt: the same receipt.
@@ -164,22 +204,15 @@ class GroupQueue:
         Raises `StaleLeaseError` when the lease is no longer current, `StorageError` when the group was published
         for another lease or this attempt already has another result.
         """
-        held = lease_from_bytes(lease)
-        group_index = group_of(held.task_id)
-        if summary.group_index != group_index:
-            raise StorageError(f"The result of group {summary.group_index} came with a lease of group {group_index}.")
-        with self._session.changing(f"accept group {group_index}, attempt {held.generation}") as segments:
-            segment = segments.at(segments.index_of(held))
-            receipt = segment.coordinator.complete_task(
-                to_straw_lease(held),
-                submission_id=f"result:{held.attempt_id}",
-                result_ref=to_straw_ref(ref),
-                result_digest=ref.digest,
-            )
-            position = segment.first_position + receipt.position
-            segment.summaries.setdefault(position, summary)
-            segment.num_accepted = max(segment.num_accepted, receipt.position + 1)
-        return Receipt(position, group_index)
+        (receipt,) = self.accept_many([GroupResult(lease, ref, summary)])
+        if receipt is None:
+            raise _stale("accept", lease)
+        return receipt
+
+    def accept_many(self, results: Sequence[GroupResult]) -> list[Receipt | None]:
+        """`accept` for many groups, in one transaction for all of a segment; None where the lease was stale."""
+        with self._session.changing(f"accept {', '.join(_names(results))}") as segments:
+            return acceptance.accept(self._session, segments, results)
 
     def drop(self, lease: bytes, reason: str) -> None:
         """End a group without a result, for good. Raises `StaleLeaseError` when the lease is not current."""
@@ -187,30 +220,21 @@ class GroupQueue:
             raise StorageError("A group can't be dropped without a reason.")
         held = lease_from_bytes(lease)
         with self._session.changing(f"drop group {group_of(held.task_id)}, attempt {held.generation}") as segments:
-            segments.at(segments.index_of(held)).coordinator.fail_task(
-                to_straw_lease(held),
+            index = segments.index_of(held)
+            if segments.is_reclaimed(index):
+                raise _stale("drop", lease)
+            segments.at(index).coordinator.fail_task(
+                lease_fields(held),
                 request_id=f"drop:{held.attempt_id}",
                 failure={"category": "dropped", "reason": reason},
                 retryable=False,
             )
+            segments.at(index).held.pop(held.attempt_id, None)
 
     def accepted(self, except_for: PositionRanges | None = None) -> list[AcceptedGroup]:
-        """Accepted groups of the open segments by position, but for those in `except_for`.
-
-        Summaries that this process has not seen are read from the pool.
-        """
-        groups = []
+        """Accepted groups of the open segments by position, but for those in `except_for`; reads their headers."""
         with self._session.reading("read accepted groups") as segments:
-            for segment in segments.opened():
-                for receipt in segment.commits(segment.first_position):
-                    position = segment.first_position + receipt.position
-                    if except_for is not None and position in except_for:
-                        continue
-                    ref = from_straw_ref(receipt.result_ref)
-                    if position not in segment.summaries:
-                        segment.summaries[position] = summary_from_header(self._session.pool.read_header(ref))
-                    groups.append(AcceptedGroup(position, group_of(receipt.task_id), ref, segment.summaries[position]))
-        return groups
+            return acceptance.accepted_groups(self._session.pool, segments, except_for or PositionRanges())
 
     def record_plan(self, batch_id: str, positions: Sequence[int], plan_ref: PoolRef) -> PlanRecord:
         """Make a batch's plan durable before it is trained; the same plan again changes nothing.
@@ -263,10 +287,11 @@ class GroupQueue:
             ]
             facts = QueueFacts([], [], {}, {}, closed, segments.newest.cursor())
             for segment in segments.opened():
-                start = segment.first_position
-                positions = [(receipt.task_id, start + receipt.position) for receipt in segment.commits(start)]
-                sort_out(segment.coordinator.tasks, positions, facts)
+                sort_out(segment.groups(), segment.first_position, facts)
             return facts
+
+    def snapshot(self, trained: PositionRanges) -> None:
+        """None: a resume reads this queue itself."""
 
     def close(self) -> None:
         """Give the queue up; its leases become stale when it is opened again."""
@@ -282,13 +307,20 @@ class GroupQueue:
         self.close()
 
 
-def _by_segment(segments: SegmentList, leases: Sequence[bytes]) -> dict[int, list[tuple[int, Lease]]]:
-    """Segment index -> (number in `leases`, lease)."""
-    members: dict[int, list[tuple[int, Lease]]] = defaultdict(list)
-    for number, content in enumerate(leases):
-        lease = lease_from_bytes(content)
-        members[segments.index_of(lease)].append((number, lease))
-    return members
+def _names(results: Sequence[GroupResult]) -> list[str]:
+    """Groups and attempts, for messages; the first few of many."""
+    leases = [lease_from_bytes(result.lease) for result in results[:3]]
+    names = [f"group {group_of(lease.task_id)}, attempt {lease.generation}" for lease in leases]
+    return names if len(results) <= len(names) else [*names, f"{len(results) - len(names)} more"]
+
+
+def _stale(what: str, lease: bytes) -> StaleLeaseError:
+    held = lease_from_bytes(lease)
+    return StaleLeaseError(
+        f"{what} group {group_of(held.task_id)}, attempt {held.generation}: the lease has expired or its group was "
+        "leased again.",
+        next_step="Throw this result away; the group is in the queue for another attempt.",
+    )
 
 
 def _check_accepted(segments: SegmentList, positions: Sequence[int], what: str) -> None:

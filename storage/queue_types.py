@@ -22,15 +22,48 @@ class LeaseState(enum.Enum):
     """Another attempt, a result or a restart has taken its place."""
 
 
+class Stage(enum.IntEnum):
+    """What a waiting group starts from; later ones are leased first."""
+
+    FRESH = 0
+    """A prompt."""
+    PARTIAL = 1
+    """Members of which some have a response."""
+    COMPLETED = 2
+    """Members that are all finished and rewarded."""
+
+
 class LeasedGroup(msgspec.Struct, frozen=True):
     """The right to generate one group."""
 
     lease: bytes
     group_index: int
     prompt_ref: PoolRef
-    """Blob for `storage.prompt_codec.decode_prompt`."""
+    """A blob for `storage.prompt_codec.decode_prompt` when the group is fresh; a stored group in the other stages."""
     attempt: int
     """Counts the leases of this group, from 1."""
+    stage: Stage = Stage.FRESH
+    min_version: int | None = None
+    """Oldest policy version of the tokens that it has."""
+
+
+class GroupResult(msgspec.Struct, frozen=True):
+    """A published group, ready to be accepted."""
+
+    lease: bytes
+    ref: GroupRef
+    summary: GroupSummary
+
+
+class GroupReturn(msgspec.Struct, frozen=True):
+    """A published group that goes back to the queue, so that any producer may go on with it."""
+
+    lease: bytes
+    ref: GroupRef
+    stage: Stage
+    """`Stage.PARTIAL` or `Stage.COMPLETED`."""
+    min_version: int | None = None
+    """Oldest policy version of its tokens; None when it has none."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -98,3 +131,19 @@ class QueueFacts(msgspec.Struct, frozen=True):
     def num_groups(self) -> int:
         """All groups that were ever submitted."""
         return len(self.fresh) + len(self.in_flight) + self.num_accepted + self.dropped_by_reason().total()
+
+
+class MemorySnapshot(msgspec.Struct, frozen=True):
+    """What a commit keeps of a queue in memory: enough to hand out again all groups that it doesn't call trained.
+
+    With the commit's trained positions these parts cover all groups before its prompt cursor.
+    """
+
+    unfinished: list[tuple[int, int]]
+    """Groups neither trained nor dropped, as (first, last) ranges of their indices."""
+    dropped: dict[str, int]
+    """Reason -> groups set aside for good."""
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(last - first + 1 for first, last in self.unfinished)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TypeVar
 
 import msgspec
@@ -69,7 +68,7 @@ def ref_from_bytes(data: bytes) -> PoolRef:
 
 def lease_to_bytes(lease: protocol.Lease) -> bytes:
     """A lease of straw as msgpack."""
-    return msgspec.msgpack.encode(asdict(lease))
+    return msgspec.msgpack.encode(lease)
 
 
 def lease_from_bytes(data: bytes) -> Lease:
@@ -77,9 +76,30 @@ def lease_from_bytes(data: bytes) -> Lease:
     return _decode(data, Lease)
 
 
-def to_straw_lease(lease: Lease) -> protocol.Lease:
-    """The lease in straw's own class."""
-    return protocol.Lease(**msgspec.structs.asdict(lease))
+def lease_fields(lease: Lease) -> dict[str, object]:
+    """The lease in the form in which straw's coordinator takes it; its own class costs a deep copy at each call."""
+    return msgspec.structs.asdict(lease)
+
+
+def ref_fields(ref: PoolRef) -> dict[str, object]:
+    """The reference in the form in which straw's coordinator takes it; see `lease_fields`."""
+    segment = {
+        "run_id": ref.run_id,
+        "path": ref.path,
+        "segment_id": ref.segment_id,
+        "size": ref.segment_size,
+        "checksum": ref.segment_checksum,
+        "version": ref.segment_version,
+        "checksum_algorithm": ref.checksum_algorithm,
+        "offset": ref.offset,
+    }
+    return {
+        "manifest": {"segment": segment, "ordinal": ref.ordinal},
+        "digest": ref.digest,
+        "records": ref.num_records,
+        "payload_bytes": ref.num_bytes,
+        "tokens": 0,
+    }
 
 
 def to_straw_ref(ref: PoolRef) -> straw.RecordSetRef:

@@ -6,27 +6,42 @@ import json
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import straw
+from straw import protocol
 
-from storage.facts import committed_cursor, drop_reason
+from storage.facts import GroupPhase, GroupState, committed_cursor, group_state, group_states, task_of
 from storage.pool import Pool
 from storage.positions import PositionRanges, first_position
 from storage.repair import cut_damaged_tail
 from storage.segments import SegmentEntry, SegmentSummary
 from storage.straw_errors import translated
-from storage.summary import GroupSummary
 from vime.data.cursor import PromptCursor
 from vime.errors import CorruptDataError
 
 logger = logging.getLogger(__name__)
 
-_PAGE = 1000
-"""Most commits that straw returns in one call."""
-_TERMINAL = {"completed", "failed"}
+_NO_TASK = ("none",)
+"""straw ends expired leases whenever anything is leased; leasing a task that doesn't exist does only that."""
+
+
+_WAITING = (GroupPhase.FRESH, GroupPhase.WAITING)
+
+
+@dataclass
+class HeldLease:
+    """A lease that is out."""
+
+    state: GroupState
+    """The group as it was when it was leased."""
+    lease: protocol.Lease
+    deadline: float
+    """On the clock of the segments, which counts in leases."""
+    serial: int
+    """Counts the leases of this process."""
 
 
 class Segment:
@@ -36,9 +51,12 @@ class Segment:
         self.entry = entry
         self.coordinator = coordinator
         self.first_position = first_position(entry.index)
-        self.summaries: dict[int, GroupSummary] = {}
-        """By position: of those groups that this process has seen."""
-        self.num_accepted = len(self.commits(self.first_position))
+        groups = list(self.groups())
+        self.num_accepted = sum(state.phase is GroupPhase.ACCEPTED for state in groups)
+        self.waiting = {state.group_index: state for state in groups if state.phase in _WAITING}
+        """Groups that can be leased, by index."""
+        self.held: dict[str, HeldLease] = {}
+        """Leases that this process has given out, by attempt id."""
 
     @classmethod
     def create(cls, pool: Pool, index: int, cursor: PromptCursor, *, owner: str, clock: Callable[[], float]) -> Segment:
@@ -75,23 +93,39 @@ class Segment:
     def journal_bytes(self) -> int:
         return int(self.coordinator.metrics()["journal_bytes"])
 
-    def commits(self, position: int) -> list[straw.CommitReceipt]:
-        """Receipts of accepted groups from a (global) position on; their own positions are straw's, from 0."""
-        receipts: list[straw.CommitReceipt] = []
-        local = position - self.first_position
-        while page := self.coordinator.read_commits(local, _PAGE).commits:
-            receipts += page
-            local += len(page)
-        return receipts
+    def groups(self) -> Iterator[GroupState]:
+        """Every group of the segment, by index (time grows with their number)."""
+        return group_states(self.coordinator.tasks)
 
-    def summary_if_finished(self, trained: PositionRanges) -> SegmentSummary | None:
-        """The segment's summary when every group of it is dropped, or accepted and in `trained`; None before."""
-        if trained.count_between(self.first_position, self.first_position + self.num_accepted - 1) < self.num_accepted:
+    def group(self, group_index: int) -> GroupState | None:
+        """One group, None when it is not of this segment."""
+        task = self.coordinator.task_status(task_of(group_index))
+        return None if task is None else group_state(task)
+
+    def needed_packs(self, released: PositionRanges) -> set[str]:
+        """Packs that hold a result which is not released, or what a group that has none starts from."""
+        packs: set[str] = set()
+        for state in self.groups():
+            position = state.notes.position
+            ended = position is not None and self.first_position + position in released
+            if state.phase is not GroupPhase.DROPPED and not ended:
+                packs.add(state.ref.path)
+                if state.notes.prompt is not None:
+                    packs.add(state.notes.prompt.path)
+        return packs
+
+    def end_expired_leases(self) -> None:
+        """Let straw take back the groups whose leases have expired."""
+        self.coordinator.acquire("sweep", 1, task_ids=_NO_TASK)
+
+    def summary_if_finished(self, ended: PositionRanges) -> SegmentSummary | None:
+        """The segment's summary when every group of it is dropped, or accepted and in `ended`; None before."""
+        if ended.count_between(self.first_position, self.first_position + self.num_accepted - 1) < self.num_accepted:
             return None
-        if not self.coordinator.metrics()["tasks"].keys() <= _TERMINAL:
+        groups = list(self.groups())
+        if any(state.phase not in (GroupPhase.ACCEPTED, GroupPhase.DROPPED) for state in groups):
             return None
-        tasks: dict[str, dict[str, Any]] = self.coordinator.tasks
-        dropped = Counter(drop_reason(task) for task in tasks.values() if task["state"] == "failed")
+        dropped = Counter(state.reason for state in groups if state.phase is GroupPhase.DROPPED)
         return SegmentSummary(self.num_accepted, dict(dropped))
 
     def close(self) -> None:

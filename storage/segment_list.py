@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import msgspec
@@ -25,7 +26,8 @@ class SegmentList:
 
     def __init__(self, pool: Pool, *, owner: str, clock: Callable[[], float]) -> None:
         """Open what is not closed, or create the first segment. Raises `StorageError`."""
-        self._pool, self._owner, self._clock = pool, owner, clock
+        self._pool, self._owner, self.clock = pool, owner, clock
+        self._newest_serial = 0
         self._path = queue_file(pool.control_dir)
         self._open: dict[int, Segment] = {}
         try:
@@ -59,10 +61,45 @@ class SegmentList:
     def is_open(self, index: int) -> bool:
         return index in self._open
 
+    def is_reclaimed(self, index: int) -> bool:
+        """Whether a segment has ended for good, so that its journal may be gone."""
+        return self.entries[index].is_reclaimed
+
+    def next_serial(self) -> int:
+        """A number for the next lease."""
+        self._newest_serial += 1
+        return self._newest_serial
+
+    def newest_serial(self) -> int:
+        """The number of the newest lease; 0 before the first."""
+        return self._newest_serial
+
+    def oldest_serial(self) -> int:
+        """The number of the oldest lease that is out; above all numbers when none is."""
+        serials = (held.serial for segment in self.opened() for held in segment.held.values())
+        return min(serials, default=self._newest_serial + 1)
+
+    def next_order(self) -> int:
+        """A number for the next return: above that of every group that waits or is leased."""
+        states = itertools.chain(
+            (state for segment in self.opened() for state in segment.waiting.values()),
+            (held.state for segment in self.opened() for held in segment.held.values()),
+        )
+        return 1 + max((state.notes.order for state in states), default=0)
+
     def at(self, index: int) -> Segment:
-        """A segment by index; a closed one is opened again, until the next rotation."""
+        """A segment by index; a closed one is opened again, until the next rotation.
+
+        Raises `StorageError` for one that was reclaimed.
+        """
+        if self.is_reclaimed(index):
+            raise StorageError(
+                f"Segment {index} of the queue in {self._pool.root} was reclaimed: its groups are trained or dropped, "
+                "and no commit that is kept needs them.",
+                next_step="Choose a newer commit, or turn --rollout-queue-online-gc off for runs that go back far.",
+            )
         if index not in self._open:
-            segment = Segment.recover(self._pool, self.entries[index], owner=self._owner, clock=self._clock)
+            segment = Segment.recover(self._pool, self.entries[index], owner=self._owner, clock=self.clock)
             self._open[index] = segment
             self._check_end(segment)
         return self._open[index]
@@ -105,14 +142,17 @@ class SegmentList:
                 )
         for entry in self.closed():
             start = first_position(entry.index)
-            if entry.summary and trained.count_between(start, start + SEGMENT_SPAN - 1) < entry.summary.num_accepted:
+            if entry.summary is None or entry.summary.reclaimed:
+                continue
+            if trained.count_between(start, start + SEGMENT_SPAN - 1) < entry.summary.num_accepted:
                 self.at(entry.index)
 
-    def rotate(self, trained: PositionRanges) -> None:
-        """Close the segments that are finished and begin a new one when the newest is full.
+    def rotate(self, ended: PositionRanges, *, reclaim: bool = False) -> None:
+        """Close the segments whose groups are all dropped or in `ended`, and begin a new one when the newest is full.
 
-        One replacement of `queue.json` makes all of it true: a kill before leaves the old list (and a straw queue
-        that nothing names), a kill after it the new one.
+        With `reclaim` they are closed for good, and so are those that were closed before. One replacement of
+        `queue.json` makes all of it true: a kill before leaves the old list (and a straw queue that nothing names), a
+        kill after it the new one.
         """
         newest = self.newest
         starting = newest.num_groups() >= MAX_SEGMENT_GROUPS or newest.journal_bytes() >= MAX_JOURNAL_BYTES
@@ -121,10 +161,12 @@ class SegmentList:
         for segment in self.opened():
             if segment is newest and not starting:
                 continue
-            summary = segment.summary_if_finished(trained)
+            summary = segment.summary_if_finished(ended)
             if summary is not None:
                 finished.append(segment.entry.index)
                 entries[segment.entry.index] = msgspec.structs.replace(segment.entry, summary=summary)
+        if reclaim:
+            entries = [_reclaimed(entry, ended) for entry in entries]
         successor = self._create(len(entries), newest.cursor()) if starting else None
         if successor is not None:
             entries.append(successor.entry)
@@ -147,7 +189,7 @@ class SegmentList:
             self._open.popitem()[1].close()
 
     def _create(self, index: int, cursor: PromptCursor) -> Segment:
-        return Segment.create(self._pool, index, cursor, owner=self._owner, clock=self._clock)
+        return Segment.create(self._pool, index, cursor, owner=self._owner, clock=self.clock)
 
     def _check_end(self, segment: Segment) -> None:
         """A segment must reach to where the next one begins: else its journal has lost submitted groups."""
@@ -159,3 +201,13 @@ class SegmentList:
                 f"{self.entries[index + 1].cursor.next_group_index}: submitted groups are missing.",
                 next_step="Restore its journal from a copy.",
             )
+
+
+def _reclaimed(entry: SegmentEntry, ended: PositionRanges) -> SegmentEntry:
+    """A closed segment as one that is closed for good, when all its accepted groups are in `ended`."""
+    if entry.summary is None or entry.summary.reclaimed:
+        return entry
+    start = first_position(entry.index)
+    if ended.count_between(start, start + SEGMENT_SPAN - 1) < entry.summary.num_accepted:
+        return entry
+    return msgspec.structs.replace(entry, summary=msgspec.structs.replace(entry.summary, reclaimed=True))

@@ -11,16 +11,18 @@ from storage.os_errors import os_error
 from vime.data.cursor import PromptCursor
 from vime.errors import CorruptDataError, SchemaVersionError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
-class SegmentSummary(msgspec.Struct, frozen=True):
+class SegmentSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a closed segment holds. All its groups are accepted or dropped, so it never changes."""
 
     num_accepted: int
     """Its positions are those of `storage.positions`, from 0 up to this number."""
     dropped: dict[str, int]
     """Reason -> groups."""
+    reclaimed: bool = False
+    """Whether it ended for good: its journal and its payloads may be gone."""
 
     @property
     def num_groups(self) -> int:
@@ -37,15 +39,14 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     summary: SegmentSummary | None = None
     """None while it is open. The last segment, which takes new prompts, always is."""
 
+    @property
+    def is_reclaimed(self) -> bool:
+        return self.summary is not None and self.summary.reclaimed
+
 
 class _QueueFile(msgspec.Struct, frozen=True):
     schema_version: int
     segments: list[SegmentEntry]
-
-
-class _QueueFileV1(msgspec.Struct, frozen=True):
-    schema_version: int
-    queue_id: str
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ def queue_file(control_dir: Path) -> Path:
 
 
 def read_segments(path: Path) -> list[SegmentEntry]:
-    """The segments, oldest first. A file from before there were segments names one queue: that is one segment.
+    """The segments, oldest first.
 
     Raises `CorruptDataError` or `SchemaVersionError`.
     """
@@ -67,13 +68,16 @@ def read_segments(path: Path) -> list[SegmentEntry]:
         version = msgspec.json.decode(content, type=_Versioned).schema_version
         if version > SCHEMA_VERSION:
             raise SchemaVersionError(
-                f"{path} has schema version {version}, this code reads up to {SCHEMA_VERSION}.",
+                f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}.",
                 next_step="Update vime to the version that wrote the pool.",
             )
-        if version == 1:
-            entries = [SegmentEntry(0, msgspec.json.decode(content, type=_QueueFileV1).queue_id, PromptCursor())]
-        else:
-            entries = msgspec.json.decode(content, type=_QueueFile).segments
+        if version < SCHEMA_VERSION:
+            raise SchemaVersionError(
+                f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}: acceptances are recorded in "
+                "another form since then.",
+                next_step="Finish the run with the vime that began it, or begin a new one.",
+            )
+        entries = msgspec.json.decode(content, type=_QueueFile).segments
     except (OSError, msgspec.MsgspecError) as error:
         raise CorruptDataError(f"{path} can't be read: {error}.", next_step="Restore it from a copy.") from error
     if not entries or entries[-1].summary is not None or [e.index for e in entries] != list(range(len(entries))):

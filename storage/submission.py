@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
 
 import msgspec
 import straw
 
 from storage.coordinator import CoordinatorSession
-from storage.facts import PROMPT_PRODUCER, TASK_PREFIX
+from storage.facts import PROMPT_PRODUCER, GroupPhase, GroupState, TaskNotes, task_of
 from storage.prompt_codec import encode_prompt
-from storage.refs import to_straw_ref
+from storage.queue_types import Stage
 from storage.segment_list import SegmentList
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.errors import StorageError
 
 MAX_ATTEMPTS = 10**9
 """straw spends an attempt on every restart and expiry; failures of a group are counted by its producers."""
+_TASK = asdict(straw.TaskSpec("", max_attempts=MAX_ATTEMPTS))
+"""straw's form of a task, but for what differs from group to group."""
 
 
 def submit(session: CoordinatorSession, prompts: Sequence[PromptTask], cursor: PromptCursor) -> None:
@@ -40,19 +43,22 @@ def submit(session: CoordinatorSession, prompts: Sequence[PromptTask], cursor: P
         content = sha256("".join(digests).encode()).hexdigest()
         refs = session.pool.publish_prompts(payloads, submission_id=f"prompts:{indices[0]}:{content}")
         tasks = [
-            straw.TaskSpec(
-                f"{TASK_PREFIX}{index}",
-                input_ref=to_straw_ref(ref),
-                metadata={"digest": digest},
-                max_attempts=MAX_ATTEMPTS,
-                scheduling_key=index,
-            )
+            _TASK
+            | {
+                "task_id": task_of(index),
+                "metadata": msgspec.to_builtins(TaskNotes(digest, prompt=ref)),
+                "scheduling_key": index,
+            }
             for index, ref, digest in zip(indices, refs, digests, strict=True)
         ]
         state = msgspec.to_builtins(cursor)
         segments.newest.coordinator.submit_tasks(
             f"prompts:{indices[0]}", tasks, producer_id=PROMPT_PRODUCER, producer_state=state
         )
+        segments.newest.waiting |= {
+            index: GroupState(index, GroupPhase.FRESH, Stage.FRESH, ref, TaskNotes(digest, prompt=ref))
+            for index, ref, digest in zip(indices, refs, digests, strict=True)
+        }
 
 
 def _check_repeat(
@@ -63,9 +69,9 @@ def _check_repeat(
     committed: PromptCursor,
 ) -> None:
     for index, digest in zip(indices, digests, strict=True):
-        task = segments.with_group(index).coordinator.task_status(f"{TASK_PREFIX}{index}")
-        if task is None or task["spec"]["metadata"]["digest"] != digest:
-            found = "is missing" if task is None else "has another prompt"
+        state = segments.with_group(index).group(index)
+        if state is None or state.notes.digest != digest:
+            found = "is missing" if state is None else "has another prompt"
             raise StorageError(
                 f"Groups {indices[0]}..{indices[-1]} were submitted before, and group {index} {found}.",
                 next_step="Check that the prompt file and its settings have not changed.",

@@ -21,7 +21,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt and response tokens."""
     response_lengths: list[int]
     mask_sums: list[int]
-    """Response tokens that count in the loss."""
+    """Response tokens that count in the loss; 0 for a removed sample."""
     rewards: list[float | None]
     """None where no reward was given."""
     min_versions: list[int | None]
@@ -60,7 +60,7 @@ def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> Gr
         ],
         total_lengths=[len(sample.tokens) for sample in samples],
         response_lengths=[sample.response_length for sample in samples],
-        mask_sums=[sample.effective_response_length for sample in samples],
+        mask_sums=[int(sample.mask_array().sum()) for sample in samples],
         rewards=[scalar_reward(sample, reward_key) for sample in samples],
         min_versions=[sample.min_version() for sample in samples],
         max_versions=[sample.max_version() for sample in samples],

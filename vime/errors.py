@@ -43,12 +43,33 @@ class BadRecordError(DataError):
     """A record of the prompt file can't be used, and the run may not go on without it."""
 
 
-class SampleError(VimeError):
+class FailedSampleError(VimeError):
+    """A sample can't be trained on. `reason` is the word that such failures are counted under."""
+
+    def __init__(self, message: str, *, next_step: str = "", reason: str = "") -> None:
+        super().__init__(message, next_step=next_step)
+        self.reason = reason or self.default_reason
+
+    default_reason = "failed"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_with_reason, (type(self), self.message, self.next_step, self.reason))
+
+
+def _rebuild_with_reason(cls: type[FailedSampleError], message: str, next_step: str, reason: str) -> FailedSampleError:
+    return cls(message, next_step=next_step, reason=reason)
+
+
+class SampleError(FailedSampleError):
     """A sample breaks the contract of `vime.utils.types.Sample`."""
 
+    default_reason = "sample"
 
-class RewardError(VimeError):
+
+class RewardError(FailedSampleError):
     """A reward function failed or returned something that is not a finite number."""
+
+    default_reason = "reward"
 
 
 class ModelError(VimeError):
@@ -75,6 +96,10 @@ class StorageError(VimeError):
     """The pool, a pack or a journal can't be written or read."""
 
 
+class DiskFullError(StorageError):
+    """The file system is full or over quota; nothing was lost, and the same call may be repeated."""
+
+
 class CorruptDataError(StorageError):
     """Stored bytes don't match their digest or schema."""
 
@@ -95,8 +120,16 @@ class CommitError(VimeError):
     """A commit record is missing, incomplete or damaged."""
 
 
+class NoRunError(VimeError):
+    """A folder holds no run, or the run has not what was asked for."""
+
+
 class RestoreError(VimeError):
     """A run can't be started or resumed as asked."""
+
+
+class SessionRunningError(RestoreError):
+    """Another session is running in the run folder."""
 
 
 class TrainerError(VimeError):

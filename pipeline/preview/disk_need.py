@@ -16,9 +16,9 @@ ADAM_BYTES = 8
 MASTER_BYTES = 4
 """Float32 copy of a parameter whose model copy is narrower."""
 HEADER_BYTES = 1024
-"""Allowance a sample for the header's scalars, ids and metadata."""
+"""Allowance a sample for the header, and for scalars, ids and metadata among its packed fields."""
 TEXT_BYTES = 4
-"""Allowance a token for the texts of prompt and response in the header."""
+"""Allowance a token for the texts of prompt and response."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class DiskNeed:
     sample_bytes: int
     rollout_bytes: int
     run_bytes: int
-    """All commits and all samples: nothing is reclaimed unless --rollout-queue-online-gc is given."""
+    """All commits and all samples that are kept: on disk all of them unless --rollout-queue-online-gc is given, in
+    memory two batches, which may be spilled."""
 
     @property
     def to_begin_bytes(self) -> int:
@@ -74,7 +75,8 @@ def disk_need(settings: Settings, hf_config: Mapping[str, Any]) -> DiskNeed:
     rollout = sample * settings.data.samples_per_rollout
     num_rollout, interval = settings.data.num_rollout or 0, settings.checkpoint.save_interval
     commits = 1 if interval is None else -(-num_rollout // interval)
-    kept = min(num_rollout, 2) if settings.queue.rollout_queue_online_gc else num_rollout
+    reclaims = settings.queue.rollout_queue_online_gc or settings.queue.is_in_memory
+    kept = min(num_rollout, 2) if reclaims else num_rollout
     return DiskNeed(
         parameters=parameters,
         checkpoint_bytes=checkpoint,
@@ -100,7 +102,9 @@ def sample_columns(settings: Settings, hf_config: Mapping[str, Any]) -> tuple[Co
     if objective.use_rollout_routing_replay and layers:
         columns.append(ColumnNeed("routes", layers * top_k * (1 if experts <= 256 else 2), 0))
     if objective.use_score_centering:
-        columns.append(ColumnNeed("head_ids_and_log_probs", 0, objective.score_centering_top_k * (4 + 4)))
+        width = 2 if settings.queue.rollout_queue_sc_dtype == "float16" else 4
+        columns.append(ColumnNeed("top_k_ids", 0, objective.score_centering_top_k * 4))
+        columns.append(ColumnNeed("top_k_log_probs", 0, objective.score_centering_top_k * width))
     return tuple(columns)
 
 

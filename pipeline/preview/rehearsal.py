@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.data.prompts import PromptSource
 from vime.errors import RewardError
-from vime.rollout.rewards import load_reward, reward_value, score
+from vime.rollout.rewards import load_group_reward, load_reward, reward_value, score, score_group
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.utils.types import Sample
@@ -22,6 +22,8 @@ class PromptFacts:
     """What was found in the prompt file."""
 
     num_prompts: int
+    num_bad_records: int
+    """Skipped, with --bad-prompt-records skip."""
     rollouts_per_epoch: float
     epochs: float
 
@@ -37,7 +39,7 @@ class RewardTrial:
 
 def prompt_facts(settings: Settings, source: PromptSource) -> PromptFacts:
     per_epoch = len(source) / (settings.data.rollout_batch_size or 1)
-    return PromptFacts(len(source), per_epoch, (settings.data.num_rollout or 0) / per_epoch)
+    return PromptFacts(len(source), len(source.bad_records), per_epoch, (settings.data.num_rollout or 0) / per_epoch)
 
 
 def first_prompts(source: PromptSource, count: int) -> list[PromptTask]:
@@ -52,21 +54,12 @@ def try_reward(settings: Settings, source: PromptSource, num_trials: int = NUM_T
         SettingsError: the reward can't be found.
         RewardError: it fails on a record; the message names the record.
     """
-    reward = load_reward(settings.rollout.rm_type, settings.rollout.custom_rm_path)
     trials = []
     for task in first_prompts(source, num_trials):
         sample = _labelled_sample(task)
         where = source.where(task.row)
         try:
-            asyncio.run(
-                score(
-                    reward,
-                    HookArgs(settings),
-                    sample,
-                    timeout_s=settings.rollout.reward_timeout,
-                    key=settings.rollout.reward_key,
-                )
-            )
+            asyncio.run(_score(settings, sample))
             trials.append(RewardTrial(where, sample.response, reward_value(sample, settings.rollout.reward_key)))
         except RewardError as error:
             raise RewardError(
@@ -74,6 +67,17 @@ def try_reward(settings: Settings, source: PromptSource, num_trials: int = NUM_T
                 next_step=error.next_step or "Correct the reward or the record; every such sample would be set aside.",
             ) from error
     return trials
+
+
+async def _score(settings: Settings, sample: Sample) -> None:
+    """As the producer does it; a reward of whole groups gets a group of one."""
+    rollout, args = settings.rollout, HookArgs(settings)
+    if rollout.group_rm:
+        grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path)
+        await score_group(grouped, args, [sample], timeout_s=rollout.reward_timeout)
+    else:
+        reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
+        await score(reward, args, sample, timeout_s=rollout.reward_timeout, key=rollout.reward_key)
 
 
 def _labelled_sample(task: PromptTask) -> Sample:

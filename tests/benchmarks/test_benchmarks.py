@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import logprob_memory, packing, planner, queue
+from benchmarks import group_encoding, history, logprob_memory, packing, planner, queue_ops, sc_dtype
 from benchmarks.report import build_report
 
 
@@ -41,17 +41,27 @@ def check(report: Report, name: str, words: str) -> None:
     assert all(0 < value.min <= value.median <= value.max for value in report.values.values())
 
 
-def test_the_queue_benchmark_reports_every_rate_for_every_batch_size(
+@pytest.mark.multiproc
+def test_the_queue_benchmark_compares_both_modes_with_straw_and_with_synced_appends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert queue.main(["--quick", "--repeats", "5", "--folder", str(tmp_path)]) == 0
+    assert queue_ops.main(["--quick", "--repeats", "5", "--folder", str(tmp_path)]) == 0
     report = last_line(capsys.readouterr().out)
-    check(report, "queue", f"--quick --repeats 5 --folder {tmp_path}")
+    check(report, "queue_ops", f"--quick --repeats 5 --folder {tmp_path}")
     assert report.machine["file_system"] != "unknown"
-    names = ("lease_groups", "publish_groups", "accept_groups", "publish_accept_groups", "publish_bytes", "raw_bytes")
-    rates = {f"{name}_per_s_{batch}" for name in names for batch in (1, 8, 32)}
-    assert report.values.keys() == rates | {f"publish_of_raw_{batch}" for batch in (1, 8, 32)}
+    sides = {"raw", *(f"{kind}_{mode}" for kind in ("straw_rpc", "vime") for mode in ("gc_off", "gc_on"))}
+    ratios = {f"ops_over_{base}{mode}" for base in ("raw", "straw_rpc") for mode in ("", "_gc_off", "_gc_on")}
+    assert report.values.keys() == {f"items_per_s_{side}" for side in sides} | ratios
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_history_benchmark_compares_restart_memory_and_disk(tmp_path: Path) -> None:
+    values = history.measure_all(tmp_path, {"short": 250, "long": 500}, 1, reclaim=True)
+    assert values.keys() == {
+        *(f"{value}_{name}_gc" for value in ("restart_s", "memory_mib", "disk_mib") for name in ("short", "long")),
+        *("restart_ratio_gc", "memory_ratio_gc", "disk_ratio"),
+    }
+    assert all(number > 0 for numbers in values.values() for number in numbers)
 
 
 def test_the_planner_benchmark_reports_time_and_size_for_each_shape(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +72,33 @@ def test_the_planner_benchmark_reports_time_and_size_for_each_shape(capsys: pyte
     assert {name.rpartition("_")[2] for name in report.values} == {"32x8", "64x16"}
     size = report.values["plan_bytes_per_sample_32x8"]
     assert size.min == size.max  # the plan is a function of the groups
+
+
+def test_float16_candidates_cost_score_centering_less_than_the_samplers_own_rounding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sc_dtype.main(["--quick", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    report = last_line(line)
+    check(report, "sc_dtype", "--quick --json")
+    values = report.values
+    for weight in ("none", "tis", "icepop"):
+        assert values[f"gradient_error_float32_{weight}"].max < values[f"gradient_error_float16_{weight}"].min
+    assert values["gradient_error_float16_none"].max < 0.2 * values["kernel_gradient_error_none"].min
+    assert values["gradient_error_float16_none"].max < 1e-3
+    assert values["head_mass_error_max_float16"].max < 5e-4
+
+
+def test_a_sample_with_routes_and_candidates_takes_the_bytes_that_the_layout_promises(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bytes a token do not depend on the length, so the short group tells of the long one."""
+    assert group_encoding.main(["--quick", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    report = last_line(line)
+    check(report, "group_encoding", "--quick --json")
+    scale = group_encoding.TOKENS / group_encoding.QUICK_TOKENS
+    assert report.values["bytes_per_sample_mib_float16"].max * scale <= 9.2
 
 
 def test_the_packing_benchmark_reports_full_and_even_microbatches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +120,10 @@ def test_the_head_benchmark_reports_a_small_part_of_the_dense_heads_memory(capsy
 
 
 VALUES: dict[Any, tuple[str, ...]] = {
-    queue: ("_per_s_B", "publish_of_raw_B"),
+    queue_ops: ("raw", "straw_rpc", "ops_over_raw_M"),
+    history: ("restart_ratio", "memory_ratio", "disk_ratio"),
+    sc_dtype: ("gradient_error_T_WEIGHT", "head_mass_error"),
+    group_encoding: ("check_ms", "bytes_per_sample_mib_T"),
     planner: ("plan_ms", "plan_bytes_per_sample"),
     packing: ("fill", "imbalance", "seconds", "first_fit_fill"),
     logprob_memory: ("memory_over_dense", "time_over_dense_logprob"),

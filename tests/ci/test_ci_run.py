@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -27,8 +28,11 @@ def write_test_target(clone: Path, *commands: str) -> None:
     (clone / "Makefile").write_text("\n".join(lines) + "\n")
 
 
-def run(clone: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([clone / ".ci" / "run"], capture_output=True, text=True, check=False, timeout=60)
+def run(clone: Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": path or os.environ["PATH"]}
+    return subprocess.run(
+        [clone / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def test_success_ends_with_the_closing_line_of_pytest(clone: Path) -> None:
@@ -64,6 +68,29 @@ def test_an_environment_that_was_there_before_is_kept(clone: Path) -> None:
     (clone / ".venv").mkdir()
     run(clone)
     assert (clone / ".venv").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="/dev/fuse is missing")
+@pytest.mark.parametrize(("user", "works"), [(0, True), (0, False), (1000, True)])
+def test_root_of_a_bare_machine_gets_redis_for_the_tests_of_juicefs(clone: Path, user: int, works: bool) -> None:
+    write_test_target(clone, f"echo '{CLOSING}'")
+    (clone / "deploy" / "juicefs").mkdir(parents=True)
+    (clone / "deploy" / "juicefs" / "up.sh").touch(mode=0o755)
+    tools = clone / "tools"
+    tools.mkdir()
+    for name in ("bash", "cat", "dirname", "echo", "env", "grep", "make", "mkdir", "mktemp", "rm", "sh", "tail", "tee"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    for name, script in (
+        ("id", f"echo {user}"),
+        ("apt-get", f'echo "$@" >>{clone}/asked; {"true" if works else "false"}'),
+    ):
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    done = run(clone, str(tools))
+    assert done.returncode == 0, done.stderr
+    asked = (clone / "asked").read_text().splitlines() if (clone / "asked").exists() else []
+    assert any("install" in line and line.endswith("redis-server") for line in asked) is (user == 0 and works)
+    assert ("redis-server can't be installed" in done.stdout) is not works
 
 
 def test_termination_stops_the_tests_and_cleans_up(clone: Path) -> None:

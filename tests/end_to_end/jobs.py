@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Job:
-    """One run folder and the flags of its job."""
+    """One run folder and the flags of its job; a flag that is None is left out."""
 
     folder: Path
     num_rollout: int = 3
@@ -63,7 +63,7 @@ class Job:
             **self.flags,
         }
         switches = ["--use-rollout-logprobs", "--calculate-per-token-loss", "--use-dynamic-batch-size"]
-        words = [word for name, value in flags.items() for word in (name, str(value))]
+        words = [word for name, value in flags.items() if value is not None for word in (name, str(value))]
         return [sys.executable, "-m", "vime", "train", *words, *switches]
 
     def start(self) -> subprocess.Popen[str]:

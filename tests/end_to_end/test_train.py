@@ -7,7 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
-from recovery.audit import AuditReport, audit_run
+from recovery.audit import audit_run
+from recovery.audit_parts import AuditReport
 from recovery.commit import committed_rollouts
 from storage.columns import decode_group
 from storage.pool import Pool

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.failed_groups import FailedGroups
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
+from pipeline.transports.memory import open_memory_coordinator
+from storage.checks import EnqueueRequirements
+from storage.contracts import PayloadPool
+from storage.dead_letters import DeadLetterBox, letters_folder
+from storage.memory_parts import PartTable
+from storage.memory_pool import MemoryPool
 from storage.pool import Pool
+from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.data.prompts import PromptSource
 from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.rewards import RewardFunction
+from vime.rollout.rewards import GroupRewardFunction, RewardFunction
 from vime.utils.types import Sample
 
 SETTINGS = ProducerSettings(
@@ -29,6 +37,8 @@ SETTINGS = ProducerSettings(
     reward_timeout_s=0.5,
     reward_key=None,
     salt_by_version=True,
+    needs=EnqueueRequirements(),
+    sc_dtype="float16",
 )
 
 
@@ -56,8 +66,8 @@ class LocalQueue:
         self.coordinator = coordinator
         self.released: list[str] = []
 
-    async def lease(self, worker_id: str, max_groups: int) -> LeaseReply:
-        return self.coordinator.lease(worker_id, max_groups)
+    async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
+        return self.coordinator.lease(worker_id, max_groups, policy_version)
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         return self.coordinator.heartbeat(leases)
@@ -82,6 +92,7 @@ class Parts:
     producer: Producer
     client: EngineClient
     running: asyncio.Task[None]
+    pool: PayloadPool
 
     async def until_pending(self, count: int, timeout_s: float = 20.0) -> None:
         """Wait until so many groups are accepted."""
@@ -90,6 +101,21 @@ class Parts:
         if self.running.done():
             self.running.result()
         assert await waiting is not None, self.coordinator.counts()
+
+
+def _on_disk(folder: Path, source: PromptSource, config: CoordinatorConfig) -> tuple[Coordinator, PayloadPool]:
+    coordinator = open_coordinator(
+        open_pool=lambda: Pool.create(folder / "pool", "rollout"), source=source, owner="test", config=config
+    )
+    return coordinator, Pool.open(folder / "pool")
+
+
+def _in_memory(folder: Path, source: PromptSource, config: CoordinatorConfig) -> tuple[Coordinator, PayloadPool]:
+    parts: PartTable[bytes] = PartTable()
+    coordinator = open_memory_coordinator(
+        run_id="rollout", parts=parts, step_log_folder=folder / "step_log", source=source, config=config
+    )
+    return coordinator, MemoryPool("rollout", parts)
 
 
 @asynccontextmanager
@@ -102,26 +128,32 @@ async def stream(
     max_groups: int = 8,
     response_tokens: int = 6,
     apply_chat_template: bool = False,
+    group_reward: GroupRewardFunction | None = None,
+    in_memory: bool = False,
+    paused: bool = False,
+    write_limits: WriteLimits | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
-    """A running producer, admitted at policy version 1."""
+    """A running producer, admitted at policy version 1 unless `paused`."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
-    coordinator = open_coordinator(
-        open_pool=lambda: Pool.create(folder / "pool", "rollout"),
-        source=PromptSource(prompts, n_samples_per_prompt=2),
-        owner="test",
-        config=CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0),
-    )
+    source = PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2))
+    config = CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0)
+    coordinator, opened = (_in_memory if in_memory else _on_disk)(folder, source, config)
     queue = LocalQueue(coordinator)
     generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template))
-    with Pool.open(folder / "pool") as pool:
+    with closing(opened) as pool:
         async with EngineClient(engine.address) as client:
-            producer = Producer(replace(SETTINGS, **changes), queue, pool, [client], generator, reward, None)
+            failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
+            settings = replace(SETTINGS, **changes)
+            producer = Producer(
+                settings, queue, pool, [client], generator, reward, None, failed, group_reward, write_limits
+            )
             running = asyncio.create_task(producer.run())
-            producer.resume_admission(1)
+            if not paused:
+                producer.resume_admission(1)
             try:
-                yield Parts(coordinator, queue, producer, client, running)
+                yield Parts(coordinator, queue, producer, client, running, pool)
             finally:
                 producer.stop()
                 await asyncio.wait([running], timeout=20)

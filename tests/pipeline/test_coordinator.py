@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,19 +13,27 @@ from storage.columns import encode_group
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
 from storage.queue import GroupQueue
+from storage.queue_types import GroupReturn, Stage
 from storage.summary import summarize
 from tests.pipeline.mini_stream import synthetic_group, write_prompts
 from vime.data.prompts import PromptSource
 from vime.errors import StorageError
 
 
-def opened(folder: Path, branch: str = "a", lease_seconds: float = 60) -> Coordinator:
+def opened(
+    folder: Path,
+    branch: str = "a",
+    lease_seconds: float = 60,
+    max_groups: int = 4,
+    groups_wanted: int = 6,
+    **rules: Any,
+) -> Coordinator:
     root = folder / "pool"
     return open_coordinator(
         open_pool=lambda: Pool.open(root) if (root / "vime" / "pool.json").exists() else Pool.create(root, "rollout"),
         source=PromptSource(write_prompts(folder), n_samples_per_prompt=2),
         owner="test",
-        config=CoordinatorConfig(branch, [], groups_wanted=6, max_groups=4, lease_seconds=lease_seconds),
+        config=CoordinatorConfig(branch, [], groups_wanted, max_groups, lease_seconds, **rules),
     )
 
 
@@ -115,14 +124,14 @@ async def test_groups_whose_lease_expired_are_handed_out_again(tmp_path: Path) -
     coordinator.close()
 
 
-async def test_a_refused_result_makes_room_for_its_group(tmp_path: Path) -> None:
+async def test_expired_leases_make_room_for_their_groups(tmp_path: Path) -> None:
     coordinator = opened(tmp_path, lease_seconds=0.1)
     held = coordinator.lease("w", 4).work
     request = published(tmp_path, held[0], 1)
     await asyncio.sleep(0.15)
     (reply,) = await coordinator.accept([request])
     assert reply.position is None
-    assert [work.group_index for work in coordinator.lease("w", 4).work] == [held[0].group_index]
+    assert [work.group_index for work in coordinator.lease("w", 4).work] == [work.group_index for work in held]
     coordinator.close()
 
 
@@ -166,3 +175,62 @@ def test_a_commit_and_the_progress_view_never_read_the_whole_queue(
     monkeypatch.setattr(GroupQueue, "accepted", whole_queue)
     assert coordinator.counts().in_flight == 2
     assert coordinator.queue_state().next_group_index == 8
+
+
+async def test_max_staleness_paces_leases_and_drops_nothing(tmp_path: Path) -> None:
+    coordinator = opened(tmp_path, max_groups=9, batch=2, max_staleness=1)
+    first = coordinator.lease("w", 9, 5)
+    assert (first.status, len(first.work)) == (LeaseStatus.WORK, 4)  # two batches: planned at versions 5 and 6
+    assert coordinator.lease("w", 9, 5).status is LeaseStatus.BACKPRESSURE
+    replies = await coordinator.accept([published(tmp_path, work, 5) for work in first.work[:2]])
+    positions = [reply.position for reply in replies if reply.position is not None]
+    coordinator.training_completed(0, 5, positions)
+    assert coordinator.lease("w", 9, 5).status is LeaseStatus.BACKPRESSURE  # the two in flight can be 1 version old
+    assert coordinator.lease("w", 9, 6).status is LeaseStatus.BACKPRESSURE
+    coordinator.release(first.work[2].group_index, first.work[2].lease, "aborted")
+    assert len(coordinator.lease("w", 9, 6).work) == 1
+    assert coordinator.counts().dropped == {}
+    coordinator.close()
+
+
+async def test_a_returned_group_keeps_the_age_of_its_tokens(tmp_path: Path) -> None:
+    coordinator = opened(tmp_path, max_groups=9, batch=2, max_staleness=1)
+    (work,) = coordinator.lease("w", 1, 5).work
+    request = published(tmp_path, work, 5)
+    assert coordinator.yield_groups([GroupReturn(work.lease, request.ref, Stage.PARTIAL, 5)]) == [True]
+    (again,) = coordinator.lease("w", 1, 6).work
+    assert (again.group_index, again.stage, again.prompt_ref) == (work.group_index, Stage.PARTIAL, request.ref)
+    assert len(coordinator.lease("w", 9, 6).work) == 1  # one batch with it, at version 6
+    coordinator.close()
+
+
+async def test_surplus_groups_of_a_fast_producer_wait_and_the_identity_holds_at_all_times(tmp_path: Path) -> None:
+    """A producer that is far ahead of batches of 8; some of its groups are dropped with a reason."""
+    coordinator = opened(tmp_path, max_groups=32, groups_wanted=40, batch=8)
+    seen = []
+
+    def check() -> None:
+        identity, counts = coordinator.identity(), coordinator.counts()
+        assert identity.holds
+        parts = counts.trained + counts.pending + counts.in_flight + sum(counts.dropped.values())
+        assert counts.generated == parts == identity.generated
+        seen.append((counts.trained, counts.pending, counts.dropped.get("filtered", 0)))
+
+    for rollout in range(3):
+        while work := coordinator.lease("w", 8).work:
+            check()
+            dropped, kept = work[1:2], [*work[:1], *work[2:]]
+            for item in dropped:
+                coordinator.drop(item.group_index, item.lease, "filtered")
+            check()
+            await coordinator.accept([published(tmp_path, item, 1) for item in kept])
+            check()
+        groups = await coordinator.wait_for_groups(8, 5)
+        assert groups is not None
+        coordinator.training_completed(rollout, 1, [group.position for group in groups[:8]])
+        check()
+    trained, pending, filtered = seen[-1]
+    assert trained == 24
+    assert trained + pending == coordinator.counts().generated - filtered
+    assert pending >= 8  # what no batch has taken is still there
+    coordinator.close()

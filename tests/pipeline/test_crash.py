@@ -20,10 +20,10 @@ def segment_groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("storage.segment_list.MAX_SEGMENT_GROUPS", request.param)
 
 
-def kill_session(run: Path, point: str, occurrence: int) -> None:
+def kill_session(run: Path, point: str, occurrence: int, *options: str) -> None:
     (run / "training_log").mkdir(parents=True, exist_ok=True)
     size = segment_list.MAX_SEGMENT_GROUPS
-    command = [sys.executable, str(SCRIPT), str(run), point, str(occurrence), str(size)]
+    command = [sys.executable, str(SCRIPT), str(run), point, str(occurrence), str(size), *options]
     process = subprocess.run(command, check=False)
     assert process.returncode == -9
 

@@ -23,17 +23,17 @@ from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
 
 
-def settings(folder: Path) -> Settings:
+def settings(folder: Path, *more: str) -> Settings:
     (folder / "prompts.jsonl").write_text('{"input": "p"}\n')
     words = ["--save", str(folder / "run"), "--prompt-data", str(folder / "prompts.jsonl")]
-    return resolve([*words, "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1"]).settings
+    return resolve([*words, "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1", *more]).settings
 
 
 async def test_a_queue_that_cannot_be_opened_is_told_by_its_own_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actors, "log_to_file", lambda _: None)
-    given = settings(tmp_path)
+    given = settings(tmp_path, "--rollout-data-transport", "straw")
     with (
         Pool.create(RunFolder.of(given).queue, "rollout") as pool,
         GroupQueue.open(pool, owner="the other run", lease_seconds=60),

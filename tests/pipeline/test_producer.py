@@ -1,8 +1,11 @@
 """The producer against a stand-in engine: groups are neither lost nor made in excess, whatever fails."""
 
 import asyncio
+import contextlib
+import fractions
 import json
 import math
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +16,25 @@ import pytest
 from jinja2 import TemplateError
 
 from pipeline import producer as producer_module
+from pipeline.packing import PackingSettings
+from pipeline.planner import PlanSettings, plan_batch
+from storage.checks import EnqueueRequirements, check_enqueue
 from storage.columns import decode_group
+from storage.dead_letters import DeadLetter, letters_folder, read_letters
 from storage.pool import Pool
-from tests.pipeline.stream_parts import CharTokenizer, Parts, constant_reward, stream
+from storage.writer import WriteLimits
+from tests.pipeline.stream_parts import CharTokenizer, Parts, stream
 from tests.support.standin_engine import StandinEngine
-from vime.errors import StorageError
+from vime.errors import DiskFullError, StorageError
 from vime.utils.types import Sample
+
+PLAN = PlanSettings(
+    rollout_batch_size=4,
+    rollouts_per_step=8,
+    packing=PackingSettings(num_ranks=1, max_tokens=64),
+    normalize_rewards=True,
+    normalize_std=True,
+)
 
 
 @pytest.fixture
@@ -75,8 +91,8 @@ async def test_stored_groups_are_what_the_engine_said(tmp_path: Path, engine: St
         with Pool.open(tmp_path / "pool") as pool:
             stored = pool.read_group(groups[0].ref)
         samples = decode_group(stored.header, stored.columns)
+    check_enqueue(samples, EnqueueRequirements())
     for sample in samples:
-        sample.check_trainable()
         assert sample.response_length == 6
         assert sample.version_spans == [(1, 0, 6)]
         assert sample.reward == 1.0
@@ -139,32 +155,169 @@ def returning(value: Any) -> Any:
     return reward
 
 
+async def varied(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    return float((sample.index or 0) % 2)
+
+
 async def raising(args: Any, sample: Sample) -> float:  # noqa: ARG001
     raise KeyError("no such environment")
 
 
+async def deaf(args: Any, sample: Sample) -> float:
+    """Goes on when it is cancelled for the first time."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(60)
+    return await hanging(args, sample)
+
+
+def letters_of(folder: Path) -> list[DeadLetter]:
+    letters, unreadable = read_letters(letters_folder(folder))
+    assert unreadable == []
+    return letters
+
+
 @pytest.mark.parametrize(
-    "reward",
-    [returning(None), returning(math.nan), returning(math.inf), returning("0.5"), returning(True), raising, hanging],
-    ids=["None", "NaN", "inf", "text", "bool", "raises", "hangs"],
+    ("reward", "reason"),
+    [
+        (returning(None), "reward_none"),
+        (returning(math.nan), "reward_nan"),
+        (returning(math.inf), "reward_infinite"),
+        (returning("0.5"), "reward_not_a_number"),
+        (returning([0.5]), "reward_not_a_number"),
+        (returning(True), "reward_not_a_number"),
+        (returning({"math": 1.0}), "reward_key_missing"),
+        (raising, "reward_raised"),
+        (hanging, "reward_timeout"),
+        (deaf, "reward_timeout"),
+    ],
+    ids=["None", "NaN", "inf", "text", "list", "bool", "dict", "raises", "hangs", "hangs-deaf"],
 )
-async def test_bad_rewards_are_set_aside_with_their_reason(tmp_path: Path, engine: StandinEngine, reward: Any) -> None:
-    first_group: list[int] = []
-
+async def test_bad_rewards_are_set_aside_with_their_own_reason_and_batches_stay_finite(
+    tmp_path: Path, engine: StandinEngine, reward: Any, reason: str
+) -> None:
     async def sometimes(args: Any, sample: Sample) -> Any:
-        first_group.append(sample.group_index or 0)
-        return await (reward if sample.group_index == 0 else constant_reward)(args, sample)
+        return await (reward if sample.group_index == 0 else varied)(args, sample)
 
-    async with stream(tmp_path, engine, reward=sometimes, groups_wanted=3) as parts:
-        await parts.until_pending(3)
+    async with stream(tmp_path, engine, reward=sometimes, groups_wanted=4) as parts:
+        await parts.until_pending(4)
         await settled(parts)
         counts = parts.coordinator.counts()
-        assert counts.dropped == {"reward": 1}
-        assert counts.pending == 3, "a dropped group is replaced"
+        assert counts.dropped == {reason: 1}
+        assert counts.pending == 4, "a dropped group is replaced"
+        groups = await parts.coordinator.wait_for_groups(4, 1)
+        assert groups is not None
+        plan = plan_batch(groups, PLAN, branch="b", rollout_id=0, policy_version=1)
+        assert all(math.isfinite(sample.advantage) for sample in plan.samples)
+        assert parts.coordinator.identity().holds
+        letters = letters_of(tmp_path)
+        assert {(letter.group_index, letter.reason) for letter in letters} == {(0, reason)}
+        assert {letter.attempt for letter in letters} == {1, 2}
+        assert parts.producer.stats().failed_samples == {reason: len(letters)}
+
+
+def grouped(values: Any) -> Any:
+    """A reward of whole groups that returns `values` for group 0."""
+
+    async def reward(args: Any, samples: list[Sample]) -> Any:  # noqa: ARG001
+        return values if samples[0].group_index == 0 else [0.0, 1.0]
+
+    return reward
+
+
+@pytest.mark.parametrize(
+    ("values", "reason", "samples"),
+    [
+        ([1.0], "reward_count", [[0, 1]]),
+        ([1.0, 2.0, 3.0], "reward_count", [[0, 1]]),
+        (1.0, "reward_count", [[0, 1]]),
+        (None, "reward_count", [[0, 1]]),
+        ([1.0, None], "reward_none", [[1]]),
+        ([math.nan, math.nan], "reward_nan", [[0], [1]]),
+    ],
+    ids=["too-few", "too-many", "one-for-all", "None", "one-None", "NaN"],
+)
+async def test_bad_rewards_of_a_group_are_set_aside_and_never_spread_over_its_samples(
+    tmp_path: Path, engine: StandinEngine, values: Any, reason: str, samples: list[list[int]]
+) -> None:
+    async with stream(tmp_path, engine, group_reward=grouped(values), groups_wanted=3, max_attempts=1) as parts:
+        await parts.until_pending(3)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {reason: 1}
         groups = await parts.coordinator.wait_for_groups(3, 1)
         assert groups is not None
-        assert all(value is not None and math.isfinite(value) for group in groups for value in group.summary.rewards)
-        assert parts.coordinator.identity().holds
+        assert {tuple(group.summary.rewards) for group in groups} == {(0.0, 1.0)}
+    assert [letter.sample_indices for letter in letters_of(tmp_path)] == samples
+
+
+async def test_a_group_reward_is_called_once_for_all_samples_of_a_group(tmp_path: Path, engine: StandinEngine) -> None:
+    calls: list[list[int]] = []
+
+    async def counting(args: Any, samples: list[Sample]) -> list[float]:  # noqa: ARG001
+        calls.append([sample.index or 0 for sample in samples])
+        assert all(sample.response_length for sample in samples)
+        return [0.5] * len(samples)
+
+    async with stream(tmp_path, engine, group_reward=counting, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        await settled(parts)
+    assert sorted(calls) == [[0, 1], [2, 3]]
+
+
+async def test_a_failing_sample_keeps_its_content_message_and_trace(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(tmp_path, engine, reward=raising, groups_wanted=1, max_attempts=1) as parts:
+        while not parts.coordinator.counts().dropped:
+            await asyncio.sleep(0.01)
+    letter = letters_of(tmp_path)[0]
+    assert letter.message.endswith("the reward raised KeyError: 'no such environment'.")
+    assert letter.traceback is not None
+    assert "in raising" in letter.traceback
+    assert letter.samples is None
+    assert letter.payload_ref is not None
+    with Pool.open(tmp_path / "pool") as pool:
+        group = pool.read_group(letter.payload_ref)
+    (sample,) = decode_group(group.header, group.columns)
+    assert [sample.index] == letter.sample_indices
+    assert (sample.prompt, sample.response_length, sample.reward) == ("prompt 0", 6, None)
+
+
+class Breaking(fractions.Fraction):
+    """A number that can't be turned into a plain one."""
+
+    def __float__(self) -> float:
+        raise ArithmeticError("no plain number")
+
+
+async def test_what_raises_after_the_hooks_is_set_aside_with_its_trace_and_counted(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async def odd(args: Any, sample: Sample) -> Any:  # noqa: ARG001
+        return Breaking(1, 2) if sample.group_index == 0 else 1.0
+
+    async with stream(tmp_path, engine, reward=odd, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {"unexpected_error": 1}
+        assert parts.producer.stats().failed_samples["unexpected_error"] >= 2
+    letter = letters_of(tmp_path)[0]
+    assert (letter.error, letter.message) == ("ArithmeticError", "no plain number")
+    assert letter.traceback is not None
+    assert "in __float__" in letter.traceback
+
+
+async def test_a_failure_that_a_second_attempt_repairs_leaves_a_letter_and_drops_nothing(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    seen: list[int | None] = []
+
+    async def flaky(args: Any, sample: Sample) -> Any:  # noqa: ARG001
+        seen.append(sample.index)
+        return None if sample.index == 0 and seen.count(0) == 1 else 1.0
+
+    async with stream(tmp_path, engine, reward=flaky, groups_wanted=2) as parts:
+        await parts.until_pending(2)
+        await settled(parts)
+        assert parts.coordinator.counts().dropped == {}
+    assert {(letter.group_index, letter.attempt) for letter in letters_of(tmp_path)} == {(0, 1)}
 
 
 async def cancelled(args: Any, sample: Sample) -> float:  # noqa: ARG001
@@ -178,7 +331,7 @@ async def test_a_reward_that_raises_cancellation_never_leaves_a_sample_without_r
         while not parts.coordinator.counts().dropped:
             await asyncio.sleep(0.01)
             assert parts.coordinator.counts().pending == 0
-        assert set(parts.coordinator.counts().dropped) == {"reward"}
+        assert set(parts.coordinator.counts().dropped) == {"reward_raised"}
 
 
 @pytest.mark.parametrize("value", [np.float64(0.5), np.float32(0.5), np.int64(1), 1])
@@ -198,7 +351,12 @@ async def test_a_group_that_cannot_be_stored_is_set_aside_alone(tmp_path: Path, 
     async with stream(tmp_path, engine, reward=annotating, groups_wanted=3) as parts:
         await parts.until_pending(3)
         await settled(parts)
-        assert parts.coordinator.counts().dropped == {"sample": 1}
+        assert parts.coordinator.counts().dropped == {"unstorable": 1}
+    letter = letters_of(tmp_path)[0]
+    assert letter.payload_ref is None
+    assert letter.samples is not None
+    assert letter.samples[0]["metadata"]["judge"]["type"] == "builtins.object"
+    assert len(letter.samples[0]["tokens"]) > 6
 
 
 async def test_a_prompt_that_the_chat_template_refuses_is_set_aside_alone(
@@ -234,6 +392,93 @@ async def test_a_disk_that_fills_while_stopping_ends_the_producer_with_its_error
             await asyncio.wait_for(parts.running, 5)
 
 
+async def test_a_producer_whose_writer_has_no_room_is_blocked_and_loses_nothing(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, free = threading.Event(), threading.Event()
+    publish = Pool.publish_groups
+
+    def wait_for_disk(*arguments: Any, **names: Any) -> Any:
+        asked.set()
+        assert free.wait(20)
+        return publish(*arguments, **names)
+
+    monkeypatch.setattr(Pool, "publish_groups", wait_for_disk)
+    async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
+        async with asyncio.timeout(20):
+            while not asked.is_set() or parts.coordinator.counts().in_flight < 5:
+                await asyncio.sleep(0.01)
+            before = parts.producer.stats().blocked_s
+            while parts.producer.stats().blocked_s < before + 0.05:
+                await asyncio.sleep(0.01)
+            counts = parts.coordinator.counts()
+            # One group is being written, four more fill the producer.
+            assert (counts.pending, counts.in_flight, parts.producer.stats().in_flight_requests) == (0, 5, 0)
+        free.set()
+        await parts.until_pending(8)
+        assert parts.coordinator.counts().dropped == {}
+        assert parts.queue.released == []
+        assert parts.coordinator.identity().holds
+
+
+async def test_finished_groups_that_wait_for_room_are_published_when_the_producer_stops(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = threading.Event()
+    publish = Pool.publish_groups
+
+    def wait_for_disk(*arguments: Any, **names: Any) -> Any:
+        assert free.wait(20)
+        return publish(*arguments, **names)
+
+    monkeypatch.setattr(Pool, "publish_groups", wait_for_disk)
+    async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
+        async with asyncio.timeout(20):
+            while parts.coordinator.counts().in_flight < 5 or parts.producer.stats().in_flight_requests:
+                await asyncio.sleep(0.01)
+        parts.producer.stop()
+        free.set()
+        await asyncio.wait_for(parts.running, 20)
+        assert parts.queue.released == []
+        assert parts.coordinator.counts().pending == 5
+
+
+async def test_a_full_disk_is_waited_for_and_loses_nothing(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Pool.publish_groups
+    failures = [DiskFullError("the file system is full")] * 3
+
+    def full_at_first(*arguments: Any, **names: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return publish(*arguments, **names)
+
+    monkeypatch.setattr(Pool, "publish_groups", full_at_first)
+    async with stream(tmp_path, engine, groups_wanted=3, write_limits=WriteLimits(full_disk_retry_s=0.01)) as parts:
+        await parts.until_pending(3)
+        counts = parts.coordinator.counts()
+        assert (failures, counts.generated, counts.dropped, parts.queue.released) == ([], 3, {}, [])
+
+
+async def test_a_producer_that_stops_does_not_wait_for_a_full_disk(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    def full(*_: Any, **__: Any) -> Any:
+        asked.set()
+        raise DiskFullError("the file system is full")
+
+    monkeypatch.setattr(Pool, "publish_groups", full)
+    async with stream(tmp_path, engine, groups_wanted=1, write_limits=WriteLimits(full_disk_retry_s=0.01)) as parts:
+        await asked.wait()
+        assert not parts.running.done()
+        parts.producer.stop()
+        with pytest.raises(DiskFullError):
+            await asyncio.wait_for(parts.running, 10)
+
+
 async def test_a_dropped_connection_is_retried_and_nothing_is_lost(tmp_path: Path, engine: StandinEngine) -> None:
     engine.faults.num_dropped_connections = 1
     async with stream(tmp_path, engine, groups_wanted=3) as parts:
@@ -247,7 +492,9 @@ async def test_null_log_probabilities_never_reach_a_batch(tmp_path: Path, engine
     async with stream(tmp_path, engine, groups_wanted=3, max_attempts=1) as parts:
         await parts.until_pending(3)
         await settled(parts)
-        assert parts.coordinator.counts().dropped["engine"] >= 1
+        dropped = parts.coordinator.counts().dropped["engine"]
+    assert dropped >= 1
+    assert len({letter.group_index for letter in letters_of(tmp_path) if letter.reason == "engine"}) == dropped
 
 
 async def test_stop_gives_unfinished_groups_back(tmp_path: Path, engine: StandinEngine) -> None:
@@ -266,7 +513,7 @@ async def test_a_lost_lease_stops_the_work_and_its_result_is_refused(tmp_path: P
     engine.faults.step_s = 0.1
     async with stream(tmp_path, engine, groups_wanted=2, response_tokens=20, lease_seconds=0.3) as parts:
         await running_requests(parts, 4)
-        for group_index, lease in list(parts.coordinator._leased.items()):
+        for group_index, lease in [(group, held.lease) for group, held in parts.coordinator._leased.items()]:
             parts.coordinator.release(group_index, lease, "taken away")
         await parts.until_pending(2)
         identity = parts.coordinator.identity()

@@ -13,7 +13,9 @@ from pipeline.progress import ProgressView, StepRecord, bottleneck, step_line
 def record(**changes: Any) -> StepRecord:
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(StepRecord):
-        values[field.name] = {"branch": "b", "dropped": {"reward": 2}, "train": {}}.get(field.name, 1)
+        values[field.name] = {"branch": "b", "dropped": {"reward": 2}, "failed_samples": {}, "train": {}}.get(
+            field.name, 1
+        )
     return StepRecord(**{**values, "rollout_id": 6, "num_rollout": 20, "reward_mean": 0.25, **changes})
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run import session_lock
 from pipeline.run_folder import RunFolder
+from pipeline.session_lock import session_lock
 from vime.errors import RestoreError, StorageError
 
 

@@ -78,6 +78,7 @@ def test_checkpoint_without_files_is_not_committed(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("damage", ["truncate", "zero", "flip", "remove"])
 def test_damage_to_any_file_is_refused_naming_it(tmp_path: Path, name: str, damage: str) -> None:
+    commit(tmp_path, 4)
     path = commit(tmp_path, 9)
     victim = tmp_path / name
     content = bytearray(victim.read_bytes())
@@ -93,7 +94,14 @@ def test_damage_to_any_file_is_refused_naming_it(tmp_path: Path, name: str, dama
             victim.unlink()
     with pytest.raises(CommitError, match=Path(name).name) as caught:
         read_commit(path)
-    assert "--ckpt-step" in caught.value.next_step
+    assert caught.value.next_step == "Resume from the commit before it with --ckpt-step 4, or restore the file."
+
+
+def test_damage_to_the_only_commit_says_that_there_is_no_other(tmp_path: Path) -> None:
+    path = commit(tmp_path, 9)
+    (tmp_path / "iter_0000009" / "model.distcp").unlink()
+    with pytest.raises(CommitError, match=r"model\.distcp is missing\. There is no older commit, or restore the file"):
+        read_commit(path)
 
 
 def test_record_of_a_newer_version_is_refused_with_its_number(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_the_same_settings_go_on(run: Path) -> None:
         ({"rollout_seed": 1}, "--rollout-seed is 1, was 42"),
         ({"rollout_shuffle": True}, "--rollout-shuffle is True, was False"),
         ({"run_id": "other"}, "--rollout-queue-run-id is other, was rollout"),
+        ({"transport": "object-store"}, "--rollout-data-transport is object-store, was straw"),
         ({"dataset_digest": "xyz"}, r"--prompt-data and its keys \(digest\) is xyz, was abc"),
     ],
 )
@@ -36,6 +37,14 @@ def test_a_changed_setting_is_refused_with_both_values(run: Path, change: dict[s
     with pytest.raises(RestoreError, match=words) as caught:
         hold_to_fixed(run, msgspec.structs.replace(SETTINGS, **change))
     assert "another --save" in caught.value.next_step
+
+
+def test_a_record_from_before_there_were_transports_is_one_of_straw(run: Path) -> None:
+    path = fixed_path(run)
+    old = msgspec.json.decode(path.read_bytes())
+    del old["transport"]
+    path.write_bytes(msgspec.json.encode(old))
+    hold_to_fixed(run, SETTINGS)
 
 
 def test_a_damaged_record_is_refused_by_name(run: Path) -> None:

@@ -35,6 +35,12 @@ def test_run_that_died_before_its_first_commit_keeps_its_accepted_groups() -> No
     assert "accepted groups are kept" in plan.words[0]
 
 
+def test_run_whose_queue_ended_before_its_first_commit_says_that_it_starts_anew() -> None:
+    plan = restore(RunOnDisk(has_queue=False, branches=[ROOT], commits={}))
+    assert (plan.mode, plan.start_rollout) == (RestoreMode.NEW, 0)
+    assert "its groups are gone: it starts anew" in plan.words[0]
+
+
 @pytest.mark.parametrize("load", [None, "/run"])
 def test_newest_commit_is_resumed_in_place(load: str | None) -> None:
     plan = restore(COMMITTED, load=load)

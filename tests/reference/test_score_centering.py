@@ -202,14 +202,14 @@ def run_nucleus(data: Batch, rule: WeightRule, top_p: float = 0.7) -> tuple[torc
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(seed=SEEDS)
 def test_top_k_head_equals_the_dense_definition(rule: WeightRule, seed: int) -> None:
     assert_close(*run_top_k(batch(seed), rule))
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(seed=SEEDS)
 def test_recorded_support_equals_the_dense_definition(rule: WeightRule, seed: int) -> None:
     assert_close(*run_nucleus(batch(seed), rule))

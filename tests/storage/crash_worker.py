@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -14,14 +15,16 @@ from storage import segment_list, step_log
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
+from storage.queue_types import GroupResult, GroupReturn, Stage
 from storage.refs import ref_to_bytes
 from storage.summary import summarize
+from tests.support.shared_mount import create_pool
 
 
 class Bomb:
     """Fault hook: counts I/O phases once armed and kills the process with SIGKILL at the given one.
 
-    Phases are those that straw names, and every sync and replacement of a file of our own.
+    Phases are those that straw names, and every sync, replacement and removal of a file of our own.
     """
 
     def __init__(self, kill_at: int) -> None:
@@ -38,7 +41,7 @@ class Bomb:
 
 def watch_own_files(bomb: Bomb) -> None:
     """Make the syncs and replacements of small files phases too, for the rest of the process."""
-    sync, replace = os.fsync, Path.replace
+    sync, replace, unlink, rmtree = os.fsync, Path.replace, Path.unlink, shutil.rmtree
 
     def watched_sync(descriptor: int) -> None:
         bomb("before sync")
@@ -49,8 +52,52 @@ def watch_own_files(bomb: Bomb) -> None:
         bomb("before replace")
         return replace(self, target)
 
+    def watched_unlink(self: Path, missing_ok: bool = False) -> None:
+        bomb("before unlink")
+        unlink(self, missing_ok)
+
+    def watched_rmtree(path: Path, ignore_errors: bool = False) -> None:
+        bomb("before removal")
+        rmtree(path, ignore_errors)
+
     mock.patch("os.fsync", watched_sync).start()
     mock.patch("pathlib.Path.replace", watched_replace).start()
+    mock.patch("pathlib.Path.unlink", watched_unlink).start()
+    mock.patch("shutil.rmtree", watched_rmtree).start()
+
+
+def give_back_and_accept(pool: Pool, queue: GroupQueue, bomb: Bomb) -> None:
+    """Give two groups back with their samples, lease them again, and accept both together."""
+    first = queue.lease("w", 2)
+    returns = [GroupReturn(group.lease, publish(pool, group), Stage.PARTIAL, 1) for group in first]
+    bomb.armed = True
+    queue.yield_groups(returns)
+    again = queue.lease("w", 2)
+    bomb.armed = False
+    results = [
+        GroupResult(group.lease, publish(pool, group), summarize(samples_of(group.group_index))) for group in again
+    ]
+    bomb.armed = True
+    queue.accept_many(results)
+    (pool.root / "acknowledged").touch()
+
+
+def reclaim(pool: Pool, queue: GroupQueue, bomb: Bomb) -> None:
+    """Commit and reclaim what group 0 and then the others of the first segment left, with a pack for each."""
+    queue.begin_session("victim")
+    one, two = queue.lease("w", 2)
+    finish(pool, queue, one)
+    queue.record_trained("main", 0, 7, [0, 1])
+    bomb.armed = True
+    queue.rotate("main", PositionRanges([(0, 1)]), PositionRanges([(0, 0)]))
+    queue.collect_garbage()
+    bomb.armed = False
+    submit(queue, 3, 5)
+    finish(pool, queue, two)
+    queue.record_trained("main", 1, 8, [2])
+    bomb.armed = True
+    queue.rotate("main", PositionRanges([(0, 2)]), PositionRanges([(0, 2)]))
+    queue.collect_garbage()
 
 
 def rotate_twice(pool: Pool, queue: GroupQueue, bomb: Bomb) -> None:
@@ -70,7 +117,11 @@ def rotate_twice(pool: Pool, queue: GroupQueue, bomb: Bomb) -> None:
 
 def main(scenario: str, root: Path, bomb: Bomb) -> None:
     bomb.armed = scenario == "create"
-    pool = Pool.create(root, "run", fault=bomb) if scenario == "create" else Pool.open(root, fault=bomb)
+    pool = (
+        create_pool(root, "run", fault=bomb)
+        if scenario == "create"
+        else Pool.open(root, fault=bomb, segment_bytes=1 if scenario == "reclaim" else None)
+    )
     bomb.armed = scenario in ("create", "recover")
     queue = GroupQueue.open(pool, owner="victim", lease_seconds=60)
     if scenario in ("create", "recover"):
@@ -79,8 +130,9 @@ def main(scenario: str, root: Path, bomb: Bomb) -> None:
         bomb.armed = True
         submit(queue, 3, 5)
         return
-    if scenario == "rotate":
-        rotate_twice(pool, queue, bomb)
+    longer = {"rotate": rotate_twice, "deliver": give_back_and_accept, "reclaim": reclaim}
+    if scenario in longer:
+        longer[scenario](pool, queue, bomb)
         return
     leased = queue.lease("w", 1)[0]
     bomb.armed = scenario == "publish"

@@ -7,10 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from storage.columns import encode_group, summary_from_header
+from storage.contracts import PayloadPool, QueueOfGroups
+from storage.memory_parts import PartTable
+from storage.memory_pool import MemoryPool
+from storage.memory_queue import MemoryQueue
 from storage.pool import Pool
 from storage.queue import GroupQueue
 from storage.queue_types import LeasedGroup, Receipt
 from storage.refs import GroupRef
+from storage.step_log import StepLog
+from tests.support.shared_mount import create_pool, root_at_peer
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.utils.types import Sample
 
@@ -26,7 +32,7 @@ def cursor_at(stop: int) -> PromptCursor:
     return PromptCursor(epoch=0, offset=stop, next_group_index=stop, next_sample_index=2 * stop)
 
 
-def submit(queue: GroupQueue, start: int, stop: int) -> None:
+def submit(queue: QueueOfGroups, start: int, stop: int) -> None:
     queue.submit_prompts(prompts(start, stop), cursor_at(stop))
 
 
@@ -46,13 +52,17 @@ def samples_of(group_index: int, num_tokens: int = 3) -> list[Sample]:
     ]
 
 
-def publish(pool: Pool, leased: LeasedGroup, submission_id: str = "") -> GroupRef:
+def publish(pool: PayloadPool, leased: LeasedGroup, submission_id: str = "") -> GroupRef:
     group = encode_group(samples_of(leased.group_index))
     name = submission_id or f"{leased.group_index}:{leased.attempt}"
+    at_peer = root_at_peer(pool.root) if isinstance(pool, Pool) else None
+    if at_peer is not None and not submission_id:
+        with Pool.open(at_peer) as peer:
+            return peer.publish_groups([(group, leased.lease)], submission_id=name)[0]
     return pool.publish_groups([(group, leased.lease)], submission_id=name)[0]
 
 
-def finish(pool: Pool, queue: GroupQueue, leased: LeasedGroup) -> Receipt:
+def finish(pool: PayloadPool, queue: QueueOfGroups, leased: LeasedGroup) -> Receipt:
     ref = publish(pool, leased)
     return queue.accept(leased.lease, ref, summary_from_header(pool.read_header(ref)))
 
@@ -60,8 +70,20 @@ def finish(pool: Pool, queue: GroupQueue, leased: LeasedGroup) -> Receipt:
 def new_queue(
     root: Path, num_groups: int = 0, lease_seconds: float = 60, clock: Callable[[], float] = time.monotonic
 ) -> tuple[Pool, GroupQueue]:
-    pool = Pool.create(root, "run")
+    pool = create_pool(root, "run")
     queue = GroupQueue.open(pool, owner="test", lease_seconds=lease_seconds, clock=clock)
+    if num_groups:
+        submit(queue, 0, num_groups)
+    return pool, queue
+
+
+def new_memory_queue(
+    root: Path, num_groups: int = 0, lease_seconds: float = 60, clock: Callable[[], float] = time.monotonic
+) -> tuple[MemoryPool, MemoryQueue]:
+    root.mkdir(parents=True, exist_ok=True)
+    parts: PartTable[bytes] = PartTable()
+    pool = MemoryPool("run", parts)
+    queue = MemoryQueue(pool, StepLog(root), lease_seconds=lease_seconds, clock=clock)
     if num_groups:
         submit(queue, 0, num_groups)
     return pool, queue

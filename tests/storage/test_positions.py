@@ -32,3 +32,8 @@ def test_a_long_history_is_one_range_a_segment() -> None:
 
 def test_nothing_lies_between_ends_that_are_swapped() -> None:
     assert PositionRanges([(0, 5)]).count_between(3, 2) == 0
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
+def test_minus_is_the_difference_of_the_sets(left: set[int], right: set[int]) -> None:
+    assert PositionRanges.of(left).minus(PositionRanges.of(right)) == PositionRanges.of(left - right)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from storage.mounts import Mount, mount_of
-from storage.preflight import existing_parent, probe_folder
+from storage.mounts import Mount, mount_of, mounted_at
+from storage.preflight import existing_parent, probe_folder, probe_space
 
 NAMES = ["writable", "fsync", "flock", "exclusive create", "rename"]
 
@@ -65,6 +65,31 @@ def test_rename_that_fails_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert broken(tmp_path) == [("rename", "Invalid cross-device link")]
 
 
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOLCK])
+def test_file_system_without_a_lock_service_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert broken(tmp_path) == [("flock", os.strerror(number))]
+
+
+def test_space_and_inodes_are_compared_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe_space(tmp_path, needed_bytes=1, needed_inodes=0).works
+    size = os.statvfs_result((4096, 4096, 1000, 500, 256, 5000, 7, 7, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: size)
+    assert probe_space(tmp_path, 2**21, 8).found == "1 MiB are free, needed: 2 MiB; 7 inodes are free, needed: 8"
+    assert probe_space(tmp_path, 2**20, 7).works
+
+
+def test_file_system_that_does_not_count_inodes_has_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = os.statvfs_result((4096, 4096, 1000, 500, 256, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: size)
+    assert probe_space(tmp_path, 2**20, 8).works
+
+
 TABLE = """\
 1 0 8:1 / / rw - ext4 /dev/sda1 rw
 2 1 0:5 / /mnt/my\\040data rw shared:1 - fuse.juicefs JuiceFS:vime rw
@@ -84,3 +109,8 @@ TABLE = """\
 )
 def test_the_deepest_and_topmost_mount_holds_a_path(path: str, mount: Mount) -> None:
     assert mount_of(Path(path), TABLE) == mount
+
+
+def test_only_the_mount_point_itself_has_something_mounted_at_it() -> None:
+    assert mounted_at(Path("/mnt/my data"), TABLE) == "fuse.juicefs"
+    assert mounted_at(Path("/mnt/my data/run"), TABLE) is None

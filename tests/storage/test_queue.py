@@ -5,18 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from queue_helpers import cursor_at, finish, new_queue, prompts, publish, samples_of, submit
+from queue_helpers import finish, new_queue, publish, samples_of, submit
 from straw.errors import QuotaExceeded
 
-from storage.columns import decode_group, encode_group
+from storage.columns import encode_group
 from storage.pool import Pool
 from storage.positions import PositionRanges
-from storage.prompt_codec import decode_prompt
 from storage.queue import GroupQueue
-from storage.queue_types import LeaseState, Receipt
+from storage.queue_types import LeaseState
 from storage.summary import summarize
-from vime.data.cursor import PromptCursor
-from vime.errors import CoordinatorBusyError, StaleLeaseError, StorageError
+from vime.errors import CoordinatorBusyError, StorageError
 
 
 @pytest.fixture
@@ -29,46 +27,6 @@ def opened(tmp_path: Path) -> Iterator[tuple[Pool, GroupQueue]]:
 def reopen(pool: Pool, queue: GroupQueue, lease_seconds: float = 60) -> GroupQueue:
     queue.close()
     return GroupQueue.open(pool, owner="test", lease_seconds=lease_seconds)
-
-
-def test_a_group_goes_from_prompt_to_accepted_result(opened: tuple[Pool, GroupQueue]) -> None:
-    pool, queue = opened
-    leased = queue.lease("w", 1)[0]
-    assert decode_prompt(pool.read_blob(leased.prompt_ref)) == prompts(0, 1)[0]
-
-    receipt = finish(pool, queue, leased)
-
-    accepted = queue.accepted()
-    assert receipt == Receipt(position=0, group_index=0)
-    assert [group.group_index for group in accepted] == [0]
-    group = pool.read_group(accepted[0].ref)
-    assert decode_group(group.header, group.columns) == samples_of(0)
-
-
-def test_facts_sort_every_group_into_one_part(opened: tuple[Pool, GroupQueue]) -> None:
-    pool, queue = opened
-    first, second, third = queue.lease("w", 3)
-    finish(pool, queue, second)
-    queue.drop(first.lease, "zero_std")
-    queue.release([third.lease], "engine aborted")
-
-    facts = queue.facts()
-
-    assert facts.accepted == {1: 0}
-    assert facts.dropped == {0: "zero_std"}
-    assert facts.in_flight == [2]
-    assert facts.fresh == [3]
-    assert facts.num_groups == facts.cursor.next_group_index == 4
-
-
-def test_released_groups_are_leased_before_fresh_ones(opened: tuple[Pool, GroupQueue]) -> None:
-    _, queue = opened
-    first = queue.lease("w", 1)[0]
-    assert queue.release([first.lease], "x") == [True]
-
-    again = queue.lease("w", 1)[0]
-
-    assert (again.group_index, again.attempt) == (0, 2)
 
 
 def test_releasing_again_changes_nothing_and_a_stale_release_is_told(opened: tuple[Pool, GroupQueue]) -> None:
@@ -94,55 +52,6 @@ def test_accepting_twice_gives_the_same_receipt_even_after_a_restart(opened: tup
         assert restarted.num_accepted == 1
 
 
-def test_one_attempt_cannot_have_two_results(opened: tuple[Pool, GroupQueue]) -> None:
-    pool, queue = opened
-    leased = queue.lease("w", 1)[0]
-    finish(pool, queue, leased)
-    other = pool.publish_blob(b"another result", submission_id="other")
-    with pytest.raises(StorageError, match="accept group 0"):
-        queue.accept(leased.lease, other, summarize(samples_of(0)))
-    assert queue.num_accepted == 1
-
-
-def test_a_result_that_was_published_for_another_lease_is_refused(opened: tuple[Pool, GroupQueue]) -> None:
-    pool, queue = opened
-    first, second = queue.lease("w", 2)
-    ref = publish(pool, first)
-    with pytest.raises(StorageError, match="does not belong to task"):
-        queue.accept(second.lease, ref, summarize(samples_of(1)))
-    with pytest.raises(StorageError, match="result of group 0 came with a lease of group 1"):
-        queue.accept(second.lease, ref, summarize(samples_of(0)))
-
-
-def test_a_stale_attempt_cannot_accept_after_its_group_was_leased_again(tmp_path: Path) -> None:
-    now = [0.0]
-    pool, queue = new_queue(tmp_path / "pool", 1, lease_seconds=10, clock=lambda: now[0])
-    with pool, queue:
-        late = queue.lease("slow", 1)[0]
-        now[0] = 10.1
-        assert queue.heartbeat([late.lease]) == [LeaseState.EXPIRED]
-        current = queue.lease("quick", 1)[0]
-        assert queue.heartbeat([late.lease, current.lease]) == [LeaseState.STALE, LeaseState.EXTENDED]
-
-        with pytest.raises(StaleLeaseError, match="accept group 0, attempt 1: the lease has expired or its group was"):
-            finish(pool, queue, late)
-
-        finish(pool, queue, current)
-        assert queue.facts().accepted == {0: 0}
-
-
-def test_heartbeats_keep_a_lease_past_its_first_deadline(tmp_path: Path) -> None:
-    now = [0.0]
-    pool, queue = new_queue(tmp_path / "pool", 1, lease_seconds=10, clock=lambda: now[0])
-    with pool, queue:
-        leased = queue.lease("w", 1)[0]
-        for _ in range(3):
-            now[0] += 6
-            assert queue.heartbeat([leased.lease]) == [LeaseState.EXTENDED]
-        assert queue.lease("other", 1) == []
-        finish(pool, queue, leased)
-
-
 def test_many_restarts_never_fail_a_group(tmp_path: Path) -> None:
     pool, queue = new_queue(tmp_path / "pool", 1)
     with pool:
@@ -163,30 +72,6 @@ def test_summaries_are_read_from_the_pool_after_a_restart(opened: tuple[Pool, Gr
     with reopen(pool, queue) as restarted:
         assert restarted.accepted() == before
         assert restarted.accepted(except_for=PositionRanges([(0, 1)])) == before[2:]
-
-
-def test_submitting_the_same_prompts_again_changes_nothing(opened: tuple[Pool, GroupQueue]) -> None:
-    _, queue = opened
-    submit(queue, 4, 6)
-    submit(queue, 0, 4)
-    submit(queue, 4, 6)
-    assert queue.facts().num_groups == 6
-    assert queue.cursor() == cursor_at(6)
-
-
-def test_prompts_that_skip_or_change_a_group_are_refused(opened: tuple[Pool, GroupQueue]) -> None:
-    _, queue = opened
-    with pytest.raises(StorageError, match="start at group 5, the queue continues at 4"):
-        submit(queue, 5, 6)
-    with pytest.raises(StorageError, match="in order up to 6, found"):
-        queue.submit_prompts(prompts(4, 6), cursor_at(7))
-    changed = prompts(0, 4)
-    changed[2:3] = prompts(9, 10)
-    with pytest.raises(StorageError, match="found"):
-        queue.submit_prompts(changed, cursor_at(4))
-    with pytest.raises(StorageError, match="with cursor"):
-        queue.submit_prompts(prompts(0, 4), PromptCursor(1, 0, 4, 8))
-    assert queue.facts().num_groups == 4
 
 
 def test_plans_are_durable_and_may_overlap_between_branches(opened: tuple[Pool, GroupQueue]) -> None:
@@ -221,13 +106,6 @@ def test_trained_records_of_all_branches_survive_a_restart(opened: tuple[Pool, G
     with reopen(pool, queue) as restarted:
         log = [(record.branch, record.step, record.positions) for record in restarted.trained_log()]
     assert log == [("main", 0, [0, 1]), ("retry", 0, [1, 2])]
-
-
-def test_a_closed_queue_says_so(opened: tuple[Pool, GroupQueue]) -> None:
-    _, queue = opened
-    queue.close()
-    with pytest.raises(StorageError, match="is closed"):
-        queue.lease("w", 1)
 
 
 def test_a_second_queue_on_the_same_pool_is_refused(opened: tuple[Pool, GroupQueue]) -> None:
@@ -301,3 +179,8 @@ def test_a_hundred_groups_a_second_are_leased_and_accepted(tmp_path: Path) -> No
             seconds.append(middle - start + time.perf_counter() - resumed)
         assert queue.num_accepted == 100
     assert min(seconds) < 20 / 100, f"{20 / min(seconds):.0f} groups/s"
+
+
+def test_a_commit_keeps_nothing_of_a_queue_that_keeps_itself(opened: tuple[Pool, GroupQueue]) -> None:
+    _, queue = opened
+    assert queue.snapshot(PositionRanges()) is None

@@ -1,4 +1,4 @@
-"""kill -9 at I/O phases of creation, recovery, submission, publication, acceptance and rotation."""
+"""kill -9 at I/O phases of creation, recovery, submission, publication, acceptance, delivery, rotation and reclaim."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from queue_helpers import cursor_at, finish, new_queue, samples_of, submit
 
-from storage.columns import decode_group
+from recovery.audit import replay_journals
+from storage.columns import decode_group, encode_group
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.prompt_codec import decode_prompt
 from storage.queue import GroupQueue
+from storage.queue_types import Stage
 from storage.refs import ref_from_bytes
 from storage.summary import summarize
 from vime.errors import StaleLeaseError
@@ -84,6 +86,33 @@ def after_rotate(root: Path) -> None:
         assert queue.facts().accepted == {index: index for index in range(facts.num_accepted)}
 
 
+def after_deliver(root: Path) -> None:
+    """Both groups are given back, or accepted, together or not at all."""
+    with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
+        facts = queue.facts()
+        assert sorted([*facts.in_flight, *facts.accepted, *facts.fresh]) == [0, 1, 2]
+        assert facts.accepted in ({0: 0}, {0: 0, 1: 1, 2: 2})
+        assert not (root / "acknowledged").exists() or len(facts.accepted) == 3
+        waiting = queue.lease("w", 3)
+        assert len({group.stage for group in waiting}) <= 1
+        queue.release([group.lease for group in waiting], "looked at")
+
+
+def after_reclaim(root: Path) -> None:
+    """What is reclaimed is released, on disk, and what is not released is readable."""
+    with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
+        assert queue.released.ranges() in ([], [(0, 0)], [(0, 2)])
+        facts, trained = queue.facts(), queue.trained_by("main")
+        assert facts.num_accepted == len(trained)
+        queue.reopen(trained)
+        queue.collect_garbage()
+        assert queue.facts() == facts
+        kept = queue.accepted(except_for=queue.released)
+        assert [group.position for group in kept] == [
+            position for position in range(facts.num_accepted) if position not in queue.released
+        ]
+
+
 def check_and_drain(root: Path) -> None:
     """The identity holds, every prompt is readable, and every group is accepted exactly once in the end."""
     with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
@@ -93,14 +122,25 @@ def check_and_drain(root: Path) -> None:
             submit(queue, facts.num_groups, 5)
         while leased := queue.lease("w", 8):
             for group in leased:
-                assert decode_prompt(pool.read_blob(group.prompt_ref)).group_index == group.group_index
+                if group.stage is Stage.FRESH:
+                    assert decode_prompt(pool.read_blob(group.prompt_ref)).group_index == group.group_index
+                else:
+                    assert (
+                        pool.read_group(group.prompt_ref).header == encode_group(samples_of(group.group_index)).header
+                    )
                 finish(pool, queue, group)
         queue.reopen(PositionRanges())
-        accepted = queue.accepted()
-        assert sorted(group.group_index for group in accepted) == [0, 1, 2, 3, 4]
+        assert queue.facts().num_accepted == 5
+        accepted = queue.accepted(except_for=queue.released)
+        assert len({group.position for group in accepted}) == len(accepted) == 5 - len(queue.released)
+        gone = {0: [], 1: [0], 3: [0, 1, 2]}[len(queue.released)]
+        assert sorted([*gone, *(group.group_index for group in accepted)]) == [0, 1, 2, 3, 4]
         for result in accepted:
             stored = pool.read_group(result.ref)
             assert decode_group(stored.header, stored.columns) == samples_of(result.group_index)
+    journals = replay_journals(root)
+    assert journals.accepted_twice == []
+    assert len(journals.accepted) + journals.reclaimed_accepted == 5
 
 
 def run_scenario(scenario: str, root: Path, kill_at: int) -> bool:
@@ -121,6 +161,8 @@ CHECKS: dict[str, Check] = {
     "publish": after_publish,
     "accept": after_accept,
     "rotate": after_rotate,
+    "deliver": after_deliver,
+    "reclaim": after_reclaim,
 }
 
 
@@ -135,6 +177,10 @@ CHECKS: dict[str, Check] = {
         ("accept", 9),
         ("rotate", 3),
         ("rotate", 30),
+        ("deliver", 2),
+        ("deliver", 7),
+        ("reclaim", 5),
+        ("reclaim", 14),
     ],
 )
 def test_a_kill_loses_nothing_that_was_acknowledged(scenario: str, kill_at: int, tmp_path: Path) -> None:

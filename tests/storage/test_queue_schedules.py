@@ -14,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from queue_helpers import finish, new_queue, submit
 
 from recovery.accounting import count_identity
+from storage.contracts import PayloadPool, QueueOfGroups
+from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.queue_types import LeasedGroup, LeaseState
@@ -26,7 +28,7 @@ class Schedules(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp())
-        self.pool, self.queue = new_queue(self.root / "pool")
+        self.pool, self.queue = self.open_queue(self.root / "pool")
         self.num_groups = 0
         self.held: list[LeasedGroup] = []
         self.stale: list[LeasedGroup] = []
@@ -37,6 +39,9 @@ class Schedules(RuleBasedStateMachine):
         """Positions in the order of training."""
         self.sizes = mock.patch.multiple("storage.segment_list", MAX_SEGMENT_GROUPS=2)
         self.sizes.start()
+
+    def open_queue(self, root: Path) -> tuple[PayloadPool, QueueOfGroups]:
+        return new_queue(root)
 
     @rule(count=st.integers(1, 3))
     def submit(self, count: int) -> None:
@@ -97,6 +102,7 @@ class Schedules(RuleBasedStateMachine):
     def restart_from_a_commit(self, pick: int) -> None:
         """Any earlier state of training may be what a resume goes back to."""
         self.queue.close()
+        assert isinstance(self.pool, Pool)
         self.queue = GroupQueue.open(self.pool, owner="again", lease_seconds=60)
         self.stale += self.held
         self.held = []

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from queue_helpers import finish, new_queue
+from queue_helpers import finish, new_queue, publish, samples_of
 
+from recovery.audit import replay_journals
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
+from storage.queue_types import GroupResult, GroupReturn, Stage
 from storage.repair import Repair, cut_damaged_tail
+from storage.summary import summarize
 from vime.errors import CorruptDataError
 
 Damage = Callable[[bytes, int], bytes]
@@ -161,3 +164,68 @@ def test_training_that_the_cut_has_undone_is_refused(root: Path) -> None:
         queue.reopen(PositionRanges([(0, 1)]))
         with pytest.raises(CorruptDataError, match=r"has accepted 2\. Resume from an older commit; .*repairs.jsonl"):
             queue.reopen(PositionRanges([(0, 2)]))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A queue whose last three transactions give two groups back, lease them again, and accept three together."""
+    root = tmp_path_factory.mktemp("mixed") / "pool"
+    pool, queue = new_queue(root, 4)
+    with pool, queue:
+        first, second, third = queue.lease("w", 3)
+        returns = [GroupReturn(group.lease, publish(pool, group), Stage.PARTIAL, 1) for group in (first, second)]
+        queue.yield_groups(returns)
+        results = [
+            GroupResult(group.lease, publish(pool, group), summarize(samples_of(group.group_index)))
+            for group in [*queue.lease("w", 2), third]
+        ]
+        queue.accept_many(results)
+    return root
+
+
+def check_nothing_is_lost_and_nothing_accepted_twice(root: Path, damage: Damage, data: bytes, at: int) -> None:
+    """All groups are there after the damage at that byte, and each ends with one result, readable, at its place."""
+    journal = journal_of(root)
+    journal.write_bytes(damage(data, at))
+    shutil.rmtree(root / "vime" / "cut", ignore_errors=True)
+    (root / "vime" / "repairs.jsonl").unlink(missing_ok=True)
+    whole = sum(start <= at for start in starts(data)[-3:])
+    with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
+        facts = queue.facts()
+        assert facts.num_groups == 4
+        assert facts.accepted == ({0: 0, 1: 1, 2: 2} if whole == 3 else {})
+        waiting = queue.lease("w", 4)
+        assert [group.stage for group in waiting] == [
+            Stage.PARTIAL if group.group_index < 2 and 1 <= whole < 3 else Stage.FRESH for group in waiting
+        ]
+        for group in waiting:
+            finish(pool, queue, group)
+        accepted = queue.accepted()
+        assert [group.position for group in accepted] == [0, 1, 2, 3]
+        assert sorted(group.group_index for group in accepted) == [0, 1, 2, 3]
+    state = replay_journals(root)
+    assert (state.accepted_twice, len(state.accepted)) == ([], 4)
+
+
+@pytest.mark.parametrize("name", ["cut short", "zeros to the end"])
+def test_damage_around_the_last_three_transactions_loses_nothing_and_accepts_nothing_twice(
+    mixed: Path, tmp_path: Path, name: str
+) -> None:
+    root = Path(shutil.copytree(mixed, tmp_path / "pool"))
+    data = journal_of(root).read_bytes()
+    for start in starts(data)[-3:]:
+        for at in (start - 1, start, start + 60):
+            check_nothing_is_lost_and_nothing_accepted_twice(root, DAMAGES[name], data, min(at, len(data)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_synced")
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_at_every_byte_of_the_last_three_transactions_loses_nothing_and_accepts_nothing_twice(
+    mixed: Path, tmp_path: Path, name: str
+) -> None:
+    root = Path(shutil.copytree(mixed, tmp_path / "pool"))
+    data = journal_of(root).read_bytes()
+    for at in range(starts(data)[-4], len(data)):
+        check_nothing_is_lost_and_nothing_accepted_twice(root, DAMAGES[name], data, at)

@@ -221,23 +221,20 @@ def test_a_segment_that_lost_submitted_groups_is_refused(opened: tuple[Pool, Gro
         GroupQueue.open(pool, owner="test", lease_seconds=60)
 
 
-def test_a_queue_of_before_there_were_segments_goes_on(opened: tuple[Pool, GroupQueue]) -> None:
-    pool, queue = opened
-    finish_all(pool, queue)
+def test_a_list_of_an_older_schema_is_refused_with_what_to_do(opened: tuple[Pool, GroupQueue]) -> None:
+    pool, _ = opened
     path = pool.control_dir / "queue.json"
-    path.write_bytes(msgspec.json.encode({"schema_version": 1, "queue_id": read_segments(path)[0].queue_id}))
-    with reopen(pool, queue) as restarted:
-        assert restarted.facts().accepted == {0: 0, 1: 1}
-        rotate(restarted, [0, 1])
-        assert restarted.facts().closed == [ClosedSegment(0, 2, {})]
+    path.write_bytes(msgspec.json.encode({"schema_version": 2, "segments": []}))
+    with pytest.raises(SchemaVersionError, match=r"version 2, this code reads 3: .* Finish the run with the vime"):
+        read_segments(path)
 
 
 def test_a_list_of_a_newer_schema_or_without_an_open_end_is_refused(opened: tuple[Pool, GroupQueue]) -> None:
     pool, _ = opened
     path = pool.control_dir / "queue.json"
     content = path.read_bytes()
-    path.write_bytes(content.replace(b'"schema_version":2', b'"schema_version":3'))
-    with pytest.raises(SchemaVersionError, match="schema version 3, this code reads up to 2"):
+    path.write_bytes(content.replace(b'"schema_version":3', b'"schema_version":4'))
+    with pytest.raises(SchemaVersionError, match="schema version 4, this code reads 3"):
         read_segments(path)
     path.write_bytes(content.replace(b'"index":0', b'"index":1'))
     with pytest.raises(CorruptDataError, match=r"numbered from 0 and the last one open, found \[\(1, 'open'\)\]"):

@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 
-from recovery.audit import AuditReport, audit_run
+from recovery.audit import audit_run
+from recovery.audit_parts import AuditReport
 from vime.cli.demo_report import demo_summary, draw_curves, read_steps
 from vime.cli.exit_codes import ExitCode
 from vime.errors import RunFailedError, SettingsError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.audit import AuditReport
+from recovery.audit_parts import AuditReport
 
 EDGE_STEPS = 5
 """Steps averaged at either end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 from pipeline.doctor.check import Check, Outcome, failed
 from pipeline.doctor.job import job_checks, num_requests
+from pipeline.doctor.juicefs import NAME as JUICEFS
 from pipeline.doctor.juicefs import juicefs_mount
 from pipeline.doctor.machine import gather, machine_checks
+from pipeline.doctor.storage import mount_peer_checks, storage_checks
 from pipeline.doctor.tokenizer import round_trip
 from pipeline.preview.rehearsal import first_prompts
 from pipeline.prompt_source import build_prompt_source
@@ -23,9 +26,17 @@ from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
 
 USAGE = """usage: vime doctor [FLAG ...] [--json]
+       vime doctor --storage DIR [--peer MOUNT_OR_HOST] [--rollout-storage-declaration FILE] [--json]
 
 Check this machine: packages, devices, ports, shared memory, clock, limits. With flags of `vime train` (all or some of
 them) also what they need: devices, disk, storage folders, tokenizer and prompts, processes of a previous session.
+
+With --storage only that folder is checked: the options of its mount if it is JuiceFS (and that they are as declared in
+FILE), writing, fsync, locks, exclusive creation, rename, space and inodes. --peer tries it from two clients: growing
+files, fsync, rename, locks, exclusive creation, zeros at the end of a file, clocks. The other client is a second mount
+of the same file system on this machine, given by its path, or a node of the Ray cluster that runs here, given by its
+host name or address.
+
 Ends with 0 when nothing failed, with 2 otherwise.
 """
 NUM_PROMPTS = 8
@@ -40,7 +51,10 @@ def doctor(words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         print(USAGE)
         return ExitCode.DONE
+    options, words = _storage_options(words)
     settings = resolve(words).settings
+    if options.storage is not None:
+        return _report(_storage(options.storage, options.peer, settings), as_record=settings.command.json)
     if settings.command.assume_gpus is not None:
         raise SettingsError(
             "--assume-gpus plans for a cluster that is not there, `vime doctor` checks this machine.",
@@ -50,10 +64,36 @@ def doctor(words: list[str]) -> int:
     checks = machine_checks(facts, num_requests(settings))
     if [word for word in words if word != "--json"]:
         checks += [*job_checks(settings, facts), *_data_checks(settings), *_juicefs(settings)]
-    if settings.command.json:
-        print(json.dumps(as_json(checks), indent=1))
-    else:
-        print(render(checks))
+    return _report(checks, as_record=settings.command.json)
+
+
+def _storage_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """`--storage` and `--peer`, and the words that are left for the settings."""
+    parser = argparse.ArgumentParser(prog="vime doctor", add_help=False, allow_abbrev=False)
+    parser.add_argument("--storage", type=Path)
+    parser.add_argument("--peer")
+    options, rest = parser.parse_known_args(words)
+    if options.peer is not None and options.storage is None:
+        raise SettingsError("--peer goes with --storage only.", next_step="Add --storage DIR.")
+    return options, rest
+
+
+def _storage(folder: Path, peer: str | None, settings: Settings) -> list[Check]:
+    """Checks of one folder. Raises `SettingsError` when the declaration can't be read."""
+    declaration = read_declaration(settings.queue.rollout_storage_declaration)
+    checks = storage_checks(folder, declaration)
+    if peer is None or _count(checks, Outcome.FAIL):
+        return checks
+    if Path(peer).is_dir():
+        return checks + mount_peer_checks(folder, Path(peer))
+    from pipeline.storage_proof import host_checks
+
+    return checks + host_checks(peer, folder, declaration)
+
+
+def _report(checks: list[Check], *, as_record: bool) -> int:
+    """Print the checks; the exit status."""
+    print(json.dumps(as_json(checks), indent=1) if as_record else render(checks))
     return ExitCode.ENVIRONMENT if _count(checks, Outcome.FAIL) else ExitCode.DONE
 
 
@@ -108,9 +148,10 @@ def _juicefs(settings: Settings) -> list[Check]:
         settings.checkpoint.save is None and settings.queue.rollout_data_dir is None
     ):
         return []
-    folder: Path = existing_parent(RunFolder.of(settings).queue)
     try:
         declaration = read_declaration(settings.queue.rollout_storage_declaration)
     except VimeError as error:
-        return [failed("JuiceFS mount", error.message, error.next_step)]
-    return [juicefs_mount(folder, declaration)]
+        return [failed(JUICEFS, error.message, error.next_step)]
+    if declaration is None:
+        return [failed(JUICEFS, "No declaration is named.", "Give --rollout-storage-declaration FILE.")]
+    return juicefs_mount(existing_parent(RunFolder.of(settings).queue), declaration)

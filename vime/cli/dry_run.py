@@ -11,7 +11,8 @@ from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, t
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
-from recovery.commit import commit_path, read_commit
+from pipeline.transports.promise import transport_words
+from recovery.commit import commit_path, read_commit, read_queue_state
 from recovery.restore import plan_restore, scan_run
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.cli.dry_run_words import render
@@ -82,10 +83,12 @@ def start_facts(settings: Settings) -> StartFacts:
         num_rollout=settings.data.num_rollout or 0,
         new_branch="(new)",
     )
-    version = 0
+    version, kept = 0, None
     if plan.commit_directory is not None and plan.commit_rollout is not None:
-        version = read_commit(commit_path(folder.root / plan.commit_directory, plan.commit_rollout)).weight_version
-    return StartFacts(plan.start_rollout, version, plan.words)
+        directory = folder.root / plan.commit_directory
+        version = read_commit(commit_path(directory, plan.commit_rollout)).weight_version
+        kept = read_queue_state(directory, plan.commit_rollout).memory
+    return StartFacts(plan.start_rollout, version, [*plan.words, *transport_words(settings, kept)])
 
 
 def _rehearse(settings: Settings, problems: list[VimeError]) -> Rehearsal:

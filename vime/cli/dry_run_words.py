@@ -152,6 +152,8 @@ def _rehearsal(tried: Rehearsal) -> list[str]:
             f"{tried.prompts.num_prompts} prompts, {tried.prompts.rollouts_per_epoch:g} rollout batches an epoch, "
             f"{tried.prompts.epochs:.3g} epochs"
         )
+        if tried.prompts.num_bad_records:
+            lines.append(f"{tried.prompts.num_bad_records} malformed prompt records are skipped")
     lines += [f"Reward {trial.reward:g} for the label {trial.response!r} of {trial.where}" for trial in tried.reward]
     return lines + [f"{hook}: imported, can be called as documented" for hook in tried.hooks]
 

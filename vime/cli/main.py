@@ -21,6 +21,8 @@ commands:
   import-script   turn a bash launch script into a file for `vime train --config`
   demo            learn to reverse strings on this machine, be killed twice, and go on without losing a sample
   doctor          check this machine, and whether the flags of a job fit it
+  queue           look into a run's queue: groups, leases, dead letters, versions; requeue or drop groups
+  sample          show a sample's tokens, or follow it from prompt line to optimizer step and back
   audit           count a stopped run's groups from its raw journal and training logs
 """
 
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "import-script": _import_script,
         "demo": _demo,
         "doctor": _doctor,
+        "queue": _queue,
+        "sample": _sample,
         "audit": _audit,
     }
     if not words or words[0] in ("-h", "--help"):
@@ -74,6 +78,18 @@ def _doctor(words: list[str]) -> int:
     from vime.cli.doctor import doctor
 
     return doctor(words)
+
+
+def _queue(words: list[str]) -> int:
+    from vime.cli.queue import queue
+
+    return queue(words)
+
+
+def _sample(words: list[str]) -> int:
+    from vime.cli.sample import sample
+
+    return sample(words)
 
 
 def _audit(words: list[str]) -> int:

@@ -42,7 +42,10 @@ def start(resolved: Resolved) -> int:
         return _dry_run(resolved)
     _refuse_alone(resolved)
     check_versions()
-    _warn(validate(resolved.settings, machine=this_machine(), more=_other_problems(resolved)))
+    from pipeline.transports.nixl_probe import nixl_problems
+
+    problems = [*_other_problems(resolved), *nixl_problems(resolved.settings)]
+    _warn(validate(resolved.settings, machine=this_machine(), more=problems))
     from pipeline.interrupt import Ending
     from pipeline.progress import ProgressView
     from pipeline.run import run_training
@@ -56,9 +59,10 @@ def _dry_run(resolved: Resolved) -> int:
     # A dry run may happen where the GPUs are not; it says itself whether they suffice.
     machine = dataclasses.replace(this_machine(), nodes=None)
     warnings = validate(resolved.settings, dry_run=True, machine=machine, more=_other_problems(resolved))
+    from pipeline.transports.nixl_probe import nixl_problems
     from vime.cli.dry_run import dry_run
 
-    return dry_run(resolved, warnings)
+    return dry_run(resolved, [*warnings, *map(str, nixl_problems(resolved.settings))])
 
 
 def _refuse_alone(resolved: Resolved) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,6 @@ from vime.errors import BadRecordError, DataError
 
 __all__ = ["PromptCursor", "PromptSource", "PromptTask"]
 
-logger = logging.getLogger(__name__)
-
 ChatTemplate = Callable[[list[dict[str, Any]]], str]
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
 
@@ -33,9 +30,8 @@ class PromptSource:
     messages into text; a plain string prompt is given to it as one user message. Each epoch visits every prompt
     once, in file order or, with `shuffle`, in an order that depends on `seed` and the epoch.
 
-    A malformed record raises `DataError` naming file:line:column. With `on_bad_record="skip"` bad records are
-    written to `bad_records_path` as JSON lines and counted in `num_skipped`; more than `max_bad_fraction` of them
-    raises `DataError` all the same.
+    A malformed record raises `BadRecordError` naming file:line:column. With `on_bad_record="skip"` they are kept in
+    `bad_records`; more than `max_bad_fraction` of them raises `BadRecordError` all the same.
     """
 
     def __init__(
@@ -49,32 +45,26 @@ class PromptSource:
         shuffle: bool = False,
         seed: int = 42,
         n_samples_per_prompt: int = 1,
-        on_bad_record: Literal["refuse", "skip"] = "refuse",
-        bad_records_path: Path | None = None,
+        on_bad_record: Literal["stop", "skip"] = "stop",
         max_bad_fraction: float = 0.5,
     ) -> None:
-        if on_bad_record == "skip" and bad_records_path is None:
-            raise DataError("Skipping bad records needs a file to write them to.", next_step="Set bad_records_path.")
         self._keys = RecordKeys(input_key, label_key, metadata_key)
         self._apply_chat_template = apply_chat_template
         self._shuffle, self._seed, self._n_samples = shuffle, seed, n_samples_per_prompt
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
-        file_path, bounds = _split_slice(str(path))
-        bad: list[BadRecord] = []
+        file_path, bounds = split_slice(str(path))
+        self.bad_records: list[BadRecord] = []
+        """Those that were skipped, in file order."""
         self._file: RecordFile = open_record_file(
-            file_path, self._keys, bad.append if on_bad_record == "skip" else _refuse
+            file_path, self._keys, self.bad_records.append if on_bad_record == "skip" else _refuse
         )
-        self.num_skipped = len(bad)
-        if bad and bad_records_path is not None:
-            _set_aside(bad, bad_records_path)
-            logger.warning(
-                "%s: %d of %d records are bad, see %s", path, len(bad), self._file.num_records, bad_records_path
-            )
-        if len(bad) > max_bad_fraction * self._file.num_records:
+        self.num_records = self._file.num_records
+        """In the file, bad ones included."""
+        if len(self.bad_records) > max_bad_fraction * self.num_records:
             raise BadRecordError(
-                f"{path}: {len(bad)} of {self._file.num_records} records are bad, allowed: a fraction of "
-                f"{max_bad_fraction}. The first: {bad[0].message}",
-                next_step=f"Correct the file; all bad records are in {bad_records_path}.",
+                f"{path}: {len(self.bad_records)} of {self.num_records} records are bad, allowed: a fraction of "
+                f"{max_bad_fraction}. The first: {self.bad_records[0].message}",
+                next_step="Correct the file, or allow more with --rollout-max-failed-fraction.",
             )
         if not self._file.num_records:
             raise DataError(f"{path}: the file has no records.", next_step="Check --prompt-data.")
@@ -86,6 +76,11 @@ class PromptSource:
     def __len__(self) -> int:
         """Prompts in one epoch."""
         return len(self._rows)
+
+    def cursor_at(self, group_index: int) -> PromptCursor:
+        """The cursor whose next group is `group_index`."""
+        epoch, offset = divmod(group_index, len(self))
+        return PromptCursor(epoch, offset, group_index, group_index * self._n_samples)
 
     def take(self, cursor: PromptCursor, n: int) -> tuple[list[PromptTask], PromptCursor]:
         """The next `n` prompts from `cursor`, crossing epochs, and the cursor after them."""
@@ -118,6 +113,17 @@ class PromptSource:
         """File and line of a record, for messages and lineage."""
         return self._file.where(row)
 
+    def write_bad_records(self, path: Path) -> None:
+        """Write the skipped records aside as JSON lines: where (file:line:column), reason, text."""
+        lines = [
+            json.dumps({"where": record.where, "reason": record.reason, "text": record.text})
+            for record in self.bad_records
+        ]
+        try:
+            path.write_text("".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            raise DataError(f"{path}: can't write the bad records aside: {error}.") from error
+
     def dataset_digest(self) -> str:
         """Hex SHA-256 over the file's bytes, the rows in use and the keys; equal digests give equal streams under
         equal shuffle, seed and group size."""
@@ -142,7 +148,8 @@ class PromptSource:
         return self._apply_chat_template(record.prompt)
 
 
-def _split_slice(path: str) -> tuple[str, slice]:
+def split_slice(path: str) -> tuple[str, slice]:
+    """`path@[start:stop]` as file and slice. Raises `DataError`."""
     match = _SLICE.fullmatch(path)
     if match is None:
         if "@[" in path:
@@ -154,11 +161,3 @@ def _split_slice(path: str) -> tuple[str, slice]:
 
 def _refuse(record: BadRecord) -> None:
     raise record
-
-
-def _set_aside(bad: list[BadRecord], path: Path) -> None:
-    lines = [json.dumps({"where": record.where, "reason": record.reason, "text": record.text}) for record in bad]
-    try:
-        path.write_text("".join(f"{line}\n" for line in lines))
-    except OSError as error:
-        raise DataError(f"{path}: can't write the bad records aside: {error}.") from error

@@ -67,6 +67,29 @@ def open_record_file(path: str, keys: RecordKeys, on_bad: OnBad) -> RecordFile:
         raise DataError(f"{path}: can't be read: {error}.", next_step="Check --prompt-data.") from error
 
 
+def record_places(path: str, rows: Sequence[int]) -> dict[int, str]:
+    """Record number -> file:line (Parquet: file:row), without checking the records. Raises `DataError`.
+
+    A record that the file doesn't have (any more) is left out.
+    """
+    if path.endswith(".parquet"):
+        return {row: f"{path}:row {row}" for row in rows}
+    wanted, record = set(rows), 0
+    places: dict[int, str] = {}
+    try:
+        with fsspec.open(path, "rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if len(places) == len(wanted):
+                    break
+                if line.removeprefix(_BOM).strip() if number == 1 else line.strip():
+                    if record in wanted:
+                        places[record] = f"{path}:{number}"
+                    record += 1
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"{path}: can't be read: {error}.", next_step="Check that the prompt file is there.") from error
+    return places
+
+
 class JsonlFile:
     """JSON lines; empty lines don't count as records."""
 
@@ -168,7 +191,7 @@ class ParquetFile:
 def _bad(where: str, reason: str, text: bytes) -> BadRecord:
     return BadRecord(
         f"{where}: {reason}.",
-        next_step="Correct the record, or set bad records aside with on_bad_record='skip'.",
+        next_step="Correct the record, or set bad records aside with --bad-prompt-records skip.",
         where=where,
         reason=reason,
         text=text.decode(errors="replace"),

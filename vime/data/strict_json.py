@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN|-?\d[\d.eE+-]*|[{}\[\]:]', re.DOTALL)
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?Infinity|NaN|-?\d[\d.eE+-]*|[{}\[\]:]', re.DOTALL)
 
 
 class JsonFault(ValueError):

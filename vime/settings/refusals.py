@@ -148,7 +148,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "An aborted group is generated anew.",
         "continuation of aborted samples",
     ),
-    *unless_default("--group-rm", "Rewards are computed sample by sample.", "rewards of whole groups"),
     Refusal(
         "--rm-type",
         "f1, random, or --custom-rm-path",
@@ -226,17 +225,10 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default("--save-hf", "Checkpoints are Megatron's.", "Hugging Face exports during a run"),
     *unless_default("--no-save-optim --async-save", "A commit is whole and written at once.", "other kinds of commits"),
     # Queue and weights
-    Refusal(
-        "--rollout-data-transport",
-        "straw",
-        "Samples travel through the durable queue.",
-        "transports without a queue",
-        accepts=("straw",),
-    ),
     *unless_default(
-        "--rollout-queue-online-gc --rollout-queue-segment-mib --rollout-io-concurrency",
-        "The pool is kept whole, in segments of straw's own size.",
-        "storage reclaim and tuning in the pool",
+        "--rollout-io-concurrency",
+        "A process reads and writes with as many threads as it needs.",
+        "a bound on reads and writes in the pool",
     ),
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     *unless_default(

@@ -13,7 +13,6 @@ import pytest
 
 from pipeline.doctor.check import Outcome
 from pipeline.doctor.job import devices, free_disk, job_checks, leftovers, router_port
-from pipeline.doctor.juicefs import juicefs_mount
 from pipeline.doctor.tokenizer import round_trip
 from pipeline.preview.disk_need import disk_need
 from pipeline.run_folder import RunFolder
@@ -158,47 +157,6 @@ def test_tokenizer_round_trip(
     tmp_path: Path, tokenizer: Letters, content: Any, flags: list[str], outcome: str, found: str, next_step: str
 ) -> None:
     check = round_trip(settings_of(tmp_path, *flags), tokenizer, [prompt(content)])
-    assert check.outcome.value == outcome
-    assert found in check.found
-    assert next_step in check.next_step
-
-
-DECLARED: dict[str, Any] = {
-    "direct_mount": True, "writeback": False, "open_cache": 0, "readdir_cache": False, "client_version": "1.2.3",
-    "durability_description": "test",
-}  # fmt: skip
-CLIENT: dict[str, Any] = {"client_version": "1.2.3", "writeback": False, "open_cache": 0, "readdir_cache": False}
-
-
-def table(folder: Path, kind: str) -> str:
-    return f"1 0 8:1 / / rw - ext4 d rw\n2 1 0:5 / {folder} rw - {kind} JuiceFS:vime rw\n"
-
-
-def test_juicefs_mount_as_declared_passes(tmp_path: Path) -> None:
-    assert juicefs_mount(tmp_path, DECLARED, table(tmp_path, "fuse.juicefs"), lambda _: CLIENT).outcome is Outcome.PASS
-
-
-@pytest.mark.parametrize(
-    ("declared", "kind", "client", "outcome", "found", "next_step"),
-    [
-        (None, "fuse.juicefs", {}, "fail", "No declaration", "--rollout-storage-declaration"),
-        ({}, "ext4", {}, "fail", "lies on ext4", "local profile"),
-        ({"writeback": True}, "fuse.juicefs", {"writeback": True}, "fail", "writeback True, allowed: False", "anew"),
-        ({}, "fuse.juicefs", {"open_cache": 5}, "fail", "open_cache is declared 0, the client says 5", "anew"),
-        ({"client_version": "1"}, "fuse.juicefs", {}, "fail", "client_version is declared '1'", "anew"),
-        ({}, "fuse.juicefs", None, "warn", "can't be read", "by hand"),
-    ],
-)
-def test_juicefs_mount_that_differs_from_its_declaration(
-    tmp_path: Path, declared: Any, kind: str, client: Any, outcome: str, found: str, next_step: str
-) -> None:
-    def read(_mount: Path) -> dict[str, Any]:
-        if client is None:
-            raise OSError("Transport endpoint is not connected")
-        return {**CLIENT, **client}
-
-    declaration = None if declared is None else {**DECLARED, **declared}
-    check = juicefs_mount(tmp_path, declaration, table(tmp_path, kind), read)
     assert check.outcome.value == outcome
     assert found in check.found
     assert next_step in check.next_step

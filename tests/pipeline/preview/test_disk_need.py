@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.preview.disk_need import disk_need
@@ -50,34 +51,37 @@ def test_qwen3_4b_has_four_billion_parameters_and_their_float32_states(tmp_path:
     assert disk_need(settings_of(tmp_path, "--no-save-optim"), QWEN3_4B).checkpoint_bytes == 4 * need.parameters
 
 
-def test_columns_are_those_of_an_encoded_sample(tmp_path: Path) -> None:
-    need = disk_need(settings_of(tmp_path, "--rollout-max-context-len", "1500"), QWEN3_4B)
+MOE = {
+    **QWEN3_4B, "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sc_dtype", ["float16", "float32"])
+def test_columns_are_those_of_an_encoded_sample(tmp_path: Path, sc_dtype: str) -> None:
+    flags = ("--use-rollout-routing-replay", "--use-score-centering", "--rollout-queue-sc-dtype", sc_dtype)
+    need = disk_need(settings_of(tmp_path, "--rollout-max-context-len", "1500", *flags), MOE)
     total, response = 1500, 1000
     assert (need.longest_sequence, need.longest_response) == (total, response)
     sample = Sample(
         group_index=0, index=0, tokens=[1] * total, response_length=response, reward=1.0,
         rollout_log_probs=[-1.0] * response, status=Sample.Status.COMPLETED,
+        rollout_routed_experts=np.zeros((total - 1, 36, 8), np.uint8),
+        rollout_topk_token_ids=np.zeros((response, 128), np.int32),
+        rollout_topk_log_probs=np.zeros((response, 128), np.float32),
     )  # fmt: skip
-    encoded = encode_group([sample])
+    encoded = encode_group([sample], sc_dtype=sc_dtype, num_experts=128)
     stored = {name: column.nbytes for name, column in encoded.columns.items()}
-    assert {column.name: column.bytes_of(total, response) for column in need.columns} == stored
+    one_row = 36 * 8  # the last token has no routes
+    stored["routes"] += one_row
+    planned = {column.name: column.bytes_of(total, response) for column in need.columns}
+    assert planned == {name: size for name, size in stored.items() if name != "fields"}
     assert need.sample_bytes >= sum(stored.values()) + len(encoded.header)
     assert need.rollout_bytes == 256 * need.sample_bytes
 
 
-def test_routes_and_sampler_heads_count_when_asked_for(tmp_path: Path) -> None:
-    moe = {
-        **QWEN3_4B, "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-    }  # fmt: skip
-    plain = disk_need(settings_of(tmp_path, "--rollout-max-context-len", "1500"), moe)
-    asked = disk_need(
-        settings_of(
-            tmp_path, "--rollout-max-context-len", "1500", "--use-rollout-routing-replay", "--use-score-centering"
-        ),
-        moe,
-    )
-    assert asked.sample_bytes - plain.sample_bytes == 1500 * 36 * 8 + 1000 * 128 * 8
+def test_routes_and_sampler_heads_count_only_when_asked_for(tmp_path: Path) -> None:
+    plain = disk_need(settings_of(tmp_path, "--rollout-max-context-len", "1500"), MOE)
+    assert [column.name for column in plain.columns] == ["tokens", "loss_mask", "sampler_log_probs"]
 
 
 def test_the_least_limit_bounds_the_sequence(tmp_path: Path) -> None:

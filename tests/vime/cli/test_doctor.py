@@ -62,3 +62,32 @@ def test_cluster_that_is_not_there_cannot_be_checked(capsys: pytest.CaptureFixtu
 def test_help_names_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--help"]) == 0
     assert "with 2 otherwise" in capsys.readouterr().out
+
+
+def test_storage_alone_is_checked_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--storage", str(tmp_path / "not" / "there"), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in record["checks"]] == ["storage"]
+    assert f"{tmp_path}: writable, fsync" in record["checks"][0]["found"]
+
+
+def test_peer_that_is_the_same_mount_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--storage", str(tmp_path), "--peer", str(tmp_path)]) == 2
+    assert "is on the same mount" in capsys.readouterr().out
+
+
+def test_declared_mount_that_is_none_fails_and_no_peer_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declaration = tmp_path / "declaration.json"
+    declaration.write_text("{}")
+    words = ["--storage", str(tmp_path), "--peer", str(tmp_path), "--rollout-storage-declaration", str(declaration)]
+    assert main(["doctor", *words]) == 2
+    out = capsys.readouterr().out
+    assert "not on fuse.juicefs" in out
+    assert "other client" not in out
+
+
+def test_peer_without_a_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--peer", "/mnt"]) == 1
+    assert "--peer goes with --storage only" in capsys.readouterr().err

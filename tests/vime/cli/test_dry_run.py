@@ -105,6 +105,21 @@ def test_failing_reward_is_a_problem_of_the_data(tmp_path: Path, capsys: pytest.
     assert "the reward raised KeyError: 'no such label'" in out
 
 
+def test_reward_of_whole_groups_is_tried_with_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "tests.vime.cli.dry_run_rewards.too_few"
+    status, out = run(tmp_path, capsys, "--custom-rm-path", path, "--group-rm", "--assume-gpus", "8")
+    assert status == 3
+    assert "the reward returned 0, allowed: a list of 1" in out
+
+
+def test_skipped_prompt_records_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = write_job(tmp_path)
+    good = '{"input": "fine", "label": "x"}\n'
+    (tmp_path / "prompts.jsonl").write_text(good + '{"input": \n' + good * 8)
+    assert main(["train", "--dry-run", *words, "--assume-gpus", "8", "--bad-prompt-records", "skip"]) == 0
+    assert "1 malformed prompt records are skipped" in capsys.readouterr().out
+
+
 def test_bad_prompt_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = write_job(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"input": "fine", "label": "x"}\n{"input": \n')

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from vime.data.cursor import epoch_order
 from vime.data.prompts import PromptCursor, PromptSource
+from vime.data.record_files import record_places
 from vime.errors import DataError
 
 GOOD = [{"input": f"question {i}", "label": str(i), "metadata": {"level": i}} for i in range(6)]
@@ -165,9 +166,10 @@ def test_a_cut_off_last_line_is_called_that(tmp_path: Path) -> None:
 def test_bad_records_are_set_aside_on_request(tmp_path: Path) -> None:
     path = with_line(tmp_path / "bad.jsonl", b'{"input": NaN}', last=b'{"inp')
     aside = tmp_path / "aside.jsonl"
-    source = PromptSource(path, on_bad_record="skip", bad_records_path=aside)
-    assert (len(source), source.num_skipped) == (3, 2)
+    source = PromptSource(path, on_bad_record="skip")
+    assert (len(source), len(source.bad_records), source.num_records) == (3, 2, 5)
     assert [task.row for task in source.take(PromptCursor(), 3)[0]] == [0, 1, 3]
+    source.write_bad_records(aside)
     assert [json.loads(line) for line in aside.read_text().splitlines()] == [
         {"where": f"{path}:3:11", "reason": "NaN is not a finite number", "text": '{"input": NaN}'},
         {
@@ -178,12 +180,37 @@ def test_bad_records_are_set_aside_on_request(tmp_path: Path) -> None:
     ]
 
 
+def test_a_bad_line_of_20_mb_is_named_in_few_words_and_set_aside_whole(tmp_path: Path) -> None:
+    line = b'{"input": "' + b"x" * 20_000_000 + b'", "input": "y"}'
+    path = with_line(tmp_path / "long.jsonl", line)
+    with pytest.raises(DataError, match=rf"{path}:3:20000015: duplicate key 'input'") as caught:
+        PromptSource(path)
+    assert len(str(caught.value)) < 500
+    PromptSource(path, on_bad_record="skip").write_bad_records(tmp_path / "aside.jsonl")
+    assert json.loads((tmp_path / "aside.jsonl").read_text())["text"] == line.decode()
+
+
+def test_bad_records_that_cannot_be_written_aside_are_told(tmp_path: Path) -> None:
+    source = PromptSource(with_line(tmp_path / "bad.jsonl", b"x"), on_bad_record="skip")
+    with pytest.raises(DataError, match="can't write the bad records aside"):
+        source.write_bad_records(tmp_path / "missing" / "aside.jsonl")
+
+
 def test_too_many_bad_records_stop_even_when_skipping(tmp_path: Path) -> None:
     path = with_line(tmp_path / "bad.jsonl", b"x")
     with pytest.raises(DataError, match=r"1 of 4 records are bad, allowed: a fraction of 0.2. The first: .*:3:1: bad"):
-        PromptSource(path, on_bad_record="skip", bad_records_path=tmp_path / "aside", max_bad_fraction=0.2)
-    with pytest.raises(DataError, match="needs a file to write them to"):
-        PromptSource(path, on_bad_record="skip")
+        PromptSource(path, on_bad_record="skip", max_bad_fraction=0.2)
+
+
+def test_places_of_records_are_those_that_the_source_names(tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\n{"input": "a"}\r\n\r\n  \n{"input": "b"}\n{"input": "c"}')
+    source = PromptSource(path)
+    assert record_places(str(path), [2, 0]) == {row: source.where(row) for row in (0, 2)}
+    assert record_places(str(path), [1, 7]) == {1: f"{path}:5"}
+    assert record_places("a.parquet", [3]) == {3: "a.parquet:row 3"}
+    with pytest.raises(DataError, match="can't be read"):
+        record_places(str(tmp_path / "missing.jsonl"), [0])
 
 
 def test_parquet_faults_name_row_and_column(tmp_path: Path) -> None:

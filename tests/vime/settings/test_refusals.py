@@ -38,8 +38,8 @@ def test_each_row_says_what_works_why_and_what_is_needed() -> None:
         assert row.needs
 
 
-def test_defaults_are_refused_only_for_the_transport() -> None:
-    assert [words.split()[0] for words in refused(parse_settings([]))] == ["--rollout-data-transport"]
+def test_no_default_is_refused() -> None:
+    assert refused(parse_settings([])) == []
 
 
 def test_several_refusals_come_in_one_message(argv: list[str]) -> None:

@@ -79,7 +79,6 @@ def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path)
         (["--use-dynamic-batch-size"], "needs a token limit"),
         (["--rollout-queue-max-groups", "3"], "would never be complete"),
         (["--rollout-num-gpus", "0"], "starts no engine"),
-        (["--rollout-data-transport", "object-store"], "not built yet, allowed: straw"),
         (["--advantage-estimator", "ppo"], "not built yet, allowed: grpo, gspo, cispo"),
         (["--rollout-top-p", "0.9"], "can't replay truncated sampling yet"),
         (["--actor-num-gpus-per-node", "9"], "8 samples for 9 trainer ranks"),

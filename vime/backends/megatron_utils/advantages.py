@@ -6,8 +6,7 @@ of the user's own) or looks at all ranks (whitening) is computed here, on the CP
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -24,6 +23,7 @@ from vime.algorithms.whitening import whiten
 from vime.backends.megatron_utils.custom_advantages import custom_advantages
 from vime.backends.megatron_utils.sequences import kl_of, lengths_of, mask_of, old_log_probs_of, rewards_of
 from vime.data.batch import PackedMicrobatch
+from vime.data.lazy import PreparedMicrobatches, token_counts, without_candidates
 from vime.errors import TrainerError
 
 Estimate = Callable[[PackedMicrobatch, ObjectiveConfig], Advantages]
@@ -31,10 +31,11 @@ Estimate = Callable[[PackedMicrobatch, ObjectiveConfig], Advantages]
 
 def with_token_advantages(
     steps: Sequence[Sequence[PackedMicrobatch]], config: ObjectiveConfig, sum_over_replicas: Reduce
-) -> list[list[PackedMicrobatch]]:
+) -> list[PreparedMicrobatches]:
     """The same microbatches with `token_advantages` and `token_returns`; collective when `config` whitens.
 
-    In this order: the estimator or the user's function, distillation, whitening.
+    In this order: the estimator or the user's function, distillation, whitening. Microbatches are read one at a time,
+    without candidates; what stays in memory is per token. A function of the user's is given the whole rollout batch.
 
     Args:
         steps: this rank's microbatches of each optimizer step of the rollout batch.
@@ -44,29 +45,37 @@ def with_token_advantages(
     Raises `TrainerError` where reference or teacher log-probabilities or the critic's values are missing or a function
     of the user's returns the wrong shape, and `SampleError` when there is nothing to whiten.
     """
-    batches = [batch for step in steps for batch in step]
-    if config.custom_advantages is not None:
-        found = custom_advantages(batches, config, config.custom_advantages)
-    else:
-        found = [ESTIMATES[config.estimator](batch, config) for batch in batches]
-    advantages = [item.advantages for item in found]
-    if config.opd_kl_coef is not None:
-        advantages = [
-            _distilled(batch, values, config, config.opd_kl_coef)
-            for batch, values in zip(batches, advantages, strict=True)
-        ]
+    sources = [without_candidates(step) for step in steps]
+    found = _advantages(sources, config)
     if config.normalize_advantages:
-        advantages = _whitened(batches, advantages, sum_over_replicas)
-    ready = iter(
-        [
-            dataclasses.replace(batch, token_advantages=values.numpy(), token_returns=item.returns.numpy())
-            for batch, values, item in zip(batches, advantages, found, strict=True)
-        ]
+        found = _whitened(found, [mask_of(batch) for batch in _each(sources)], sum_over_replicas)
+    results = iter(
+        [{"token_advantages": item.advantages.numpy(), "token_returns": item.returns.numpy()} for item in found]
     )
-    return [[next(ready) for _ in step] for step in steps]
+    return [PreparedMicrobatches(step, [next(results) for _ in token_counts(step)]) for step in steps]
 
 
-def _distilled(batch: PackedMicrobatch, advantages: torch.Tensor, config: ObjectiveConfig, coef: float) -> torch.Tensor:
+def _each(steps: Sequence[Sequence[PackedMicrobatch]]) -> Iterator[PackedMicrobatch]:
+    return (batch for step in steps for batch in step)
+
+
+def _advantages(steps: Sequence[Sequence[PackedMicrobatch]], config: ObjectiveConfig) -> list[Advantages]:
+    """Of each microbatch, before whitening."""
+    coef = config.opd_kl_coef
+    if config.custom_advantages is None:
+        estimate = ESTIMATES[config.estimator]
+        found: Iterable[tuple[PackedMicrobatch, Advantages]] = (
+            (batch, estimate(batch, config)) for batch in _each(steps)
+        )
+    else:
+        own = custom_advantages(_each(steps), config, config.custom_advantages)
+        if coef is None:
+            return own
+        found = zip(_each(steps), own, strict=True)
+    return [item if coef is None else _distilled(batch, item, config, coef) for batch, item in found]
+
+
+def _distilled(batch: PackedMicrobatch, found: Advantages, config: ObjectiveConfig, coef: float) -> Advantages:
     student, teacher = old_log_probs_of(batch, config), batch.teacher_log_probs
     if student is None or teacher is None:
         raise TrainerError(
@@ -74,15 +83,16 @@ def _distilled(batch: PackedMicrobatch, advantages: torch.Tensor, config: Object
             "allowed: one for each response token.",
             next_step="Look at the teacher's answers, or leave out --use-opd.",
         )
-    return distilled(advantages, torch.tensor(student), torch.tensor(teacher), coef=coef)[0]
+    advantages, _ = distilled(found.advantages, torch.tensor(student), torch.tensor(teacher), coef=coef)
+    return Advantages(advantages, found.returns)
 
 
 def _whitened(
-    batches: Sequence[PackedMicrobatch], advantages: Sequence[torch.Tensor], sum_over_replicas: Reduce
-) -> list[torch.Tensor]:
-    mask = torch.cat([mask_of(batch) for batch in batches])
-    whitened = whiten(torch.cat(list(advantages)), mask, sum_over_replicas)
-    return pieces(whitened, [len(values) for values in advantages])
+    found: Sequence[Advantages], masks: Sequence[torch.Tensor], sum_over_replicas: Reduce
+) -> list[Advantages]:
+    whitened = whiten(torch.cat([item.advantages for item in found]), torch.cat(list(masks)), sum_over_replicas)
+    parts = pieces(whitened, [len(item.advantages) for item in found])
+    return [Advantages(part, item.returns) for part, item in zip(parts, found, strict=True)]
 
 
 def _of_the_sequence(batch: PackedMicrobatch, _: ObjectiveConfig) -> Advantages:

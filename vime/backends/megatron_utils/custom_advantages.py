@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from vime.errors import TrainerError
 
 
 def custom_advantages(
-    batches: Sequence[PackedMicrobatch], config: ObjectiveConfig, function: Callable[[Any, dict[str, Any]], None]
+    batches: Iterable[PackedMicrobatch], config: ObjectiveConfig, function: Callable[[Any, dict[str, Any]], None]
 ) -> list[Advantages]:
     """Advantages of each microbatch from the user's function, which is called once for the rank's sequences."""
-    data = _rollout_data(batches, config)
+    data, sizes = _rollout_data(batches, config)
     function(config.hook_args, data)
     expected = data["response_lengths"]
     for name in ("advantages", "returns"):
@@ -30,7 +30,6 @@ def custom_advantages(
                 f"allowed: {expected}, one tensor for each sequence with one value for each response token.",
                 next_step="Correct the function.",
             )
-    sizes = [len(batch.loss_mask) for batch in batches]
     advantages, returns = (
         pieces(torch.cat([torch.as_tensor(item, dtype=torch.float32) for item in data[name]]), sizes)
         for name in ("advantages", "returns")
@@ -38,12 +37,14 @@ def custom_advantages(
     return [Advantages(*pair) for pair in zip(advantages, returns, strict=True)]
 
 
-def _rollout_data(batches: Sequence[PackedMicrobatch], config: ObjectiveConfig) -> dict[str, Any]:
-    """What a custom function reads and writes: lists with one entry per sequence."""
+def _rollout_data(batches: Iterable[PackedMicrobatch], config: ObjectiveConfig) -> tuple[dict[str, Any], list[int]]:
+    """What a custom function reads and writes, lists with one entry per sequence; response tokens per microbatch."""
+    sizes = []
     per_token: dict[str, list[torch.Tensor]] = {"loss_masks": [], "rollout_log_probs": [], "kl": []}
     data: dict[str, Any] = {"tokens": [], "response_lengths": [], "total_lengths": [], "rewards": []}
     data["sample_indices"] = []
     for batch in batches:
+        sizes.append(len(batch.loss_mask))
         lengths = lengths_of(batch).tolist()
         totals = torch.tensor(batch.cu_seqlens, dtype=torch.int64).diff().tolist()
         data["response_lengths"] += lengths
@@ -63,4 +64,4 @@ def _rollout_data(batches: Sequence[PackedMicrobatch], config: ObjectiveConfig) 
         for name, values in optional.items():
             if values is not None:
                 per_token.setdefault(name, []).extend(pieces(torch.tensor(values), lengths))
-    return {**data, **per_token}
+    return {**data, **per_token}, sizes

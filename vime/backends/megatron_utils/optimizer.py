@@ -41,9 +41,7 @@ class Learner:
         return list(self.optimizer.chained_optimizers)
 
 
-def build_learner(
-    model: Sequence[torch.nn.Module], args: argparse.Namespace, config: TransformerConfig
-) -> Learner:
+def build_learner(model: Sequence[torch.nn.Module], args: argparse.Namespace, config: TransformerConfig) -> Learner:
     """Wrap the chunks of a model for data parallelism; give them an optimizer and a schedule that counts rollouts."""
     chunks = [
         DistributedDataParallel(config, get_megatron_ddp_config(args), chunk, disable_bucketing=number > 0)

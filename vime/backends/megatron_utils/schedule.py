@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
 from vime.backends.megatron_utils.parallel import context_share, sum_over_context
 from vime.backends.megatron_utils.recorded import check_recorded
 from vime.data.batch import PackedMicrobatch
+from vime.data.lazy import token_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +69,8 @@ class ForwardPass:
     def run(self, microbatches: Sequence[PackedMicrobatch], step_loss: StepLoss) -> None:
         """Forward and backward through all microbatches; gradients are summed over data-parallel ranks.
 
-        Raises `TrainerError` when score centering lacks what the sampler should have recorded.
+        Raises `TrainerError` at the microbatch that lacks what score centering needs of the sampler.
         """
-        if self._rule is not None:
-            for packed in microbatches:
-                check_recorded(packed)
 
         def step(data: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Any, Any]:
             microbatch = next(data)
@@ -83,7 +82,8 @@ class ForwardPass:
 
             return self._call(model, _HeadCall(microbatch=microbatch, with_entropy=True, rule=self._rule)), loss
 
-        self._schedule(step, microbatches, forward_only=False)
+        checks = [] if self._rule is None else [check_recorded]
+        self._schedule(step, microbatches, checks, forward_only=False)
 
     def log_probs(
         self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True
@@ -93,9 +93,12 @@ class ForwardPass:
         `replay_nucleus` keeps to the recorded nucleus where there is one; else they are over the whole vocabulary.
         """
         results: list[torch.Tensor] = []
+        response_counts: list[int] = []
 
         def step(data: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Any, Any]:
             microbatch = next(data)
+            if model is self._chunks[0]:
+                response_counts.append(len(microbatch.own))
 
             def collect(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
                 whole = terms.log_prob.new_zeros(len(microbatch.own))
@@ -108,32 +111,42 @@ class ForwardPass:
 
         with torch.no_grad():
             self._schedule(step, microbatches, forward_only=True)
-        return [array.cpu().numpy() for array in self._from_last_stage(results, microbatches)]
+        return [array.cpu().numpy() for array in self._from_last_stage(results, response_counts)]
 
-    def _from_last_stage(
-        self, results: list[torch.Tensor], microbatches: Sequence[PackedMicrobatch]
-    ) -> list[torch.Tensor]:
+    def _from_last_stage(self, results: list[torch.Tensor], response_counts: Sequence[int]) -> list[torch.Tensor]:
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() == 1:
             return results
         if not results:
-            results = [torch.empty(len(batch.loss_mask), device=self.device) for batch in microbatches]
+            results = [torch.empty(count, device=self.device) for count in response_counts]
         for result in results:
             dist.broadcast(result, src=dist.get_global_rank(group, group.size() - 1), group=group)
         return results
 
-    def _schedule(self, step: Any, microbatches: Sequence[PackedMicrobatch], *, forward_only: bool) -> None:
-        longest = max(batch.num_tokens for batch in microbatches)
-        feeds = [
-            (to_tensors(batch, self.device, self._share, self._multiple) for batch in microbatches)
-            for _ in self._chunks
-        ]
+    def _schedule(
+        self,
+        step: Any,
+        microbatches: Sequence[PackedMicrobatch],
+        checks: Sequence[Callable[[PackedMicrobatch], None]] = (),
+        *,
+        forward_only: bool,
+    ) -> None:
+        """Ask for each microbatch once, in order; hold one at a time, or those between the first and last chunk."""
+
+        def read() -> Iterator[MicrobatchTensors]:
+            for packed in microbatches:
+                for check in checks:
+                    check(packed)
+                yield to_tensors(packed, self.device, self._share, self._multiple)
+
+        feeds = list(itertools.tee(read(), len(self._chunks)))
+
         get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=feeds if len(feeds) > 1 else feeds[0],
             model=self._chunks,
             num_microbatches=len(microbatches),
-            seq_length=longest,
+            seq_length=max(token_counts(microbatches)),
             micro_batch_size=1,
             forward_only=forward_only,
         )

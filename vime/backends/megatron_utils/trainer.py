@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.data.batch import PackedMicrobatch, StepTotals
+from vime.data.lazy import PreparedMicrobatches
 from vime.errors import SettingsError, TrainerError
 
 prepare_megatron()
@@ -80,18 +80,19 @@ class MegatronTrainer:
         hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
         self._learner.optimizer.reload_model_params()
 
-    def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> list[list[PackedMicrobatch]]:
+    def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
         """This rank's microbatches of a rollout batch, step by step, with all that its objective needs of them.
 
         Call it before the first step: old log-probabilities are those of the weights at this moment. Adds
         `old_log_probs` where the ratio is taken against them, and `token_advantages` where the estimator needs them.
+        Lazy microbatches stay lazy: they are read one after the other, and only what is added is kept. Where nothing
+        is added, nothing is read.
         """
         self._use_threads()
         objective = self._config.objective
-        prepared = [list(step) for step in steps]
+        prepared = steps
         if objective.recomputes_old_log_probs(len(steps)):
-            found = iter(self.log_probs([batch for step in prepared for batch in step]))
-            prepared = [[dataclasses.replace(batch, old_log_probs=next(found)) for batch in step] for step in prepared]
+            prepared = [self._with_old_log_probs(step) for step in prepared]
         if objective.has_token_advantages:
             prepared = with_token_advantages(prepared, objective, self._sum_over_replicas)
         return prepared
@@ -119,7 +120,7 @@ class MegatronTrainer:
             chunk.zero_grad_buffer()
         learner.optimizer.zero_grad()
         self._forward.run(microbatches, step_loss)
-        self._check_finite(step_loss, microbatches)
+        self._check_finite(step_loss)
         lr = learner.learning_rate
         succeeded, grad_norm, _ = learner.optimizer.step()
         if not succeeded:
@@ -186,6 +187,9 @@ class MegatronTrainer:
                 next_step="Use another form of parallelism, or one of the built-in functions.",
             )
 
+    def _with_old_log_probs(self, step: Sequence[PackedMicrobatch]) -> PreparedMicrobatches:
+        return PreparedMicrobatches(step, [{"old_log_probs": values} for values in self.log_probs(step)])
+
     def _use_threads(self) -> None:
         if self._config.num_threads is not None:  # a setting of the calling thread, not of the process
             torch.set_num_threads(self._config.num_threads)
@@ -199,7 +203,7 @@ class MegatronTrainer:
                 next_step="Plan the batch again for this number of ranks.",
             )
 
-    def _check_finite(self, step_loss: StepLoss, microbatches: Sequence[PackedMicrobatch]) -> None:
+    def _check_finite(self, step_loss: StepLoss) -> None:
         """Raise on all ranks when a loss or a gradient is NaN or infinite on any of them."""
         chunks = self._learner.chunks
         buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
@@ -219,8 +223,8 @@ class MegatronTrainer:
         what = "loss"
         if not suspects:
             what = "gradient"
-            mine = [int(index) for batch in microbatches for index in batch.sample_indices]
-            suspects = dict(enumerate(self._on_all_ranks(mine)))
+            mine = [index for samples in step_loss.sample_indices for index in samples]
+            suspects = {rank: samples for rank, samples in enumerate(self._on_all_ranks(mine)) if samples}
         where = "; ".join(f"rank {rank}: samples {_listed(items)}" for rank, items in suspects.items())
         raise TrainerError(
             f"{what} is not finite ({where}); no weight was changed.",

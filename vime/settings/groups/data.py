@@ -18,6 +18,12 @@ class DataSettings:
         "Prompts: a .jsonl or .parquet file or fsspec URL, `path@[start:end]` for some of its rows.",
         common=True,
     )
+    bad_prompt_records: str = flag(
+        "stop",
+        "A malformed record of --prompt-data stops the run at its start, or is skipped: counted, and written to "
+        "bad_prompts.jsonl in --save.",
+        choices=("stop", "skip"),
+    )
     data_source_path: str | None = flag(
         None, "Import path of your data source class, in place of vime's own.", check=dotted_path
     )

@@ -30,14 +30,41 @@ class QueueSettings:
         check=above(0),
     )  # fmt: skip
     rollout_queue_segment_mib: int | None = flag(
-        None, "Size of one segment file in MiB; straw's own when left out.", check=at_least(1)
+        None, "Size of one segment file in MiB; straw's own (1 GiB) when left out.", check=at_least(1)
+    )
+    rollout_queue_keep_commits: int = flag(
+        2,
+        "With --rollout-queue-online-gc: newest commits whose samples are kept, so that a resume from one trains all "
+        "of them; groups that an older commit misses count as dropped.",
+        check=at_least(1),
+    )
+    rollout_disk_reserve_gib: float = flag(
+        1.0,
+        "Free space under the queue, in GiB, below which production pauses until there is more; 0 for none.",
+        check=at_least(0),
     )
     rollout_queue_max_groups: int | None = flag(
         None,
         "Most groups generated but not trained, in-flight ones included; twice the rollout batch when left out.",
         check=at_least(1),
     )
+    max_staleness: int | None = flag(
+        None,
+        "Most policy versions that a sample may be older than the weights it trains; production is paced, nothing is "
+        "dropped. No bound when left out.",
+        check=at_least(0),
+    )
+    rollout_queue_sc_dtype: str = flag(
+        "float16",
+        "Stored type of the log-probabilities of score centering's candidates.",
+        choices=("float16", "float32"),
+    )
     rollout_io_concurrency: int = flag(4, "Reads and writes of samples at once in one process.", check=at_least(1))
     rollout_session_id: str | None = flag(
         None, "Identity under which engines are kept for a restarted job; derived from the run when left out."
     )
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether groups and their payloads end with the processes of the run."""
+        return self.rollout_data_transport != "straw"

@@ -68,13 +68,15 @@ class RolloutSettings:
         check=dotted_path,
         common=True,
     )
-    group_rm: bool = flag(False, "Call the reward once for a whole group.")
+    group_rm: bool = flag(
+        False, "Call your reward once for a whole group: `async def f(args, samples) -> list` of one for each."
+    )
     reward_key: str | None = flag(None, "Key of the reward to train on, when the reward is a dict.")
     rm_url: str | None = flag(None, "Address that --rm-type remote_rm posts samples to.")
     reward_timeout: float = flag(600.0, "Seconds after which a reward call counts as failed.", check=above(0))
     rollout_max_attempts: int = flag(3, "Failed generations of one group before it is set aside.", check=at_least(1))
     rollout_max_failed_fraction: float = flag(
-        0.2, "The run stops when a larger fraction of the groups was set aside.", check=between(0, 1)
+        0.2, "The run stops when a larger fraction of the groups (and at least 8) was set aside.", check=between(0, 1)
     )
     use_distributed_post: bool = flag(False, "Send generation requests from a process on each node.")
     http_proxy: str | None = flag(None, "Proxy for requests to rewards outside the cluster.")

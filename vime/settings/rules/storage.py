@@ -15,6 +15,7 @@ def queue_settings_have_a_queue(settings: Settings) -> Iterator[Problem]:
     if queue.rollout_data_transport == "straw":
         return
     given = {
+        "--rollout-data-dir": queue.rollout_data_dir is not None,
         "--rollout-queue-online-gc": queue.rollout_queue_online_gc,
         "--rollout-queue-segment-mib": queue.rollout_queue_segment_mib is not None,
         "--rollout-storage-profile": queue.rollout_storage_profile != "local",

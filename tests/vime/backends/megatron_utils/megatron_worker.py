@@ -21,6 +21,7 @@ from tiny_batches import make_sequences, pack, totals
 from tiny_recorded import pack_recorded
 
 from tests.support.tiny_models import build_tiny_qwen3
+from tests.support.watched_batches import WatchedBatches
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
@@ -141,7 +142,9 @@ def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
 
             def run(batch: PackedMicrobatch, trainer: MegatronTrainer = trainer) -> torch.Tensor:
                 batch = to_tensors(batch, torch.device("cpu"))
-                return trainer._learner.chunks[0](batch.tokens, batch.position_ids, None, packed_seq_params=batch.packed)[0]
+                return trainer._learner.chunks[0](
+                    batch.tokens, batch.position_ids, None, packed_seq_params=batch.packed
+                )[0]
 
             packed = run(pack(sequences, range(8)))
             separate = torch.cat([run(pack(sequences, [member])) for member in range(8)])
@@ -377,12 +380,23 @@ OBJECTIVES = {
 }
 
 
-def prepared_steps(trainer: MegatronTrainer, split: Sequence[Sequence[Sequence[int]]]) -> list[dict[str, float]]:
-    """A rollout batch of three steps, prepared as a whole."""
+def prepared_steps(
+    trainer: MegatronTrainer, split: Sequence[Sequence[Sequence[int]]]
+) -> tuple[list[dict[str, float]], dict[str, int]]:
+    """A rollout batch of three lazy steps, prepared as a whole; its metrics, and how it was read."""
     batches = [make_sequences(seed) for seed in range(3)]
-    mine = [[pack(sequences, members) for members in split[trainer.data_parallel_rank]] for sequences in batches]
+    mine = [
+        WatchedBatches([pack(sequences, members) for members in split[trainer.data_parallel_rank]])
+        for sequences in batches
+    ]
     steps = trainer.prepare(mine)
-    return [trainer.train_step(step, totals(sequences)) for step, sequences in zip(steps, batches, strict=True)]
+    reads = {
+        "prepare": sum(step.num_reads for step in mine),
+        "prepare_narrow": sum(step.num_narrow_reads for step in mine),
+    }
+    metrics = [trainer.train_step(step, totals(sequences)) for step, sequences in zip(steps, batches, strict=True)]
+    reads["train"] = sum(step.num_reads for step in mine) - reads["prepare"]
+    return metrics, {**reads, "most_held": max(step.most_held for step in mine)}
 
 
 def objectives(world: World) -> dict[str, dict[str, Any]]:
@@ -390,17 +404,18 @@ def objectives(world: World) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, config in OBJECTIVES.items():
         with world.trainer(objective=config) as trainer:
-            metrics, weights = prepared_steps(trainer, TWO_RANKS), weights_of(trainer)
+            (metrics, reads), weights = prepared_steps(trainer, TWO_RANKS), weights_of(trainer)
         if world.rank != 0:
             world.started += 1
             continue
         with world.trainer(objective=config, size=1) as trainer:
-            single_metrics, single_weights = prepared_steps(trainer, ONE_RANK), weights_of(trainer)
+            (single_metrics, _), single_weights = prepared_steps(trainer, ONE_RANK), weights_of(trainer)
         found[name] = {
             "weights": largest_difference(weights, single_weights),
             "metrics": metric_difference(metrics, single_metrics),
             "moved": largest_difference(weights, load_file(world.checkpoint("tied") / "model.safetensors")),
             "reported": metrics,
+            "reads": reads,
         }
     return found
 

@@ -135,6 +135,20 @@ def test_every_objective_trains_alike_on_two_ranks_and_on_one(two_ranks: dict[st
     assert found["metrics"] < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("objective", "passes", "narrow_passes"), [("own_weighting", 0, 0), ("sequence_ratio", 1, 0), ("whitened", 0, 2)]
+)
+def test_preparing_reads_lazy_steps_as_often_as_the_objective_needs_and_keeps_none(
+    two_ranks: dict[str, Any], objective: str, passes: int, narrow_passes: int
+) -> None:
+    found = two_ranks["objectives"][objective]["reads"]
+    microbatches = 6
+    assert found["prepare"] == passes * microbatches
+    assert found["prepare_narrow"] == narrow_passes * microbatches
+    assert found["train"] == microbatches
+    assert found["most_held"] <= 2
+
+
 def test_the_old_policy_is_that_before_the_first_step_of_the_batch(two_ranks: dict[str, Any]) -> None:
     first, second, third = two_ranks["objectives"]["sequence_ratio"]["reported"]
     assert abs(first["ppo_kl"]) < 1e-6

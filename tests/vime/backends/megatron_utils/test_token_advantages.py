@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from tests.reference.dense_advantages import discounted_returns, gae, whitened
+from tests.support.watched_batches import WatchedBatches
 from vime.algorithms.kl import KlKind
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.ragged import on_one_rank
 from vime.backends.megatron_utils.advantages import with_token_advantages
 from vime.data.batch import PackedMicrobatch
+from vime.data.lazy import token_counts
 from vime.errors import TrainerError
 
 
@@ -224,3 +226,32 @@ def test_old_log_probabilities_are_computed_only_where_the_step_cannot_reuse_its
 )
 def test_group_relative_advantages_come_with_the_plan(options: dict[str, Any], needed: bool) -> None:
     assert ObjectiveConfig(**options).has_token_advantages is needed
+
+
+CONFIGS = [
+    ObjectiveConfig(estimator=Estimator.REINFORCE_PLUS_PLUS, kl_coef=0.5, normalize_advantages=True, opd_kl_coef=0.1),
+    ObjectiveConfig(custom_advantages=lambda _, data: data.update(own(data)), normalize_advantages=True),
+    ObjectiveConfig(custom_advantages=lambda _, data: data.update(own(data)), opd_kl_coef=0.1),
+]
+
+
+def own(data: dict[str, Any]) -> dict[str, Any]:
+    values = [r * torch.arange(n) for r, n in zip(data["rewards"], data["response_lengths"], strict=True)]
+    return {"advantages": values, "returns": values}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_microbatches_are_read_without_candidates_and_one_after_the_other(config: ObjectiveConfig) -> None:
+    batches = [microbatch(seed, (3, 2)) for seed in range(8)]
+    watched = WatchedBatches(batches)
+    (prepared,) = with_token_advantages([watched], config, on_one_rank)
+    assert watched.num_reads == 0
+    assert watched.narrow is not None
+    assert watched.narrow.most_held <= 2
+    assert list(token_counts(prepared)) == watched.token_counts
+    (expected,) = with_token_advantages([batches], config, on_one_rank)
+    for found, wanted in zip(prepared, expected, strict=True):
+        assert np.array_equal(found.token_advantages, wanted.token_advantages)
+        assert np.array_equal(found.token_returns, wanted.token_returns)
+        assert np.array_equal(found.tokens, wanted.tokens)
+    assert watched.num_reads == len(batches)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.backends.vllm_utils.server import EngineServer
 from vime.backends.vllm_utils.startup_log import IMPORTING, last_lines, startup_phase
-from vime.backends.vllm_utils.supervisor import descendants
+from vime.backends.vllm_utils.supervisor import descendants, mapped_segments
 from vime.backends.vllm_utils.weight_folder import read_weight_folder, weight_names
 from vime.errors import EngineStartError
 
@@ -142,7 +141,6 @@ class Launched:
     address: str
     first: Path
     second: Weights
-    segments_before: set[str]
 
 
 @pytest.fixture(scope="module")
@@ -151,12 +149,11 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     folder = tmp_path_factory.mktemp("launched")
     mixture_of_experts(folder / "first", 0)
     second = mixture_of_experts(folder / "second", 1)
-    before = set(os.listdir("/dev/shm"))
     argv = [sys.executable, "-c", LAUNCHER, str(folder / "first"), str(folder / "engine.log")]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield Launched(process, process.stdout.readline().strip(), folder / "first", second, before)
+        yield Launched(process, process.stdout.readline().strip(), folder / "first", second)
     finally:
         process.kill()
         process.wait()
@@ -183,10 +180,12 @@ async def test_experts_compute_with_the_published_weights(launched: Launched) ->
 def test_a_killed_launcher_leaves_no_process_and_no_shared_memory(launched: Launched) -> None:
     processes = descendants(launched.process.pid)
     assert len(processes) >= 3
+    segments = mapped_segments(processes)
+    assert segments
     launched.process.kill()
     launched.process.wait()
     deadline = time.monotonic() + 15
     while any(Path(f"/proc/{pid}").exists() for pid in processes) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
-    assert set(os.listdir("/dev/shm")) <= launched.segments_before
+    assert not [path for path in segments if Path(path).exists()]

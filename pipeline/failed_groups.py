@@ -1,0 +1,84 @@
+"""Failing samples of a producer: set aside as dead letters, and counted by reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.messages import Work
+from storage.columns import EncodedGroup, encode_group
+from storage.dead_letters import DeadLetterBox
+from storage.refs import GroupRef, lease_from_bytes
+from vime.errors import EngineError, FailedSampleError
+from vime.utils.types import Sample
+
+UNEXPECTED = "unexpected_error"
+"""Reason of what neither vime nor a hook raised on purpose; the letter's trace says where."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error, and the samples that it is about: one, or all of a group where it is of no single one."""
+
+    samples: Sequence[Sample]
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """The word that it is counted under."""
+        if isinstance(self.error, FailedSampleError):
+            return self.error.reason
+        return "engine" if isinstance(self.error, EngineError) else UNEXPECTED
+
+
+def most_telling(failures: Sequence[Failure]) -> Failure:
+    """The failure that a group is dropped for: an engine's comes last, since it says nothing of the sample."""
+    return next((failure for failure in failures if not isinstance(failure.error, EngineError)), failures[0])
+
+
+class PayloadStore(Protocol):
+    """What is needed of a pool."""
+
+    def publish_groups(self, items: Sequence[tuple[EncodedGroup, bytes]], *, submission_id: str) -> list[GroupRef]: ...
+
+
+class FailedGroups:
+    """Writes the letters of one producer."""
+
+    def __init__(self, box: DeadLetterBox, payloads: PayloadStore | None) -> None:
+        """Without `payloads` (a pool that keeps only what is trained) the letters hold the samples themselves."""
+        self._box, self._payloads = box, payloads
+        self.num_samples_by_reason: Counter[str] = Counter()
+        """Failed samples of every attempt, also of those that were tried again."""
+
+    async def record(self, work: Work, failures: Sequence[Failure]) -> None:
+        """Make a letter of each failure durable, and count. Raises `StorageError`."""
+        for failure in failures:
+            await asyncio.to_thread(self._record, work, failure)
+            self.num_samples_by_reason[failure.reason] += len(failure.samples)
+
+    def _record(self, work: Work, failure: Failure) -> None:
+        lease = lease_from_bytes(work.lease)
+        self._box.put(
+            failure.error,
+            reason=failure.reason,
+            group_index=work.group_index,
+            attempt=lease.generation,
+            samples=failure.samples,
+            prompt_ref=work.prompt_ref,
+            payload_ref=self._publish(work, failure, lease.attempt_id),
+        )
+
+    def _publish(self, work: Work, failure: Failure, attempt_id: str) -> GroupRef | None:
+        """The failed samples in the pool; None without one, or where they can't be encoded as they are."""
+        if self._payloads is None:
+            return None
+        try:
+            group = encode_group(failure.samples)
+        except Exception:  # the boundary to what user code left in the samples: the letter then holds them as JSON
+            return None
+        name = ",".join(str(sample.index) for sample in failure.samples)
+        return self._payloads.publish_groups([(group, work.lease)], submission_id=f"dead:{attempt_id}:{name}")[0]

@@ -1,0 +1,56 @@
+"""What a leased group starts from: its prompt, or the samples that it was returned with."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+
+from pipeline.messages import Work
+from storage.columns import decode_group
+from storage.contracts import PayloadPool
+from storage.prompt_codec import decode_prompt
+from storage.queue_types import Stage
+from vime.data.cursor import PromptTask
+from vime.utils.types import Sample
+
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+
+
+def read_start(work: Work, pool: PayloadPool, num_samples: int) -> list[Sample]:
+    """The samples of a leased group: `num_samples` fresh ones, or those that it was returned with, as they were.
+
+    Raises `CorruptDataError` or `StorageError`.
+    """
+    if work.stage is Stage.FRESH:
+        prompt = decode_prompt(pool.read_blob(work.prompt_ref))
+        return [_fresh_sample(prompt, member) for member in range(num_samples)]
+    stored = pool.read_group(work.prompt_ref)
+    return decode_group(stored.header, stored.columns)
+
+
+def is_done(sample: Sample) -> bool:
+    """Whether a sample is finished and rewarded."""
+    return sample.status in FINISHED and sample.reward is not None
+
+
+def anew(sample: Sample) -> Sample:
+    """The sample before it had a response."""
+    return Sample(
+        group_index=sample.group_index,
+        index=sample.index,
+        prompt=sample.prompt,
+        label=sample.label,
+        metadata=copy.deepcopy(sample.metadata),
+        session_id=uuid.uuid4().hex,
+    )
+
+
+def _fresh_sample(prompt: PromptTask, member: int) -> Sample:
+    return Sample(
+        group_index=prompt.group_index,
+        index=prompt.first_sample_index + member,
+        prompt=prompt.prompt,
+        label=prompt.label,
+        metadata=copy.deepcopy(prompt.metadata),
+        session_id=uuid.uuid4().hex,
+    )

@@ -1,0 +1,42 @@
+"""One session a run folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipeline.run_folder import RunFolder
+from storage.os_errors import os_error
+from vime.errors import SessionRunningError
+
+
+@contextmanager
+def session_lock(folder: RunFolder) -> Iterator[None]:
+    """One session a run folder.
+
+    Raises:
+        SessionRunningError: another one holds it.
+        StorageError: it can't be locked.
+    """
+    path = folder.session_lock
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise os_error(error, path, 0) from error
+        raise SessionRunningError(
+            f"{folder.root}: another session is running there (process {path.read_text().strip() or 'unknown'}).",
+            next_step="Wait for it, stop it, or use another --save.",
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)

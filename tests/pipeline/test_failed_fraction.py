@@ -1,0 +1,30 @@
+"""When a run stops for what was set aside."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.failed_fraction import check_failed_fraction
+from vime.errors import TooManyFailuresError
+
+RUN = Path("/runs/a")
+
+
+def test_a_small_run_goes_on_whatever_fraction_failed() -> None:
+    check_failed_fraction({"reward_none": 7}, 7, allowed=0.2, run=RUN)
+
+
+def test_the_fraction_that_is_allowed_stops_nothing() -> None:
+    check_failed_fraction({"reward_none": 8}, 40, allowed=0.2, run=RUN)
+    check_failed_fraction({"reward_none": 8}, 8, allowed=1.0, run=RUN)
+
+
+def test_more_stops_the_run_and_names_the_frequent_reasons_and_the_command_that_lists_them() -> None:
+    dropped = {"engine": 1, "reward_none": 2, "reward_timeout": 5, "sample": 1}
+    with pytest.raises(TooManyFailuresError) as caught:
+        check_failed_fraction(dropped, 40, allowed=0.2, run=RUN)
+    assert caught.value.message == (
+        "9 of 40 groups were set aside, more than --rollout-max-failed-fraction 0.2 allows. "
+        "Most frequent reasons: reward_timeout (5), reward_none (2), engine (1)."
+    )
+    assert "vime queue dead /runs/a" in caught.value.next_step

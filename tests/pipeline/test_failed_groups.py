@@ -1,0 +1,30 @@
+"""Letters of failed groups."""
+
+from pathlib import Path
+
+from pipeline.failed_groups import FailedGroups, Failure, most_telling
+from pipeline.messages import Work
+from storage.dead_letters import DeadLetterBox, read_letters
+from tests.storage.queue_helpers import new_queue, samples_of
+from vime.errors import EngineError, RewardError
+
+
+async def test_without_a_pool_that_outlives_the_run_letters_hold_the_samples(tmp_path: Path) -> None:
+    pool, queue = new_queue(tmp_path / "pool", 1)
+    with pool, queue:
+        (leased,) = queue.lease("worker", 1)
+    failed = FailedGroups(DeadLetterBox(tmp_path / "letters", "worker"), None)
+    error = RewardError("the reward is None", reason="reward_none")
+    await failed.record(Work(leased.lease, 0, leased.prompt_ref), [Failure(samples_of(0), error)])
+    ((letter,), _) = read_letters(tmp_path / "letters")
+    assert letter.payload_ref is None
+    assert letter.samples is not None
+    assert [sample["tokens"] for sample in letter.samples] == [sample.tokens for sample in samples_of(0)]
+    assert (letter.group_index, letter.attempt, letter.sample_indices) == (0, 1, [0, 1])
+    assert failed.num_samples_by_reason == {"reward_none": 2}
+
+
+def test_a_group_is_dropped_for_what_its_sample_did_rather_than_for_its_engine() -> None:
+    engine, reward = Failure([], EngineError("gone")), Failure([], RewardError("raised"))
+    assert most_telling([engine, reward]) is reward
+    assert most_telling([engine]) is engine

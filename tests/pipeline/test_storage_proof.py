@@ -1,0 +1,68 @@
+"""A run tries the file system under its queue before it touches it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import run as run_module
+from pipeline.cluster import Cluster
+from pipeline.node_clients import other_nodes
+from pipeline.progress import ProgressView
+from pipeline.run import run_training
+from pipeline.storage_proof import prove_nodes
+from storage.juicefs import declaration_of
+from tests.pipeline.preview.planned import write_job
+from tests.storage.test_juicefs import SAFE
+from vime.errors import StorageError
+from vime.settings.groups import ClusterSettings
+from vime.settings.groups.queue import QueueSettings
+from vime.settings.resolve import Resolved, resolve
+
+
+def job(folder: Path) -> Resolved:
+    """A job that declares JuiceFS as it should be."""
+    declaration = folder / "declaration.json"
+    declaration.write_text(json.dumps(declaration_of(SAFE, "text")))
+    profile = ["--rollout-storage-profile", "juicefs", "--rollout-storage-declaration", str(declaration)]
+    return resolve([*write_job(folder), *profile])
+
+
+def test_run_whose_queue_is_not_on_the_declared_mount_ends_before_it_makes_a_pool(tmp_path: Path) -> None:
+    with (
+        ProgressView() as view,
+        pytest.raises(StorageError, match=r"JuiceFS mount: .* lies on .*, not on fuse.juicefs"),
+    ):
+        run_training(job(tmp_path), view)
+    assert not (tmp_path / "run" / "rollout_data" / "pool").exists()
+
+
+async def test_nodes_are_tried_before_the_coordinator_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = job(tmp_path)
+    folder = run_module.RunFolder.of(resolved.settings)
+    tried: list[tuple[Path, QueueSettings]] = []
+
+    async def refuse(queue: Path, settings: QueueSettings) -> None:
+        tried.append((queue, settings))
+        raise StorageError("node 7 lacks it")
+
+    monkeypatch.setattr(run_module, "prove_nodes", refuse)
+    monkeypatch.setattr(run_module, "Workers", lambda *_: None)
+    nothing: Any = None
+    start = run_module.Start(run_module.RestorePlan(run_module.RestoreMode.NEW, ".", 0), "b", None, None, None)
+    session = run_module._Session(resolved.settings, folder, start, nothing, nothing, nothing)
+    with pytest.raises(StorageError, match="node 7 lacks it"):
+        await session._start_all([])
+    assert tried == [(folder.queue, resolved.settings.queue)]
+
+
+@pytest.mark.multiproc
+def test_cluster_of_this_machine_alone_has_no_other_node_to_ask(tmp_path: Path) -> None:
+    one = ClusterSettings(actor_num_gpus_per_node=1, rollout_num_gpus=1)
+    with Cluster(one, 1):
+        assert other_nodes() == []
+        asyncio.run(prove_nodes(tmp_path, QueueSettings(rollout_data_transport="straw")))
