@@ -40,6 +40,8 @@ OPTIONAL_METRIC_NAMES = (
     "sc_sampler_head_mass",
     "sc_train_head_mass",
     "sc_importance_weight",
+    "num_replayed_routes",
+    "num_routes",
 )
 """Reported beside them where the settings ask for it; a custom weighting adds its own."""
 
@@ -81,9 +83,17 @@ class StepLoss:
             sum_over_context=self.sum_over_context,
         )
         loss, metrics = objective.loss_and_metrics()
-        self.metrics.append({**metrics, "num_tokens": microbatch.loss_mask.sum().float()})
+        self.metrics.append({**metrics, **_counts(microbatch)})
         self.sample_indices.append(microbatch.sample_indices)
         return loss * self.backward_scale, {}
+
+
+def _counts(microbatch: MicrobatchTensors) -> dict[str, torch.Tensor]:
+    counts = {"num_tokens": microbatch.loss_mask.sum().float()}
+    if microbatch.routes is not None:
+        counts["num_replayed_routes"] = microbatch.mask_sums.new_tensor(microbatch.routes.num_replayed)
+        counts["num_routes"] = microbatch.mask_sums.new_tensor(microbatch.routes.num_needed)
+    return counts
 
 
 def vanilla_tis_function(

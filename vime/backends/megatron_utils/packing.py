@@ -19,6 +19,7 @@ from vime.backends.megatron_utils.context import (
 )
 from vime.backends.megatron_utils.head.types import Nucleus, TopKCandidates
 from vime.backends.megatron_utils.recorded import recorded_tensors
+from vime.backends.megatron_utils.routes import Routes, routes_of
 from vime.data.batch import PackedMicrobatch
 
 
@@ -62,6 +63,7 @@ class MicrobatchTensors:
     """[R] float32"""
     candidates: TopKCandidates | None = None
     nucleus: Nucleus | None = None
+    routes: Routes | None = None
 
 
 def to_tensors(
@@ -110,6 +112,7 @@ def to_tensors(
         teacher_log_probs=move_if_given(microbatch.teacher_log_probs),
         candidates=candidates,
         nucleus=nucleus,
+        routes=routes_of(microbatch, places, held, len(tokens)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
 from vime.backends.megatron_utils.parallel import context_share, sum_over_context
 from vime.backends.megatron_utils.recorded import check_recorded
+from vime.backends.megatron_utils.routes import RoutingReplay, check_routes
 from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
 
@@ -43,6 +45,7 @@ class _HeadCall:
     rule: WeightRule | None
     """Of score centering; None without it."""
     replay_nucleus: bool = True
+    replay_routes: bool = True
 
 
 class ForwardPass:
@@ -57,6 +60,7 @@ class ForwardPass:
     ) -> None:
         self.device = training_device()
         self._chunks = list(chunks)
+        self._replay = RoutingReplay(self._chunks, core_config) if config.replay_routes else None
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self._sequence_parallel = core_config.sequence_parallel
         self._multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
@@ -83,14 +87,17 @@ class ForwardPass:
             return self._call(model, _HeadCall(microbatch=microbatch, with_entropy=True, rule=self._rule)), loss
 
         checks = [] if self._rule is None else [check_recorded]
+        if self._replay is not None:
+            checks.append(check_routes)
         self._schedule(step, microbatches, checks, forward_only=False)
 
     def log_probs(
-        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True
+        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True, replay_routes: bool = True
     ) -> list[npt.NDArray[np.float32]]:
         """Log-probabilities [R] of each microbatch, on every rank.
 
         `replay_nucleus` keeps to the recorded nucleus where there is one; else they are over the whole vocabulary.
+        `replay_routes` keeps to recorded experts, where they are replayed at all.
         """
         results: list[torch.Tensor] = []
         response_counts: list[int] = []
@@ -106,7 +113,13 @@ class ForwardPass:
                 results.append(self._sum_over_context(whole))
                 return terms.log_prob.sum(), {}
 
-            call = _HeadCall(microbatch=microbatch, with_entropy=False, rule=None, replay_nucleus=replay_nucleus)
+            call = _HeadCall(
+                microbatch=microbatch,
+                with_entropy=False,
+                rule=None,
+                replay_nucleus=replay_nucleus,
+                replay_routes=replay_routes,
+            )
             return self._call(model, call), collect
 
         with torch.no_grad():
@@ -140,7 +153,6 @@ class ForwardPass:
                 yield to_tensors(packed, self.device, self._share, self._multiple)
 
         feeds = list(itertools.tee(read(), len(self._chunks)))
-
         get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=feeds if len(feeds) > 1 else feeds[0],
@@ -150,17 +162,23 @@ class ForwardPass:
             micro_batch_size=1,
             forward_only=forward_only,
         )
+        if self._replay is not None:
+            self._replay.clear()
 
     def _call(self, model: torch.nn.Module, call: _HeadCall) -> Any:
         microbatch = call.microbatch
-        return model(
-            microbatch.tokens,
-            microbatch.position_ids,
-            None,
-            packed_seq_params=microbatch.packed,
-            output_processor=self._to_log_probs,
-            output_processor_context=call,
-        )
+        replay: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._replay is not None:
+            replay = self._replay.forward(model, microbatch.routes if call.replay_routes else None)
+        with replay:
+            return model(
+                microbatch.tokens,
+                microbatch.position_ids,
+                None,
+                packed_seq_params=microbatch.packed,
+                output_processor=self._to_log_probs,
+                output_processor_context=call,
+            )
 
     def _to_log_probs(
         self,

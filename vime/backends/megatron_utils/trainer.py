@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from vime.backends.megatron_utils.parallel import (  # noqa: E402
 )
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
 
+logger = logging.getLogger(__name__)
+
 
 class MegatronTrainer:
     """Model, optimizer and schedule of one rank.
@@ -62,6 +65,7 @@ class MegatronTrainer:
         seed_everything(self._args)
         self._core_config = core_transformer_config_from_args(self._args)
         self._core_config.variable_seq_lengths = self._args.pipeline_model_parallel_size > 1
+        self._core_config.moe_enable_routing_replay = config.replay_routes
         self._core_config.calculate_per_token_loss = False  # both aggregations are ours; see StepLoss
         self._learner = build_learner(build_model(self._args, self._core_config), self._args, self._core_config)
         self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, config)
@@ -127,20 +131,22 @@ class MegatronTrainer:
             raise TrainerError(f"rank {dist.get_rank()}: the optimizer skipped the step on overflow.")
         learner.scheduler.step(self._args.global_batch_size)
         metrics = self._reduce(step_loss)
+        _warn_of_free_routes(metrics)
         return {**metrics, "grad_norm": float(grad_norm or 0.0), "lr": lr}
 
     def log_probs(
-        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True
+        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True, replay_routes: bool = True
     ) -> list[npt.NDArray[np.float32]]:
         """Log-probabilities of the response tokens under the current weights, one array [R] per microbatch.
 
-        Among the recorded nucleus where there is one, unless `replay_nucleus` is off.
+        Among the recorded nucleus where there is one, unless `replay_nucleus` is off; with the recorded experts where
+        the settings replay them, unless `replay_routes` is off.
         """
         self._use_threads()
         self._check_equal_counts(len(microbatches))
         for chunk in self._learner.chunks:
             chunk.eval()
-        return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus)
+        return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
@@ -255,6 +261,12 @@ class MegatronTrainer:
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, value)
         return gathered
+
+
+def _warn_of_free_routes(metrics: Mapping[str, float]) -> None:
+    replayed, needed = metrics.get("num_replayed_routes", 0.0), metrics.get("num_routes", 0.0)
+    if replayed < needed and dist.get_rank() == 0:
+        logger.warning("routes were replayed for %d of %d tokens; the others chose experts in turn", replayed, needed)
 
 
 def _listed(items: Sequence[int], most: int = 16) -> str:

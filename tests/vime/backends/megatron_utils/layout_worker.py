@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from megatron_worker import MODELS, Weights, World, largest_difference, main, metric_difference, weights_of
 from safetensors.torch import load_file
-from tiny_batches import make_sequences, totals
-from tiny_recorded import pack_recorded
+from tiny_batches import Sequence_, make_sequences, totals
+from tiny_recorded import pack_recorded, with_routes
 
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
 from vime.backends.megatron_utils.trainer import MegatronTrainer
-from vime.data.batch import PackedMicrobatch
+from vime.data.batch import PackedMicrobatch, RouteRows
 from vime.errors import VimeError
 
 SHARES = {1: [[[0, 1, 2], [3], [4, 5], [6, 7]]], 2: [[[0, 1, 2], [4]], [[3, 5], [6, 7]]]}
@@ -42,12 +43,16 @@ OBJECTIVES = {
         centers_scores=True,
     ),
 }
-OBJECTIVES["nucleus"] = OBJECTIVES["top_k"]
+OBJECTIVES["nucleus"] = OBJECTIVES["routes"] = OBJECTIVES["top_k"]
+DENSE_KINDS = ("sequence_ratio", "top_k", "nucleus")
+EXPERT_KINDS = ("sequence_ratio", "routes")
+MASKED_SAMPLE = 103
 
 TENSOR = ("--tensor-model-parallel-size", "2")
 PIPELINE = ("--pipeline-model-parallel-size", "2")
 VIRTUAL = (*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "1")
 EXPERTS = ("--expert-model-parallel-size", "2")
+RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 ZIGZAG = ("--context-parallel-size", "2")
 CONTIGUOUS = (*ZIGZAG, "--cp-comm-type", "allgather")
 
@@ -63,7 +68,10 @@ class Outcome:
 class Layout:
     argv: tuple[str, ...]
     model: str = "tied"
-    kinds: tuple[str, ...] = tuple(OBJECTIVES)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return EXPERT_KINDS if self.model == "experts" else DENSE_KINDS
 
     @property
     def optimizer(self) -> tuple[tuple[str, ...], dict[str, float]]:
@@ -71,7 +79,8 @@ class Layout:
 
     def options(self, world: World, kind: str) -> dict[str, Any]:
         checkpoint = world.checkpoint(self.model, seed=3, **MODELS[self.model])
-        return {"hf_checkpoint": checkpoint, "objective": OBJECTIVES[kind], "temperature": 0.8, **self.optimizer[1]}
+        options = {"hf_checkpoint": checkpoint, "objective": OBJECTIVES[kind], "temperature": 0.8}
+        return {**options, "replay_routes": kind == "routes", **self.optimizer[1]}
 
     def compare(self, world: World) -> dict[str, dict[str, float]]:
         found = {}
@@ -101,15 +110,19 @@ _ALONE: dict[tuple[str, tuple[str, ...], str], Outcome] = {}
 def batches_of(trainer: MegatronTrainer, kind: str, seed: int) -> list[PackedMicrobatch]:
     sequences = make_sequences(seed)
     members = SHARES[trainer.data_parallel_size][trainer.data_parallel_rank]
-    recorded = "nucleus" if kind == "nucleus" else "top_k"
-    return [pack_recorded(recorded, sequences, each) for each in members]
+    return [pack_kind(kind, sequences, each) for each in members]
+
+
+def pack_kind(kind: str, sequences: Sequence[Sequence_], members: Sequence[int]) -> PackedMicrobatch:
+    packed = pack_recorded("nucleus" if kind == "nucleus" else "top_k", sequences, members)
+    return with_routes(packed, absent=[MASKED_SAMPLE]) if kind == "routes" else packed
 
 
 def train(trainer: MegatronTrainer, kind: str, seeds: Sequence[int] = (0, 1)) -> Outcome:
     """A rollout batch of one step for each seed, prepared as a whole, and log-probabilities after it."""
     steps = trainer.prepare([batches_of(trainer, kind, seed) for seed in seeds])
     metrics = [trainer.train_step(step, totals(make_sequences(seed))) for step, seed in zip(steps, seeds, strict=True)]
-    probe = [pack_recorded("nucleus", make_sequences(7), [member]) for member in range(8)]
+    probe = [pack_kind(kind, make_sequences(7), [member]) for member in range(8)]
     return Outcome(metrics, weights_of(trainer), trainer.log_probs(probe))
 
 
@@ -121,6 +134,7 @@ def distances(split: Outcome, alone: Outcome, start: Weights) -> dict[str, float
         "metrics": metric_difference(split.metrics, alone.metrics),
         "log_probs": max(float(np.abs(one - other).max()) for one, other in log_probs),
         "moved": largest_difference(alone.weights, start),
+        "replayed": alone.metrics[0].get("num_replayed_routes", 0.0),
     }
 
 
@@ -138,7 +152,9 @@ LAYOUTS = {
     "distributed": Layout(("--use-distributed-optimizer",)),
     "experts": Layout(EXPERTS, "experts"),
     "experts_tensor": Layout(TENSOR, "experts"),
+    "experts_recompute": Layout((*TENSOR, *RECOMPUTE), "experts"),
     "experts_zigzag": Layout(ZIGZAG, "experts"),
+    "experts_contiguous": Layout(CONTIGUOUS, "experts"),
     "experts_pipeline": Layout(PIPELINE, "experts"),
     "experts_distributed": Layout((*EXPERTS, "--use-distributed-optimizer"), "experts"),
     "tensor_data_distributed": Layout((*TENSOR, "--sequence-parallel", "--use-distributed-optimizer")),
@@ -149,6 +165,40 @@ LAYOUTS = {
     "experts_zigzag_data": Layout((*EXPERTS, *ZIGZAG), "experts"),
     "experts_pipeline_data": Layout((*EXPERTS, *PIPELINE), "experts"),
 }
+
+
+def replayed_routes(world: World) -> dict[str, Any]:
+    """The experts that the Hugging Face model chooses, replayed, and others in their place."""
+    from transformers import AutoModelForCausalLM
+
+    checkpoint = world.checkpoint("experts", seed=3, **MODELS["experts"])
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    sequences = make_sequences(0)
+    packed = pack_kind("top_k", sequences, range(8))
+    chosen = []
+    with torch.no_grad():
+        for item in sequences:
+            tokens = torch.tensor(item.tokens[None].astype(np.int64))
+            layers = model(tokens, output_router_logits=True).router_logits
+            chosen.append(torch.stack([logits.topk(2).indices for logits in layers], 1)[:-1].numpy().astype(np.uint8))
+    own = RouteRows(np.concatenate(chosen), (0, 1), np.ones(8, bool))
+    said = ""
+    with world.trainer(hf_checkpoint=checkpoint, replay_routes=True) as trainer:
+        free = trainer.log_probs([packed])[0]
+        same = trainer.log_probs([dataclasses.replace(packed, routes=own)])[0]
+        others = dataclasses.replace(packed, routes=dataclasses.replace(own, ids=(own.ids + 1) % 8))
+        other = trainer.log_probs([others])[0]
+        ignored = trainer.log_probs([others], replay_routes=False)[0]
+        try:
+            trainer.train_step([with_routes(packed, absent=[102])], totals(sequences))
+        except VimeError as error:
+            said = f"{type(error).__name__}: {error}"
+    return {
+        "same": float(np.abs(same - free).max()),
+        "other": float(np.abs(other - free).max()),
+        "ignored": float(np.abs(ignored - free).max()),
+        "said": said,
+    }
 
 
 DISTRIBUTED = ("--use-distributed-optimizer",)
@@ -238,6 +288,7 @@ SCENARIOS: dict[str, Callable[[World], Any]] = {
     **{name: functools.partial(Layout.compare, layout) for name, layout in LAYOUTS.items()},
     **{name: functools.partial(Chain.compare, chain) for name, chain in CHAINS.items()},
     "refused_layouts": refused_layouts,
+    "replayed_routes": replayed_routes,
 }
 
 if __name__ == "__main__":
