@@ -90,9 +90,13 @@ def _is_gathered_here(rule: WeightRule) -> bool:
 
 def _tensor_group(rule: WeightRule) -> dist.ProcessGroup:
     """The ranks that share a parameter."""
-    if rule.expert is not None:
-        return parallel_state.get_expert_tensor_parallel_group()
-    return parallel_state.get_tensor_model_parallel_group()
+    get = (
+        parallel_state.get_tensor_model_parallel_group
+        if rule.expert is None
+        else parallel_state.get_expert_tensor_parallel_group
+    )
+    group: dist.ProcessGroup = get()
+    return group
 
 
 def _gather(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -93,9 +94,10 @@ def sum_over_context() -> Reduce:
     if group.size() == 1:
         return on_one_rank
 
+    apply: Callable[..., torch.Tensor] = _SumOverGroup.apply
+
     def reduce(tensor: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = _SumOverGroup.apply(tensor, group)
-        return total
+        return apply(tensor, group)
 
     return reduce
 

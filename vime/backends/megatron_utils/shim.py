@@ -235,7 +235,7 @@ def _exchange_uneven_parts_padded() -> None:
         if sizes is None or group.size() == 1:
             return reduce_scatter(whole, group, sizes, in_global_buffer)
         rows = max(1, *sizes)
-        parts = torch.cat([padded(part, rows) for part in whole.split(sizes)])
+        parts = torch.cat([padded(part, rows) for part in torch.split(whole, sizes)])
         return reduce_scatter(parts, group)[: sizes[group.rank()]]
 
     mappings._gather_along_first_dim = gather_parts

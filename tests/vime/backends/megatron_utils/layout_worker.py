@@ -26,7 +26,11 @@ from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.data.batch import PackedMicrobatch, RouteRows
 from vime.errors import VimeError
 
-SHARES = {1: [[[0, 1, 2], [3], [4, 5], [6, 7]]], 2: [[[0, 1, 2], [4]], [[3, 5], [6, 7]]]}
+SHARES = {
+    1: [[[0, 1, 2], [3], [4, 5], [6, 7]]],
+    2: [[[0, 1, 2], [4]], [[3, 5], [6, 7]]],
+    4: [[[0, 1]], [[2]], [[3, 5]], [[4, 6, 7]]],
+}
 """By data-parallel size: microbatches of each rank, as positions in the batch."""
 
 DESCENT: tuple[tuple[str, ...], dict[str, float]] = (("--optimizer", "sgd", "--sgd-momentum", "0"), {"lr": 1.0})
@@ -153,6 +157,7 @@ LAYOUTS = {
     "experts": Layout(EXPERTS, "experts"),
     "experts_tensor": Layout(TENSOR, "experts"),
     "experts_recompute": Layout((*TENSOR, *RECOMPUTE), "experts"),
+    "experts_pipeline_recompute": Layout((*PIPELINE, *RECOMPUTE), "experts"),
     "experts_zigzag": Layout(ZIGZAG, "experts"),
     "experts_contiguous": Layout(CONTIGUOUS, "experts"),
     "experts_pipeline": Layout(PIPELINE, "experts"),
@@ -268,6 +273,21 @@ CHAINS = {
 }
 
 
+def other_expert_layout(world: World) -> dict[str, str]:
+    """What is said when experts that were spread over ranks are resumed where each rank has all of them."""
+    options: dict[str, Any] = {"hf_checkpoint": world.checkpoint("experts", seed=3, **MODELS["experts"]), "load": False}
+    directory = world.folder / "spread_experts"
+    with world.trainer(*EXPERTS, **options) as trainer:
+        trainer.save(directory, 1)
+    said = ""
+    with world.trainer(**options) as trainer:
+        try:
+            trainer.load(directory, 1)
+        except VimeError as error:
+            said = f"{type(error).__name__}: {error}"
+    return {"said": said}
+
+
 def refused_layouts(world: World) -> dict[str, str]:
     said = {}
     own = dataclasses.replace(OBJECTIVES["sequence_ratio"], weighting=lambda **_: None)
@@ -287,6 +307,7 @@ def refused_layouts(world: World) -> dict[str, str]:
 SCENARIOS: dict[str, Callable[[World], Any]] = {
     **{name: functools.partial(Layout.compare, layout) for name, layout in LAYOUTS.items()},
     **{name: functools.partial(Chain.compare, chain) for name, chain in CHAINS.items()},
+    "other_expert_layout": other_expert_layout,
     "refused_layouts": refused_layouts,
     "replayed_routes": replayed_routes,
 }
