@@ -220,9 +220,9 @@ class Chain:
 
     def compare(self, world: World) -> dict[str, Any]:
         directory = world.folder / f"chain_{world.started}"
-        links = [(argv, world.size) for argv in self.links]
+        links = [((*self.everywhere, *argv), world.size) for argv in self.links]
         if self.ends_on_one_rank:
-            links.append(((), 1))
+            links.append((self.everywhere, 1))
         metrics: list[dict[str, float]] = []
         weights: Weights = {}
         for number, (argv, size) in enumerate(links):
@@ -253,7 +253,7 @@ class Chain:
     def trainer(self, world: World, number: int, argv: tuple[str, ...], size: int) -> Any:
         options: dict[str, Any] = {"lr": 0.02, "adam_eps": 0.1, "objective": OBJECTIVES["top_k"]}
         options["hf_checkpoint"] = world.checkpoint(self.model, seed=3, **MODELS[self.model])
-        return world.trainer(*self.everywhere, *argv, size=size, load=number == 0, **options)
+        return world.trainer(*argv, size=size, load=number == 0, **options)
 
     def step(self, trainer: MegatronTrainer, seed: int) -> dict[str, float]:
         return trainer.train_step(batches_of(trainer, "top_k", seed), totals(make_sequences(seed)))
@@ -266,7 +266,13 @@ CHAINS = {
     "chain_experts": Chain("experts", (ZIGZAG, TENSOR, PIPELINE, ())),
     "chain_expert_ranks": Chain(
         "experts",
-        ((), TENSOR, (*PIPELINE, *ZIGZAG), (*TENSOR, "--expert-tensor-parallel-size", "1")),
+        (
+            (),
+            TENSOR,
+            (*PIPELINE, *ZIGZAG),
+            (*TENSOR, "--expert-tensor-parallel-size", "1"),
+            ("--expert-model-parallel-size", "4"),
+        ),
         (*EXPERTS, *DISTRIBUTED),
         ends_on_one_rank=False,
     ),
