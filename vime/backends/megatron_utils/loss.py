@@ -12,6 +12,7 @@ from vime.algorithms.objective import MicrobatchObjective
 from vime.algorithms.objective_config import ObjectiveConfig
 from vime.algorithms.ragged import Reduce, on_one_rank
 from vime.algorithms.score_centering import CenteringTerms
+from vime.backends.megatron_utils.whole_responses import with_whole_responses
 from vime.data.batch import StepTotals
 
 if TYPE_CHECKING:  # it loads Megatron, which users of the importance weights don't need
@@ -74,7 +75,7 @@ class StepLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return (loss for the schedule, nothing to report through it) for log-probs and entropies [R]."""
         objective = MicrobatchObjective(
-            self.config,
+            with_whole_responses(self.config, microbatch, self.sum_over_context),
             self.totals,
             microbatch,
             log_probs,

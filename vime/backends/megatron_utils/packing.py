@@ -44,6 +44,8 @@ class MicrobatchTensors:
     """[S] int64, prompt and response on all ranks"""
     response_lengths: torch.Tensor
     """[S] int64, sums to R"""
+    whole_response_lengths: torch.Tensor
+    """[S] int64, on all ranks"""
     own: torch.Tensor
     """[response tokens of the whole microbatch] bool, which are among the R"""
     loss_mask: torch.Tensor
@@ -101,6 +103,7 @@ def to_tensors(
         targets=move(microbatch.tokens[predictors[own] + 1], torch.int64),
         total_lengths=move(np.diff(microbatch.cu_seqlens), torch.int64),
         response_lengths=move(np.bincount(sequence[own], minlength=len(lengths)), torch.int64),
+        whole_response_lengths=move(lengths, torch.int64),
         own=move(own, torch.bool),
         loss_mask=move(microbatch.loss_mask[own], torch.bool),
         sampler_log_probs=move_own(microbatch.sampler_log_probs),

@@ -19,7 +19,7 @@ from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import PreparedMicrobatches
-from vime.errors import SettingsError, TrainerError
+from vime.errors import TrainerError
 
 prepare_megatron()
 
@@ -60,7 +60,6 @@ class MegatronTrainer:
         self._hf_checkpoint = Path(config.hf_checkpoint)
         self._hf_config = read_hf_config(self._hf_checkpoint)
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
-        self._refuse_hooks_on_parts()
         start_parallel(self._args, init_method, config.timeout_s)
         seed_everything(self._args)
         self._core_config = core_transformer_config_from_args(self._args)
@@ -178,20 +177,6 @@ class MegatronTrainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _refuse_hooks_on_parts(self) -> None:
-        """The user's functions expect whole responses, which no rank of context parallelism has."""
-        objective, size = self._config.objective, self._args.context_parallel_size
-        hooks = {
-            "--custom-tis-function-path": objective.weighting,
-            "--custom-pg-loss-reducer-function-path": objective.reducer,
-        }
-        given = [flag for flag, function in hooks.items() if function is not None]
-        if size > 1 and given:
-            raise SettingsError(
-                f"{given[0]} with --context-parallel-size {size}, allowed with it: 1.",
-                next_step="Use another form of parallelism, or one of the built-in functions.",
-            )
 
     def _with_old_log_probs(self, step: Sequence[PackedMicrobatch]) -> PreparedMicrobatches:
         return PreparedMicrobatches(step, [{"old_log_probs": values} for values in self.log_probs(step)])

@@ -100,3 +100,27 @@ def test_attention_of_the_parts_is_dense_causal_attention(layout: ContextLayout,
         mine = positions_of_rank(boundaries, share)
         found = bucketed_attention(query[mine], key, value, query_runs(boundaries, share), 0.3)
         torch.testing.assert_close(found, expected[mine], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("layout", ContextLayout)
+def test_flash_kernel_gives_each_run_all_that_is_before_it(layout: ContextLayout) -> None:
+    prepare_megatron()
+    from vime.backends.megatron_utils.attention import bucketed_attention, flash_attention
+
+    boundaries = padded_boundaries([50, 1, 170, 90, 300], ContextShare(0, 2, layout))
+    total = int(boundaries[-1])
+    query = torch.randn(total, 4, 64, device="cuda", dtype=torch.bfloat16)
+    key, value = (torch.randn(total, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    for rank in range(2):
+        share = ContextShare(rank, 2, layout)
+        mine, runs = query[positions_of_rank(boundaries, share)], query_runs(boundaries, share)
+        found = flash_attention(mine, key, value, runs, 0.2)
+        expected = bucketed_attention(mine.float(), key.float(), value.float(), runs, 0.2)
+        torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
+        weight = torch.randn_like(expected)
+        gradients = torch.autograd.grad((found.float() * weight).sum(), (key, value))
+        wanted = torch.autograd.grad((expected * weight).sum(), (key, value))
+        for gradient, reference in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(gradient.float(), reference.float(), rtol=0.05, atol=0.05)
