@@ -427,7 +427,15 @@ def recorded_step(trainer: MegatronTrainer, kind: str, split: Sequence[Sequence[
     return trainer.train_step(mine, totals(sequences))
 
 
-def centered_scores(world: World) -> dict[str, dict[str, Any]]:
+def centered_top_k(world: World) -> dict[str, dict[str, Any]]:
+    return centered_scores(world, "top_k")
+
+
+def centered_nucleus(world: World) -> dict[str, dict[str, Any]]:
+    return centered_scores(world, "nucleus")
+
+
+def centered_scores(world: World, kind: str) -> dict[str, dict[str, Any]]:
     """Score centering on two ranks, by data and by tensor, and on one."""
     objective = ObjectiveConfig(
         policy=PolicyLossSettings(PolicyObjective.REINFORCE),
@@ -436,25 +444,23 @@ def centered_scores(world: World) -> dict[str, dict[str, Any]]:
     )
     descent = ("--optimizer", "sgd", "--sgd-momentum", "0")
     options: dict[str, Any] = {"objective": objective, "lr": 0.1, "temperature": 0.8}
-    found: dict[str, dict[str, Any]] = {}
-    for kind in ("top_k", "nucleus"):
-        reached = []
-        for argv, split in [((), TWO_RANKS), (("--tensor-model-parallel-size", "2"), ONE_RANK)]:
-            with world.trainer(*descent, *argv, **options) as trainer:
-                reached.append((recorded_step(trainer, kind, split), weights_of(trainer)))
-        if world.rank != 0:
-            world.started += 1
-            continue
-        with world.trainer(*descent, size=1, **options) as trainer:
-            metrics, weights = recorded_step(trainer, kind, ONE_RANK), weights_of(trainer)
-        for name, (other_metrics, other_weights) in zip(("data", "tensor"), reached, strict=True):
-            found[f"{kind}_{name}"] = {
-                "weights": largest_difference(weights, other_weights),
-                "metrics": metric_difference([metrics], [other_metrics]),
-                "moved": largest_difference(weights, load_file(world.checkpoint("tied") / "model.safetensors")),
-                "reported": metrics,
-            }
-    return found
+    reached = []
+    for argv, split in [((), TWO_RANKS), (("--tensor-model-parallel-size", "2"), ONE_RANK)]:
+        with world.trainer(*descent, *argv, **options) as trainer:
+            reached.append((recorded_step(trainer, kind, split), weights_of(trainer)))
+    if world.rank != 0:
+        return {}
+    with world.trainer(*descent, size=1, **options) as trainer:
+        metrics, weights = recorded_step(trainer, kind, ONE_RANK), weights_of(trainer)
+    return {
+        name: {
+            "weights": largest_difference(weights, other_weights),
+            "metrics": metric_difference([metrics], [other_metrics]),
+            "moved": largest_difference(weights, load_file(world.checkpoint("tied") / "model.safetensors")),
+            "reported": metrics,
+        }
+        for name, (other_metrics, other_weights) in zip(("data", "tensor"), reached, strict=True)
+    }
 
 
 def replayed_nuclei(world: World) -> dict[str, Any]:
@@ -545,7 +551,8 @@ SCENARIOS = {
         refusals,
         data_parallel,
         objectives,
-        centered_scores,
+        centered_top_k,
+        centered_nucleus,
         replayed_nuclei,
         resume_on_fewer_ranks,
         unequal_microbatches,

@@ -15,8 +15,13 @@ from vime.errors import TrainerError
 
 
 @pytest.fixture(scope="module")
-def two_ranks(run_world: Any) -> dict[str, Any]:
-    return run_world(2, ["centered_scores"])["centered_scores"]
+def top_k(run_world: Any) -> dict[str, Any]:
+    return run_world(2, ["centered_top_k"])["centered_top_k"]
+
+
+@pytest.fixture(scope="module")
+def nucleus(run_world: Any) -> dict[str, Any]:
+    return run_world(2, ["centered_nucleus"])["centered_nucleus"]
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +32,9 @@ def one_rank(run_world: Any) -> dict[str, Any]:
 @pytest.mark.multiproc
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("layout", ["data", "tensor"])
-@pytest.mark.parametrize("kind", ["top_k", "nucleus"])
-def test_two_ranks_centre_scores_like_one(two_ranks: dict[str, Any], kind: str, layout: str) -> None:
-    found = two_ranks[f"{kind}_{layout}"]
+@pytest.mark.parametrize("kind", ["top_k", pytest.param("nucleus", marks=pytest.mark.slow)])
+def test_two_ranks_centre_scores_like_one(request: pytest.FixtureRequest, kind: str, layout: str) -> None:
+    found = request.getfixturevalue(kind)[layout]
     assert found["moved"] > 1e-3
     assert found["weights"] < 2e-6
     assert found["metrics"] < 3e-5
