@@ -89,6 +89,8 @@ TRAIN_MEANINGS = {
     "sc_sampler_head_mass": "Sampler probability of the candidates that the correction sums over.",
     "sc_train_head_mass": "Trainer probability of the same candidates.",
     "sc_importance_weight": "Importance weight of the sampled token under score centering.",
+    "num_replayed_routes": "Tokens whose recorded experts were replayed; fewer than `num_routes` is an alarm.",
+    "num_routes": "Tokens whose experts could be replayed: all but the last of each sequence.",
     "num_tokens": "Tokens that counted in the loss.",
     "grad_norm": "Gradient norm before clipping.",
     "lr": "Learning rate that the step used.",
@@ -99,9 +101,9 @@ BESIDE_THE_LOSS = ("grad_norm", "lr")
 TRAIN_INTRODUCTION = """\
 ## `train`
 
-Values of the batch's last optimizer step, equal on all ranks. All but `num_tokens`, `grad_norm` and `lr` are aggregated
-like the loss: a mean over samples, or over tokens with `--calculate-per-token-loss`. A function of
-`--custom-tis-function-path` adds its own.
+Values of the batch's last optimizer step, equal on all ranks. All but `grad_norm`, `lr` and the numbers of tokens and
+routes are aggregated like the loss: a mean over samples, or over tokens with `--calculate-per-token-loss`. A function
+of `--custom-tis-function-path` adds its own.
 """
 
 

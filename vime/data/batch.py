@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,18 @@ class NucleusRows:
     """[R + 1] start of each response token's ids, then N; a token without ids has no recorded nucleus."""
     log_probs: npt.NDArray[np.float32] | None = None
     """[N] natural log, normalised over each token's ids; only score centering needs them."""
+
+
+@dataclass(frozen=True)
+class RouteRows:
+    """The sampler's experts for each token but the last of each of S sequences, end to end, in L layers."""
+
+    ids: npt.NDArray[np.integer[Any]]
+    """[T - S, L, K]"""
+    layers: tuple[int, ...]
+    """[L] numbers of the layers in the whole model, from 0; at least those that the rank holds."""
+    recorded: npt.NDArray[np.bool_]
+    """[S] whether a sequence has routes; the ids of one without are not looked at."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,8 @@ class PackedMicrobatch:
     """Candidates for score centering without top-p."""
     nucleus: NucleusRows | None = None
     """Replayed in log-probabilities; with log-probabilities of its own, score centering runs over it."""
+    routes: RouteRows | None = None
+    """Replayed by the routers of a mixture of experts."""
 
     @property
     def num_sequences(self) -> int:

@@ -83,6 +83,7 @@ def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path,
         raise RestoreError(f"{folder} is not a Megatron checkpoint: metadata.json is absent.")
     common = dist_checkpointing.load_common_state_dict(str(folder))
     saved_args = common["args"]
+    _refuse_other_expert_layout(args, saved_args, folder)
     layout = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size)
     saved_layout = (saved_args.tensor_model_parallel_size, saved_args.pipeline_model_parallel_size)
     ensure_state(learner)
@@ -97,7 +98,8 @@ def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path,
             next_step="Start with the model shape and optimizer flags that the checkpoint was saved with.",
         ) from error
     _load_schedule(learner, args, state, folder)
-    unwrap_model(learner.model).load_state_dict(state["model"])
+    for number, chunk in enumerate(learner.chunks):
+        unwrap_model(chunk).load_state_dict(state["model" if len(learner.chunks) == 1 else f"model{number}"])
     load_optimizer_state(learner, state["optimizer"], keep_rates=args.override_opt_param_scheduler)
     learner.scheduler.step(0)  # the schedule, not the saved parameter groups, sets the learning rate
     if layout == saved_layout:
@@ -121,7 +123,7 @@ def _state(
     optimizer_kwargs = {"metadata": metadata, "is_loading": loading}
     state: dict[str, Any] = checkpointing.generate_state_dict(
         args,
-        [unwrap_model(learner.model)],
+        [unwrap_model(chunk) for chunk in learner.chunks],
         learner.optimizer,
         learner.scheduler,
         rng if with_rng else None,
@@ -130,6 +132,17 @@ def _state(
         model_sd_kwargs={"metadata": metadata},
     )
     return state
+
+
+def _refuse_other_expert_layout(args: argparse.Namespace, saved: argparse.Namespace, folder: Path) -> None:
+    """Megatron keeps an optimizer of its own for experts that are spread over ranks, in files that don't convert."""
+    size, saved_size = args.expert_model_parallel_size, saved.expert_model_parallel_size
+    if (size > 1) != (saved_size > 1):
+        raise RestoreError(
+            f"{folder}: the optimizer was saved with --expert-model-parallel-size {saved_size}, found: {size}, "
+            f"allowed: {'2 or more' if saved_size > 1 else 1}.",
+            next_step="Resume with an allowed size, or start anew from exported weights.",
+        )
 
 
 def _load_schedule(learner: Learner, args: argparse.Namespace, state: dict[str, Any], folder: Path) -> None:

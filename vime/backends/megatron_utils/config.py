@@ -43,6 +43,8 @@ class TrainerConfig:
     """Multiply hidden states and head weights in float32 even when the model is bf16."""
     log_probs_chunk_size: int = 2048
     """Rows of float32 logits that exist at once."""
+    replay_routes: bool = False
+    """Let the sampler's recorded experts be chosen in old log-probabilities and in training."""
     num_threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's choice."""
     timeout_s: float = 600.0

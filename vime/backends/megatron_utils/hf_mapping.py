@@ -26,9 +26,11 @@ class WeightRule:
     hf_names: tuple[str, ...]
     layout: Layout = "plain"
     shard_dim: int | None = None
-    """Dimension that tensor parallelism cuts; None for a replicated parameter."""
+    """Dimension that tensor parallelism (of the experts, for an expert) cuts; None for a replicated parameter."""
     layer: int | None = None
     """Layer in the whole model; None outside the layers."""
+    expert: int | None = None
+    """Expert of the layer, whose parameters have a parallel layout of their own; None for all others."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,14 @@ def weight_rules(hf_config: Mapping[str, Any]) -> list[WeightRule]:
 def _layer_rules(hf_config: Mapping[str, Any], layer: int) -> list[WeightRule]:
     megatron, hf = f"decoder.layers.{layer}.", f"model.layers.{layer}."
 
-    def rule(name: str, *hf_names: str, layout: Layout = "plain", shard_dim: int | None = None) -> WeightRule:
-        return WeightRule(megatron + name, tuple(hf + part for part in hf_names), layout, shard_dim, layer)
+    def rule(
+        name: str,
+        *hf_names: str,
+        layout: Layout = "plain",
+        shard_dim: int | None = None,
+        expert: int | None = None,
+    ) -> WeightRule:
+        return WeightRule(megatron + name, tuple(hf + part for part in hf_names), layout, shard_dim, layer, expert)
 
     qkv = [f"self_attn.{part}_proj" for part in "qkv"]
     rules = [
@@ -80,11 +88,11 @@ def _layer_rules(hf_config: Mapping[str, Any], layer: int) -> list[WeightRule]:
         return rules + _mlp_rules(rule, "mlp.", "mlp.")
     rules.append(rule("mlp.router.weight", "mlp.gate.weight"))
     for expert in range(num_experts(hf_config)):
-        rules += _mlp_rules(rule, f"mlp.experts.local_experts.{expert}.", f"mlp.experts.{expert}.")
+        rules += _mlp_rules(rule, f"mlp.experts.local_experts.{expert}.", f"mlp.experts.{expert}.", expert)
     return rules
 
 
-def _mlp_rules(rule: Any, megatron: str, hf: str) -> list[WeightRule]:
+def _mlp_rules(rule: Any, megatron: str, hf: str, expert: int | None = None) -> list[WeightRule]:
     return [
         rule(
             megatron + "linear_fc1.weight",
@@ -92,8 +100,9 @@ def _mlp_rules(rule: Any, megatron: str, hf: str) -> list[WeightRule]:
             hf + "up_proj.weight",
             layout="gate_up",
             shard_dim=0,
+            expert=expert,
         ),
-        rule(megatron + "linear_fc2.weight", hf + "down_proj.weight", shard_dim=1),
+        rule(megatron + "linear_fc2.weight", hf + "down_proj.weight", shard_dim=1, expert=expert),
     ]
 
 

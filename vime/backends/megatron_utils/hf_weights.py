@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import unwrap_model
 
-from vime.backends.megatron_utils.hf_config import is_tied
+from vime.backends.megatron_utils.hf_config import is_tied, num_experts
 from vime.backends.megatron_utils.hf_mapping import (
     WeightRule,
     attention_shape,
@@ -29,31 +29,28 @@ from vime.backends.megatron_utils.safetensors_files import SafetensorsReader
 from vime.errors import ModelError
 
 _LAYER = re.compile(r"^(decoder\.layers\.)(\d+)(\..*)$")
+_EXPERT = re.compile(r"^(.*\.local_experts\.)(\d+)(\..*)$")
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
-def load_hf_weights(model: torch.nn.Module, checkpoint: Path, hf_config: Mapping[str, Any]) -> None:
+def load_hf_weights(chunks: Sequence[torch.nn.Module], checkpoint: Path, hf_config: Mapping[str, Any]) -> None:
     """Fill this rank's parameters from a checkpoint, one parameter at a time.
 
     Raises `ModelError` listing the names that are missing from the checkpoint or that the model doesn't know, or the
     shape that doesn't fit.
     """
     rules = weight_rules(hf_config)
-    parameters = _global_parameters(model)
-    size, rank = (
-        parallel_state.get_tensor_model_parallel_world_size(),
-        parallel_state.get_tensor_model_parallel_rank(),
-    )
+    parameters = _global_parameters(chunks)
     shape = attention_shape(hf_config)
     with SafetensorsReader(checkpoint) as reader, torch.no_grad():
         _check_names(reader.names, rules, hf_config, checkpoint)
         for name, rule in _local_rules(rules, parameters, hf_config):
-            parameter = parameters[name]
+            parameter, group = parameters[name], _tensor_group(rule)
             full = join(rule, [reader.read(part) for part in rule.hf_names], shape)
-            if name in _VOCABULARY and full.size(0) < parameter.size(0) * size:
-                full = pad_rows(full, parameter.size(0) * size)
-            shard = take_shard(rule, full, rank, size)
+            if name in _VOCABULARY and full.size(0) < parameter.size(0) * group.size():
+                full = pad_rows(full, parameter.size(0) * group.size())
+            shard = take_shard(rule, full, group.rank(), group.size())
             if shard.shape != parameter.shape:
                 raise ModelError(
                     f"{checkpoint}: {', '.join(rule.hf_names)} give {tuple(shard.shape)} for {name}, "
@@ -63,19 +60,20 @@ def load_hf_weights(model: torch.nn.Module, checkpoint: Path, hf_config: Mapping
             parameter.copy_(shard)
 
 
-def iterate_hf_weights(model: torch.nn.Module, hf_config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def iterate_hf_weights(
+    chunks: Sequence[torch.nn.Module], hf_config: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (Hugging Face name, full tensor) in the order of `weight_rules`, gathered to global rank 0.
 
-    Collective over the ranks of the first data-parallel replica: every rank iterates to the end. Rank 0 receives
-    tensors of the parameter dtype on the training device, valid until the next item is asked for; the other ranks
-    receive nothing.
+    Collective: every rank iterates to the end. Rank 0 receives tensors of the parameter dtype on the training device,
+    valid until the next item is asked for; the other ranks receive nothing.
     """
-    if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
-        return
-    parameters = _global_parameters(model)
+    parameters = _global_parameters(chunks)
     shape = attention_shape(hf_config)
     for rule in weight_rules(hf_config):
-        full = _gather(rule, parameters)
+        if not _is_gathered_here(rule):
+            continue
+        full = _gather(rule, parameters, hf_config)
         if full is None or dist.get_rank() != 0:
             continue
         if rule.megatron_name in _VOCABULARY:
@@ -83,10 +81,30 @@ def iterate_hf_weights(model: torch.nn.Module, hf_config: Mapping[str, Any]) -> 
         yield from zip(rule.hf_names, split(rule, full, shape), strict=True)
 
 
-def _gather(rule: WeightRule, parameters: Mapping[str, torch.nn.Parameter]) -> torch.Tensor | None:
-    """The full parameter on the ranks of the first pipeline stage."""
+def _is_gathered_here(rule: WeightRule) -> bool:
+    """Whether this rank belongs to the first of the replicas of a parameter."""
+    if rule.expert is not None:
+        return bool(parallel_state.get_expert_data_parallel_rank() == 0)
+    return bool(parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0)
+
+
+def _tensor_group(rule: WeightRule) -> dist.ProcessGroup:
+    """The ranks that share a parameter."""
+    get = (
+        parallel_state.get_tensor_model_parallel_group
+        if rule.expert is None
+        else parallel_state.get_expert_tensor_parallel_group
+    )
+    group: dist.ProcessGroup = get()
+    return group
+
+
+def _gather(
+    rule: WeightRule, parameters: Mapping[str, torch.nn.Parameter], hf_config: Mapping[str, Any]
+) -> torch.Tensor | None:
+    """The full parameter, on global rank 0 at least: over tensor, then expert, then pipeline ranks."""
     own = parameters.get(rule.megatron_name)
-    tensor_group = parallel_state.get_tensor_model_parallel_group()
+    tensor_group = _tensor_group(rule)
     full: torch.Tensor | None = None
     if own is not None:
         local = own.detach()
@@ -95,42 +113,65 @@ def _gather(rule: WeightRule, parameters: Mapping[str, torch.nn.Parameter]) -> t
             shards = [torch.empty_like(local) for _ in range(tensor_group.size())]
             dist.all_gather(shards, local.contiguous(), group=tensor_group)
         full = merge_shards(rule, shards)
-    stage = _stage_of(rule, own is not None)
+    stage = _stage_of(rule, parameters)
     pipeline_group = parallel_state.get_pipeline_model_parallel_group()
-    if stage == 0 or dist.get_rank(tensor_group) != 0:
+    if tensor_group.rank() != 0:
         return full
-    source, here = dist.get_global_rank(pipeline_group, stage), dist.get_rank(pipeline_group)
-    header: list[Any] = [(tuple(full.shape), full.dtype) if here == stage and full is not None else None]
-    dist.broadcast_object_list(header, src=source, group=pipeline_group)
-    if full is None:
-        full = torch.empty(header[0][0], dtype=header[0][1], device=training_device())
-    full = full.contiguous()
-    dist.broadcast(full, src=source, group=pipeline_group)
-    return full
+    if rule.expert is not None:
+        expert_group = parallel_state.get_expert_model_parallel_group()
+        if pipeline_group.rank() == stage:
+            full = _broadcast(full, rule.expert * expert_group.size() // num_experts(hf_config), expert_group)
+        if expert_group.rank() != 0:
+            return full
+    return _broadcast(full, stage, pipeline_group)
 
 
-def _stage_of(rule: WeightRule, owned: bool) -> int:
-    """First pipeline stage that holds the parameter, agreed over the pipeline group."""
+def _broadcast(tensor: torch.Tensor | None, source: int, group: dist.ProcessGroup) -> torch.Tensor | None:
+    """The tensor of rank `source` of `group`, which alone needs to have it; nothing is sent where rank 0 has it."""
+    if source == 0:
+        return tensor
+    sender, is_sender = dist.get_global_rank(group, source), group.rank() == source
+    header: list[Any] = [(tuple(tensor.shape), tensor.dtype) if is_sender and tensor is not None else None]
+    dist.broadcast_object_list(header, src=sender, group=group)
+    if not is_sender or tensor is None:
+        tensor = torch.empty(header[0][0], dtype=header[0][1], device=training_device())
+    tensor = tensor.contiguous()
+    dist.broadcast(tensor, src=sender, group=group)
+    return tensor
+
+
+def _stage_of(rule: WeightRule, parameters: Mapping[str, torch.nn.Parameter]) -> int:
+    """First pipeline stage that holds the parameter, or its layer's other experts, agreed over the pipeline group."""
     group = parallel_state.get_pipeline_model_parallel_group()
     if group.size() == 1:
         return 0
-    stage = torch.tensor([dist.get_rank(group) if owned else group.size()], device=training_device())
+    layer = f"decoder.layers.{rule.layer}."
+    owned = rule.megatron_name in parameters or (
+        rule.expert is not None and any(name.startswith(layer) for name in parameters)
+    )
+    stage = torch.tensor([group.rank() if owned else group.size()], device=training_device())
     dist.all_reduce(stage, op=dist.ReduceOp.MIN, group=group)
     if int(stage) == group.size():
         raise ModelError(f"no pipeline stage holds {rule.megatron_name}.")
     return int(stage)
 
 
-def _global_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+def _global_parameters(chunks: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
     """This rank's parameters by the name that they have in the whole model, without the names of wrappers."""
-    core = unwrap_model(model)
-    offset = get_transformer_layer_offset(core.config)
+    found: dict[str, torch.nn.Parameter] = {}
+    for chunk in chunks:
+        core = unwrap_model(chunk)
+        first_layer = get_transformer_layer_offset(core.config, core.vp_stage)
+        local_experts = (core.config.num_moe_experts or 0) // core.config.expert_model_parallel_size
+        first_expert = local_experts * parallel_state.get_expert_model_parallel_rank()
+        for name, parameter in core.named_parameters():
+            found[_renumbered(_EXPERT, _renumbered(_LAYER, name, first_layer), first_expert)] = parameter
+    return found
 
-    def rename(name: str) -> str:
-        match = _LAYER.match(name)
-        return f"{match[1]}{int(match[2]) + offset}{match[3]}" if match else name
 
-    return {rename(name): parameter for name, parameter in core.named_parameters()}
+def _renumbered(pattern: re.Pattern[str], name: str, offset: int) -> str:
+    match = pattern.match(name)
+    return f"{match[1]}{int(match[2]) + offset}{match[3]}" if match else name
 
 
 def _local_rules(

@@ -12,6 +12,7 @@ from vime.algorithms.objective import MicrobatchObjective
 from vime.algorithms.objective_config import ObjectiveConfig
 from vime.algorithms.ragged import Reduce, on_one_rank
 from vime.algorithms.score_centering import CenteringTerms
+from vime.backends.megatron_utils.whole_responses import with_whole_responses
 from vime.data.batch import StepTotals
 
 if TYPE_CHECKING:  # it loads Megatron, which users of the importance weights don't need
@@ -40,6 +41,8 @@ OPTIONAL_METRIC_NAMES = (
     "sc_sampler_head_mass",
     "sc_train_head_mass",
     "sc_importance_weight",
+    "num_replayed_routes",
+    "num_routes",
 )
 """Reported beside them where the settings ask for it; a custom weighting adds its own."""
 
@@ -72,7 +75,7 @@ class StepLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return (loss for the schedule, nothing to report through it) for log-probs and entropies [R]."""
         objective = MicrobatchObjective(
-            self.config,
+            with_whole_responses(self.config, microbatch, self.sum_over_context),
             self.totals,
             microbatch,
             log_probs,
@@ -81,9 +84,17 @@ class StepLoss:
             sum_over_context=self.sum_over_context,
         )
         loss, metrics = objective.loss_and_metrics()
-        self.metrics.append({**metrics, "num_tokens": microbatch.loss_mask.sum().float()})
+        self.metrics.append({**metrics, **_counts(microbatch)})
         self.sample_indices.append(microbatch.sample_indices)
         return loss * self.backward_scale, {}
+
+
+def _counts(microbatch: MicrobatchTensors) -> dict[str, torch.Tensor]:
+    counts = {"num_tokens": microbatch.loss_mask.sum().float()}
+    if microbatch.routes is not None:
+        counts["num_replayed_routes"] = microbatch.mask_sums.new_tensor(microbatch.routes.num_replayed)
+        counts["num_routes"] = microbatch.mask_sums.new_tensor(microbatch.routes.num_needed)
+    return counts
 
 
 def vanilla_tis_function(

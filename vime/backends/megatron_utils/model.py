@@ -9,7 +9,6 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -18,15 +17,19 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from vime.backends.megatron_utils.attention import PackedCoreAttention
 from vime.backends.megatron_utils.norm import RMSNorm
-from vime.errors import SettingsError
 
 
 class PackedGPTModel(GPTModel):  # type: ignore[misc]
     """`GPTModel` whose rotary embedding follows the position of each token in its own sequence.
 
     Megatron's packed path applies the rotation sequence by sequence, with a device synchronisation for each; here the
-    angles are looked up by `position_ids` and the whole pack is rotated at once, with equal numbers.
+    angles are looked up by `position_ids` and the whole pack is rotated at once, with equal numbers. The positions
+    also say which part of a sequence a rank of context parallelism holds, so the table of angles is never cut.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rotary_pos_emb.cp_group = None
 
     def _preprocess(self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         output = super()._preprocess(input_ids, position_ids, *args, **kwargs)
@@ -39,50 +42,37 @@ def training_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def pack_params(cu_seqlens: torch.Tensor, longest: int) -> PackedSeqParams:
-    """Boundaries of a pack as Megatron carries them: cu_seqlens int32 [S + 1], longest sequence in tokens.
-
-    The layout is named "sbhd" because hidden states stay [T, 1, H] throughout; see `PackedGPTModel`.
-    """
-    return PackedSeqParams(
-        qkv_format="sbhd",
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-    )
-
-
-def build_model(args: argparse.Namespace, config: TransformerConfig) -> torch.nn.Module:
+def build_model(args: argparse.Namespace, config: TransformerConfig) -> list[torch.nn.Module]:
     """Build this rank's part of the model, on its device, in the parameter dtype of `args`.
 
-    Needs Megatron's parallel groups. Raises `SettingsError` for a parallel layout that isn't supported.
+    One module, or one for each virtual pipeline stage of this rank. Needs Megatron's parallel groups.
     """
-    if args.virtual_pipeline_model_parallel_size is not None:
-        raise SettingsError(
-            f"virtual pipeline size is {args.virtual_pipeline_model_parallel_size}, allowed: none.",
-            next_step="Leave out --num-layers-per-virtual-pipeline-stage.",
-        )
+    virtual_size = args.virtual_pipeline_model_parallel_size
+    return [_build_chunk(args, config, stage) for stage in ([None] if virtual_size is None else range(virtual_size))]
+
+
+def _build_chunk(args: argparse.Namespace, config: TransformerConfig, virtual_stage: int | None) -> torch.nn.Module:
     model: torch.nn.Module = PackedGPTModel(
         config,
-        _block_spec(config),
+        _block_spec(config, virtual_stage),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
         parallel_output=True,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,
         rotary_base=args.rotary_base,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        vp_stage=virtual_stage,
     )
     if torch.cuda.is_available():
         model = model.cuda()
     return Float16Module(config, model) if config.bf16 or config.fp16 else model
 
 
-def _block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
+def _block_spec(config: TransformerConfig, virtual_stage: int | None) -> TransformerBlockSubmodules:
     layer = get_gpt_layer_local_submodules(
         num_experts=config.num_moe_experts,
         moe_grouped_gemm=False,
@@ -95,4 +85,5 @@ def _block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     spec = ModuleSpec(module=TransformerLayer, submodules=layer)
-    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+    num_layers = get_num_layers_to_build(config, virtual_stage)
+    return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)

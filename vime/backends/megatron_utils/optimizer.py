@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,8 @@ from vime.errors import RestoreError
 class Learner:
     """A model that can take optimizer steps."""
 
-    model: Any
-    """`DistributedDataParallel` around the model."""
+    chunks: list[Any]
+    """`DistributedDataParallel` around each virtual pipeline stage of this rank; one without them."""
     optimizer: Any
     scheduler: OptimizerParamScheduler
 
@@ -40,17 +41,21 @@ class Learner:
         return list(self.optimizer.chained_optimizers)
 
 
-def build_learner(model: torch.nn.Module, args: argparse.Namespace, config: TransformerConfig) -> Learner:
-    """Wrap a model for data parallelism and give it an optimizer and a schedule that counts rollouts."""
-    ddp = DistributedDataParallel(config, get_megatron_ddp_config(args), model)
+def build_learner(model: Sequence[torch.nn.Module], args: argparse.Namespace, config: TransformerConfig) -> Learner:
+    """Wrap the chunks of a model for data parallelism; give them an optimizer and a schedule that counts rollouts."""
+    chunks = [
+        DistributedDataParallel(config, get_megatron_ddp_config(args), chunk, disable_bucketing=number > 0)
+        for number, chunk in enumerate(model)
+    ]
     config.finalize_model_grads_func = finalize_model_grads
-    config.no_sync_func = ddp.no_sync
+    no_sync = [chunk.no_sync for chunk in chunks]
+    config.no_sync_func = no_sync if len(chunks) > 1 else no_sync[0]
     optimizer_config, overrides = get_megatron_optimizer_config(args)
     optimizer = get_megatron_optimizer(
-        optimizer_config, [ddp], config_overrides=overrides, use_gloo_process_groups=args.use_gloo_process_groups
+        optimizer_config, chunks, config_overrides=overrides, use_gloo_process_groups=args.use_gloo_process_groups
     )
     config.grad_scale_func = optimizer.scale_loss
-    return Learner(ddp, optimizer, get_optimizer_param_scheduler(optimizer))
+    return Learner(chunks, optimizer, get_optimizer_param_scheduler(optimizer))
 
 
 def ensure_state(learner: Learner) -> None:

@@ -8,31 +8,46 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 
+from vime.backends.megatron_utils.attention import Pack, make_pack
+from vime.backends.megatron_utils.context import (
+    WHOLE,
+    ContextShare,
+    Positions,
+    padded_boundaries,
+    positions_of_rank,
+)
 from vime.backends.megatron_utils.head.types import Nucleus, TopKCandidates
-from vime.backends.megatron_utils.model import pack_params
 from vime.backends.megatron_utils.recorded import recorded_tensors
+from vime.backends.megatron_utils.routes import Routes, routes_of
 from vime.data.batch import PackedMicrobatch
 
 
 @dataclass(frozen=True)
 class MicrobatchTensors:
-    """Tensors of one microbatch on the training device; T tokens with padding, S sequences, R response tokens."""
+    """Tensors of one microbatch on the training device.
+
+    This rank's T tokens with padding, the S sequences of the microbatch, and R response tokens: those that this rank's
+    tokens predict, which are all unless context parallelism shares them out.
+    """
 
     tokens: torch.Tensor
     """[1, T] int64"""
     position_ids: torch.Tensor
     """[1, T] int64, restarts at each sequence"""
-    packed: PackedSeqParams
+    packed: Pack
     response_rows: torch.Tensor
-    """[R] int64, position whose hidden state predicts each response token"""
+    """[R] int64, which of the rank's tokens predicts each response token"""
     targets: torch.Tensor
     """[R] int64, the response tokens"""
     total_lengths: torch.Tensor
-    """[S] int64, prompt and response"""
+    """[S] int64, prompt and response on all ranks"""
     response_lengths: torch.Tensor
-    """[S] int64"""
+    """[S] int64, sums to R"""
+    whole_response_lengths: torch.Tensor
+    """[S] int64, on all ranks"""
+    own: torch.Tensor
+    """[response tokens of the whole microbatch] bool, which are among the R"""
     loss_mask: torch.Tensor
     """[R] bool"""
     sampler_log_probs: torch.Tensor
@@ -50,41 +65,49 @@ class MicrobatchTensors:
     """[R] float32"""
     candidates: TopKCandidates | None = None
     nucleus: Nucleus | None = None
+    routes: Routes | None = None
 
 
-def to_tensors(microbatch: PackedMicrobatch, device: torch.device, multiple: int = 1) -> MicrobatchTensors:
-    """Move a microbatch to `device`; tokens are padded at the end, as a sequence of their own, to a `multiple`."""
-    boundaries = microbatch.cu_seqlens.astype(np.int64)
-    padding = -microbatch.num_tokens % multiple
-    if padding:
-        boundaries = np.append(boundaries, boundaries[-1] + padding)
-    lengths = np.diff(boundaries)
-    tokens = np.pad(microbatch.tokens.astype(np.int64), (0, padding))
-    positions = np.arange(len(tokens)) - np.repeat(boundaries[:-1], lengths)
-    rows = _response_rows(microbatch)
+def to_tensors(
+    microbatch: PackedMicrobatch, device: torch.device, share: ContextShare = WHOLE, rank_multiple: int = 1
+) -> MicrobatchTensors:
+    """Move this rank's share of a microbatch to `device`, with a multiple of `rank_multiple` tokens."""
+    boundaries = padded_boundaries(np.diff(microbatch.cu_seqlens).tolist(), share, rank_multiple)
+    tokens, places = _padded_tokens(microbatch, boundaries)
+    positions = np.arange(len(tokens)) - np.repeat(boundaries[:-1], np.diff(boundaries))
+    held = positions_of_rank(boundaries, share)
+    predictors = _response_rows(microbatch)
+    own, rows = _find(places[predictors], held)
+    lengths = microbatch.response_lengths.astype(np.int64)
 
     def move(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(array, dtype=dtype).to(device, non_blocking=True)
 
+    def move_own(array: npt.NDArray[np.float32]) -> torch.Tensor:
+        return move(array[own], torch.float32)
+
     def move_if_given(array: npt.NDArray[np.float32] | None) -> torch.Tensor | None:
-        return None if array is None else move(array, torch.float32)
+        return None if array is None else move_own(array)
 
     advantages = microbatch.token_advantages
     if advantages is None:
-        advantages = np.repeat(microbatch.advantages, microbatch.response_lengths)
+        advantages = np.repeat(microbatch.advantages, lengths)
 
-    candidates, nucleus = recorded_tensors(microbatch, device)
+    candidates, nucleus = recorded_tensors(microbatch, device, own)
+    sequence = np.repeat(np.arange(len(lengths)), lengths)
     return MicrobatchTensors(
-        tokens=move(tokens[None], torch.int64),
-        position_ids=move(positions[None], torch.int64),
-        packed=pack_params(move(boundaries, torch.int32), int(lengths.max(initial=1))),
+        tokens=move(tokens[held][None], torch.int64),
+        position_ids=move(positions[held][None], torch.int64),
+        packed=make_pack(boundaries, share, device),
         response_rows=move(rows, torch.int64),
-        targets=move(tokens[rows + 1], torch.int64),
+        targets=move(microbatch.tokens[predictors[own] + 1], torch.int64),
         total_lengths=move(np.diff(microbatch.cu_seqlens), torch.int64),
-        response_lengths=move(microbatch.response_lengths, torch.int64),
-        loss_mask=move(microbatch.loss_mask, torch.bool),
-        sampler_log_probs=move(microbatch.sampler_log_probs, torch.float32),
-        advantages=move(advantages, torch.float32),
+        response_lengths=move(np.bincount(sequence[own], minlength=len(lengths)), torch.int64),
+        whole_response_lengths=move(lengths, torch.int64),
+        own=move(own, torch.bool),
+        loss_mask=move(microbatch.loss_mask[own], torch.bool),
+        sampler_log_probs=move_own(microbatch.sampler_log_probs),
+        advantages=move_own(advantages),
         mask_sums=move(microbatch.mask_sums, torch.float32),
         sample_indices=tuple(int(index) for index in microbatch.sample_indices),
         old_log_probs=move_if_given(microbatch.old_log_probs),
@@ -92,7 +115,27 @@ def to_tensors(microbatch: PackedMicrobatch, device: torch.device, multiple: int
         teacher_log_probs=move_if_given(microbatch.teacher_log_probs),
         candidates=candidates,
         nucleus=nucleus,
+        routes=routes_of(microbatch, places, held, len(tokens)),
     )
+
+
+def _padded_tokens(microbatch: PackedMicrobatch, boundaries: Positions) -> tuple[npt.NDArray[np.int64], Positions]:
+    """(tokens of the padded pack, place in it of each of the microbatch's tokens)."""
+    starts = microbatch.cu_seqlens[:-1].astype(np.int64)
+    shifts = np.repeat(boundaries[: len(starts)] - starts, np.diff(microbatch.cu_seqlens))
+    places = np.arange(microbatch.num_tokens) + shifts
+    tokens = np.zeros(int(boundaries[-1]), np.int64)
+    tokens[places] = microbatch.tokens
+    return tokens, places
+
+
+def _find(wanted: Positions, held: Positions) -> tuple[npt.NDArray[np.bool_], Positions]:
+    """(which of the `wanted` places are among the ascending `held` ones, where those are in `held`)."""
+    if not len(held):
+        return np.zeros(len(wanted), bool), np.zeros(0, np.int64)
+    found = np.searchsorted(held, wanted).clip(max=len(held) - 1)
+    own = held[found] == wanted
+    return own, found[own]
 
 
 def _response_rows(microbatch: PackedMicrobatch) -> npt.NDArray[np.int64]:

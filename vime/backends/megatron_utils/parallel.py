@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,12 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.training import global_vars
 
-from vime.errors import TrainerError
+from vime.algorithms.ragged import Reduce, on_one_rank
+from vime.backends.megatron_utils.context import ContextLayout, ContextShare
+from vime.errors import SettingsError, TrainerError
+
+CONTEXT_LAYOUTS = {"p2p": ContextLayout.ZIGZAG, "allgather": ContextLayout.CONTIGUOUS}
+"""By value of Megatron's --cp-comm-type. Keys and values are gathered under either of them."""
 
 
 def start_parallel(args: argparse.Namespace, init_method: str, timeout_s: float) -> None:
@@ -37,6 +44,7 @@ def start_parallel(args: argparse.Namespace, init_method: str, timeout_s: float)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
         context_parallel_size=args.context_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
         expert_tensor_parallel_size=args.expert_tensor_parallel_size,
@@ -64,9 +72,48 @@ def stop_parallel() -> None:
 
 
 def is_metric_source() -> bool:
-    """Whether this rank is the one of its data-parallel replica that counts for sums over all ranks."""
-    return bool(
-        parallel_state.is_pipeline_last_stage()
-        and parallel_state.get_tensor_model_parallel_rank() == 0
-        and parallel_state.get_context_parallel_rank() == 0
-    )
+    """Whether this rank counts in sums over all ranks: one for each set of tokens that a loss was computed on."""
+    return bool(parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0)
+
+
+def context_share(args: argparse.Namespace) -> ContextShare:
+    """This rank's place in its context-parallel group; raises `SettingsError` for a --cp-comm-type without layout."""
+    names = args.cp_comm_type if isinstance(args.cp_comm_type, list) else [args.cp_comm_type]
+    if args.context_parallel_size > 1 and (len(set(names)) != 1 or names[0] not in CONTEXT_LAYOUTS):
+        raise SettingsError(
+            f"--cp-comm-type is {' '.join(map(str, names))}, allowed: one of {', '.join(CONTEXT_LAYOUTS)}.",
+            next_step="p2p cuts each sequence in zigzag, allgather the whole pack in consecutive parts.",
+        )
+    layout = CONTEXT_LAYOUTS.get(names[0], ContextLayout.ZIGZAG)
+    return ContextShare(parallel_state.get_context_parallel_rank(), args.context_parallel_size, layout)
+
+
+def sum_over_context() -> Reduce:
+    """Sum over the ranks that hold parts of the same sequences, differentiable."""
+    group = parallel_state.get_context_parallel_group()
+    if group.size() == 1:
+        return on_one_rank
+
+    apply: Callable[..., torch.Tensor] = _SumOverGroup.apply
+
+    def reduce(tensor: torch.Tensor) -> torch.Tensor:
+        return apply(tensor, group)
+
+    return reduce
+
+
+class _SumOverGroup(torch.autograd.Function):
+    """Every rank's loss depends on the sum, so each rank's gradient is the sum of those of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = grads[0].clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None

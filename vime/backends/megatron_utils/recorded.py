@@ -14,19 +14,25 @@ from vime.errors import TrainerError
 
 
 def recorded_tensors(
-    microbatch: PackedMicrobatch, device: torch.device
+    microbatch: PackedMicrobatch, device: torch.device, own: npt.NDArray[np.bool_]
 ) -> tuple[TopKCandidates | None, Nucleus | None]:
-    """Candidates and nucleus of a microbatch's response tokens on `device`; None for what it doesn't have."""
+    """Candidates and nucleus of the `own` ones [R] of a microbatch's response tokens on `device`.
+
+    None for what the microbatch doesn't have.
+    """
 
     def move(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(array, dtype=dtype).to(device, non_blocking=True)
 
     candidates, nucleus = None, None
     if (top_k := microbatch.top_k) is not None:
-        candidates = TopKCandidates(move(top_k.ids, torch.int32), move(top_k.log_probs, torch.float32))
+        candidates = TopKCandidates(move(top_k.ids[own], torch.int32), move(top_k.log_probs[own], torch.float32))
     if (rows := microbatch.nucleus) is not None:
-        log_probs = None if rows.log_probs is None else move(rows.log_probs, torch.float32)
-        nucleus = Nucleus(move(rows.ids, torch.int32), move(rows.offsets, torch.int64), log_probs)
+        lengths = np.diff(rows.offsets)
+        entries = np.repeat(own, lengths)
+        log_probs = None if rows.log_probs is None else move(rows.log_probs[entries], torch.float32)
+        offsets = np.cumsum([0, *lengths[own]])
+        nucleus = Nucleus(move(rows.ids[entries], torch.int32), move(offsets, torch.int64), log_probs)
     return candidates, nucleus
 
 

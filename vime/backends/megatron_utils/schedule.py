@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +29,9 @@ from vime.backends.megatron_utils.logprob import response_log_probs
 from vime.backends.megatron_utils.loss import StepLoss
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
+from vime.backends.megatron_utils.parallel import context_share, sum_over_context
 from vime.backends.megatron_utils.recorded import check_recorded
+from vime.backends.megatron_utils.routes import RoutingReplay, check_routes
 from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
 
@@ -41,19 +45,27 @@ class _HeadCall:
     rule: WeightRule | None
     """Of score centering; None without it."""
     replay_nucleus: bool = True
+    replay_routes: bool = True
 
 
 class ForwardPass:
     """Feeds packed microbatches to a model; on the last pipeline stage hidden states become log-probabilities."""
 
     def __init__(
-        self, model: torch.nn.Module, args: argparse.Namespace, core_config: TransformerConfig, config: TrainerConfig
+        self,
+        chunks: Sequence[torch.nn.Module],
+        args: argparse.Namespace,
+        core_config: TransformerConfig,
+        config: TrainerConfig,
     ) -> None:
         self.device = training_device()
-        self._model = model
+        self._chunks = list(chunks)
+        self._replay = RoutingReplay(self._chunks, core_config) if config.replay_routes else None
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self._sequence_parallel = core_config.sequence_parallel
         self._multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
+        self._share = context_share(args)
+        self._sum_over_context = sum_over_context()
         self._hidden_size = args.hidden_size
         self._rule = config.objective.weight_rule if config.objective.centers_scores else None
         self._head = HeadOptions(args.vocab_size, config.temperature, config.fp32_lm_head, config.log_probs_chunk_size)
@@ -75,26 +87,39 @@ class ForwardPass:
             return self._call(model, _HeadCall(microbatch=microbatch, with_entropy=True, rule=self._rule)), loss
 
         checks = [] if self._rule is None else [check_recorded]
+        if self._replay is not None:
+            checks.append(check_routes)
         self._schedule(step, microbatches, checks, forward_only=False)
 
     def log_probs(
-        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True
+        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True, replay_routes: bool = True
     ) -> list[npt.NDArray[np.float32]]:
         """Log-probabilities [R] of each microbatch, on every rank.
 
         `replay_nucleus` keeps to the recorded nucleus where there is one; else they are over the whole vocabulary.
+        `replay_routes` keeps to recorded experts, where they are replayed at all.
         """
         results: list[torch.Tensor] = []
         response_counts: list[int] = []
 
         def step(data: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Any, Any]:
+            microbatch = next(data)
+            if model is self._chunks[0]:
+                response_counts.append(len(microbatch.own))
+
             def collect(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-                results.append(terms.log_prob.detach())
+                whole = terms.log_prob.new_zeros(len(microbatch.own))
+                whole[microbatch.own] = terms.log_prob
+                results.append(self._sum_over_context(whole))
                 return terms.log_prob.sum(), {}
 
-            microbatch = next(data)
-            response_counts.append(len(microbatch.targets))
-            call = _HeadCall(microbatch=microbatch, with_entropy=False, rule=None, replay_nucleus=replay_nucleus)
+            call = _HeadCall(
+                microbatch=microbatch,
+                with_entropy=False,
+                rule=None,
+                replay_nucleus=replay_nucleus,
+                replay_routes=replay_routes,
+            )
             return self._call(model, call), collect
 
         with torch.no_grad():
@@ -119,34 +144,41 @@ class ForwardPass:
         *,
         forward_only: bool,
     ) -> None:
-        """Ask for each microbatch once, in order, and hold one at a time."""
+        """Ask for each microbatch once, in order; hold one at a time, or those between the first and last chunk."""
 
         def read() -> Iterator[MicrobatchTensors]:
             for packed in microbatches:
                 for check in checks:
                     check(packed)
-                yield to_tensors(packed, self.device, self._multiple)
+                yield to_tensors(packed, self.device, self._share, self._multiple)
 
+        feeds = list(itertools.tee(read(), len(self._chunks)))
         get_forward_backward_func()(
             forward_step_func=step,
-            data_iterator=read(),
-            model=[self._model],
+            data_iterator=feeds if len(feeds) > 1 else feeds[0],
+            model=self._chunks,
             num_microbatches=len(microbatches),
             seq_length=max(token_counts(microbatches)),
             micro_batch_size=1,
             forward_only=forward_only,
         )
+        if self._replay is not None:
+            self._replay.clear()
 
     def _call(self, model: torch.nn.Module, call: _HeadCall) -> Any:
         microbatch = call.microbatch
-        return model(
-            microbatch.tokens,
-            microbatch.position_ids,
-            None,
-            packed_seq_params=microbatch.packed,
-            output_processor=self._to_log_probs,
-            output_processor_context=call,
-        )
+        replay: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._replay is not None:
+            replay = self._replay.forward(model, microbatch.routes if call.replay_routes else None)
+        with replay:
+            return model(
+                microbatch.tokens,
+                microbatch.position_ids,
+                None,
+                packed_seq_params=microbatch.packed,
+                output_processor=self._to_log_probs,
+                output_processor_context=call,
+            )
 
     def _to_log_probs(
         self,

@@ -52,6 +52,7 @@ def prepare_megatron() -> None:
     if not torch.cuda.is_available():
         _fork_cpu_generator()
         _keep_splits_as_lists()
+        _exchange_uneven_parts_padded()
     _load_torch_adam_without_step()
 
 
@@ -208,6 +209,37 @@ def _keep_splits_as_lists() -> None:
         return value.numpy() if as_numpy and isinstance(value, torch.Tensor) else value
 
     token_dispatcher.maybe_move_tensor_to_cpu = to_host
+
+
+def _exchange_uneven_parts_padded() -> None:
+    """gloo gathers and scatters equal parts only; experts that are cut over ranks exchange as many rows as came."""
+    from megatron.core.tensor_parallel import mappings
+
+    gather, reduce_scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def padded(part: torch.Tensor, rows: int) -> torch.Tensor:
+        return torch.cat([part, part.new_zeros(rows - len(part), *part.shape[1:])])
+
+    def gather_parts(
+        part: torch.Tensor, group: Any, sizes: list[int] | None = None, in_global_buffer: bool = False
+    ) -> Any:
+        if sizes is None or group.size() == 1:
+            return gather(part, group, sizes, in_global_buffer)
+        rows = max(1, *sizes)
+        parts = gather(padded(part, rows), group).split(rows)
+        return torch.cat([each[:size] for each, size in zip(parts, sizes, strict=True)])
+
+    def reduce_scatter_parts(
+        whole: torch.Tensor, group: Any, sizes: list[int] | None = None, in_global_buffer: bool = False
+    ) -> Any:
+        if sizes is None or group.size() == 1:
+            return reduce_scatter(whole, group, sizes, in_global_buffer)
+        rows = max(1, *sizes)
+        parts = torch.cat([padded(part, rows) for part in torch.split(whole, sizes)])
+        return reduce_scatter(parts, group)[: sizes[group.rank()]]
+
+    mappings._gather_along_first_dim = gather_parts
+    mappings._reduce_scatter_along_first_dim = reduce_scatter_parts
 
 
 def _load_torch_adam_without_step() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import PreparedMicrobatches
-from vime.errors import SettingsError, TrainerError
+from vime.errors import TrainerError
 
 prepare_megatron()
 
@@ -35,8 +36,11 @@ from vime.backends.megatron_utils.parallel import (  # noqa: E402
     seed_everything,
     start_parallel,
     stop_parallel,
+    sum_over_context,
 )
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
+
+logger = logging.getLogger(__name__)
 
 
 class MegatronTrainer:
@@ -56,15 +60,14 @@ class MegatronTrainer:
         self._hf_checkpoint = Path(config.hf_checkpoint)
         self._hf_config = read_hf_config(self._hf_checkpoint)
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
-        if self._args.expert_model_parallel_size > 1:
-            raise SettingsError(f"--expert-model-parallel-size is {self._args.expert_model_parallel_size}, allowed: 1.")
         start_parallel(self._args, init_method, config.timeout_s)
         seed_everything(self._args)
         self._core_config = core_transformer_config_from_args(self._args)
         self._core_config.variable_seq_lengths = self._args.pipeline_model_parallel_size > 1
+        self._core_config.moe_enable_routing_replay = config.replay_routes
         self._core_config.calculate_per_token_loss = False  # both aggregations are ours; see StepLoss
         self._learner = build_learner(build_model(self._args, self._core_config), self._args, self._core_config)
-        self._forward = ForwardPass(self._learner.model, self._args, self._core_config, config)
+        self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, config)
 
     @property
     def data_parallel_rank(self) -> int:
@@ -77,7 +80,7 @@ class MegatronTrainer:
 
     def load_hf(self) -> None:
         """Load the weights of the Hugging Face checkpoint; raises `ModelError` when they don't fit."""
-        hf_weights.load_hf_weights(self._learner.model, self._hf_checkpoint, self._hf_config)
+        hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
         self._learner.optimizer.reload_model_params()
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
@@ -109,9 +112,15 @@ class MegatronTrainer:
         self._use_threads()
         self._check_equal_counts(len(microbatches))
         learner = self._learner
-        step_loss = StepLoss(self._config.objective, totals, float(len(microbatches) * self.data_parallel_size))
-        learner.model.train()
-        learner.model.zero_grad_buffer()
+        step_loss = StepLoss(
+            self._config.objective,
+            totals,
+            float(len(microbatches) * self.data_parallel_size),
+            sum_over_context=sum_over_context(),
+        )
+        for chunk in learner.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
         learner.optimizer.zero_grad()
         self._forward.run(microbatches, step_loss)
         self._check_finite(step_loss)
@@ -121,23 +130,26 @@ class MegatronTrainer:
             raise TrainerError(f"rank {dist.get_rank()}: the optimizer skipped the step on overflow.")
         learner.scheduler.step(self._args.global_batch_size)
         metrics = self._reduce(step_loss)
+        _warn_of_free_routes(metrics)
         return {**metrics, "grad_norm": float(grad_norm or 0.0), "lr": lr}
 
     def log_probs(
-        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True
+        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True, replay_routes: bool = True
     ) -> list[npt.NDArray[np.float32]]:
         """Log-probabilities of the response tokens under the current weights, one array [R] per microbatch.
 
-        Among the recorded nucleus where there is one, unless `replay_nucleus` is off.
+        Among the recorded nucleus where there is one, unless `replay_nucleus` is off; with the recorded experts where
+        the settings replay them, unless `replay_routes` is off.
         """
         self._use_threads()
         self._check_equal_counts(len(microbatches))
-        self._learner.model.eval()
-        return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus)
+        for chunk in self._learner.chunks:
+            chunk.eval()
+        return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
-        return hf_weights.iterate_hf_weights(self._learner.model, self._hf_config)
+        return hf_weights.iterate_hf_weights(self._learner.chunks, self._hf_config)
 
     def save_hf(self, directory: Path) -> None:
         """Write the weights as a Hugging Face checkpoint, with configuration and tokenizer of the original."""
@@ -184,8 +196,8 @@ class MegatronTrainer:
 
     def _check_finite(self, step_loss: StepLoss) -> None:
         """Raise on all ranks when a loss or a gradient is NaN or infinite on any of them."""
-        model = self._learner.model
-        buffers = [*model.buffers, *model.expert_parallel_buffers]
+        chunks = self._learner.chunks
+        buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
         finite = [buffer.grad_data.sum().isfinite() for buffer in buffers]
         losses = [metrics["loss"].isfinite() for metrics in step_loss.metrics]
         flag = torch.stack([*finite, *losses]).all().logical_not().float()
@@ -234,6 +246,12 @@ class MegatronTrainer:
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, value)
         return gathered
+
+
+def _warn_of_free_routes(metrics: Mapping[str, float]) -> None:
+    replayed, needed = metrics.get("num_replayed_routes", 0.0), metrics.get("num_routes", 0.0)
+    if replayed < needed and dist.get_rank() == 0:
+        logger.warning("routes were replayed for %d of %d tokens; the others chose experts in turn", replayed, needed)
 
 
 def _listed(items: Sequence[int], most: int = 16) -> str:

@@ -17,10 +17,12 @@ REPOSITORY = HERE.parents[3]
 
 
 @pytest.fixture(scope="session")
-def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, list[str]], dict[str, Any]]:
-    """Run scenarios of `megatron_worker` on a number of ranks; returns {scenario: what rank 0 found}."""
+def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """Run scenarios of a worker script on a number of ranks; returns {scenario: what rank 0 found}."""
 
-    def run(world_size: int, scenarios: list[str]) -> dict[str, Any]:
+    def run(
+        world_size: int, scenarios: list[str], worker: str = "megatron_worker.py", timeout_s: float = 240
+    ) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("world")
         environment = {
             **os.environ,
@@ -31,13 +33,13 @@ def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, list[s
         processes = []
         try:
             for rank in range(world_size):
-                command = [sys.executable, str(HERE / "megatron_worker.py"), str(folder), str(rank), str(world_size)]
+                command = [sys.executable, str(HERE / worker), str(folder), str(rank), str(world_size)]
                 log = (folder / f"rank{rank}.log").open("w")
                 processes.append(
                     subprocess.Popen([*command, *scenarios], env=environment, stdout=log, stderr=subprocess.STDOUT)
                 )
             for rank, process in enumerate(processes):
-                if process.wait(timeout=240) != 0:
+                if process.wait(timeout=timeout_s) != 0:
                     pytest.fail(f"rank {rank} failed:\n" + (folder / f"rank{rank}.log").read_text()[-4000:])
         finally:
             for process in processes:

@@ -97,7 +97,6 @@ def test_same_steps_replayed_from_one_checkpoint_are_bitwise_equal(one_rank: dic
         ("flag", ["SettingsError", "--tensor-model-paralel-size", "nearest one is --tensor-model-parallel-size"]),
         ("value", ["SettingsError", "--recompute-granularity", "everything"]),
         ("decay", ["SettingsError", "--lr-decay-style is cosine", "--lr-decay-iters"]),
-        ("context", ["SettingsError", "2"]),
         ("names", ["ModelError", "missing weights: model.norm.weight", "model.layers.9.extra.weight"]),
         ("nan", ["TrainerError", "loss is not finite", "rank 0: samples 102, 104", "no weight was changed"]),
         ("empty", ["TrainerError", "rank 0: 0", "above 0"]),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from tiny_batches import Sequence_, pack
 
-from vime.data.batch import NucleusRows, PackedMicrobatch, TopKRows
+from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows, TopKRows
 
 K = 5
 
@@ -39,3 +39,15 @@ def pack_recorded(
     if kind == "top_k":
         return replace(packed, top_k=TopKRows(flat_ids.reshape(-1, K), flat_log_probs.reshape(-1, K)))
     return replace(packed, nucleus=NucleusRows(flat_ids, np.cumsum([0, *lengths]), flat_log_probs))
+
+
+def with_routes(
+    packed: PackedMicrobatch, num_layers: int = 2, num_experts: int = 8, top_k: int = 2, absent: Sequence[int] = ()
+) -> PackedMicrobatch:
+    """Add random routes; the samples `absent` have none. What a sequence has doesn't depend on the others."""
+    ids = [np.zeros((0, num_layers, top_k), np.uint8)]
+    for index, length in zip(packed.sample_indices.tolist(), np.diff(packed.cu_seqlens).tolist(), strict=True):
+        scores = np.random.default_rng(index).random((length - 1, num_layers, num_experts))
+        ids.append(scores.argsort(-1)[..., :top_k].astype(np.uint8))
+    recorded = ~np.isin(packed.sample_indices, absent)
+    return replace(packed, routes=RouteRows(np.concatenate(ids), tuple(range(num_layers)), recorded))
