@@ -29,6 +29,7 @@ from recovery.audit_parts import (
     training_steps,
 )
 from recovery.memory_audit import audit_memory_run, is_in_memory
+from recovery.run_location import locate_run
 from vime.errors import CorruptDataError, StorageError
 
 _SEGMENT_SPAN = 2**40
@@ -57,17 +58,18 @@ class JournalState:
 
 
 def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
-    """Audit a run folder whose processes have stopped. `pool` is the queue's root, `<run>/rollout_data/pool` if None.
+    """Audit a run folder whose processes have stopped. `pool` is the queue's root; found from the run folder if None.
 
     A run whose queue was in memory is audited by `recovery.memory_audit`.
 
     Raises:
+        NoRunError: there is no run, or no queue of it.
         CorruptDataError: the journal can't be read.
         StorageError: the pool can't be opened.
     """
     if is_in_memory(run):
         return audit_memory_run(run)
-    pool = pool or run / "rollout_data" / "pool"
+    pool = locate_run(run, pool).pool
     state = replay_journals(pool)
     branches = read_branches_raw(run)
     log = list(training_steps(run))

@@ -8,7 +8,7 @@ import pytest
 
 from recovery.audit import audit_run
 from tests.pipeline.mini_stream import BATCH, MEMBERS, ROLLOUTS, run_session
-from vime.errors import CorruptDataError
+from vime.errors import NoRunError
 
 
 @pytest.fixture(scope="module", params=[1000, 1], ids=["one segment", "a segment a commit"])
@@ -97,5 +97,5 @@ def test_a_group_that_two_segments_hold_is_told(run: Path) -> None:
 
 
 def test_a_folder_without_a_queue_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorruptDataError, match="journal can't be read"):
+    with pytest.raises(NoRunError, match="holds no run with a queue"):
         audit_run(tmp_path)
