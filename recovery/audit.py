@@ -30,6 +30,7 @@ from recovery.audit_parts import (
 )
 from recovery.memory_audit import audit_memory_run, is_in_memory
 from recovery.run_location import locate_run
+from storage.segments import refuse_other_schema
 from vime.errors import CorruptDataError, StorageError
 
 _SEGMENT_SPAN = 2**40
@@ -65,6 +66,7 @@ def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
     Raises:
         NoRunError: there is no run, or no queue of it.
         CorruptDataError: the journal can't be read.
+        SchemaVersionError: another layout of the queue wrote it.
         StorageError: the pool can't be opened.
     """
     if is_in_memory(run):
@@ -154,14 +156,17 @@ def _is_released(state: JournalState, position: int) -> bool:
 
 
 def _segments(pool: Path) -> list[dict[str, Any]]:
-    """The segments that the pool's list names, oldest first; one, in a list from before there were segments."""
+    """The segments that the pool's list names, oldest first."""
     path = pool / "vime" / "queue.json"
     try:
         listed = json.loads(path.read_bytes())
-        segments: list[dict[str, Any]] = listed.get("segments", [listed])
-    except (OSError, ValueError) as error:
-        raise CorruptDataError(f"{pool}: the journal can't be read ({error}).", next_step="Check the path.") from error
-    return segments
+        version, segments = listed["schema_version"], listed.get("segments", [])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(f"{path} can't be read: {error!r}.", next_step="Restore it from a copy.") from error
+    refuse_other_schema(path, version)
+    if not segments:
+        raise CorruptDataError(f"{path} lists no segments.", next_step="Restore it from a copy.")
+    return list(segments)
 
 
 def _events(pool: Path, queue_id: str) -> Iterator[dict[str, Any]]:
