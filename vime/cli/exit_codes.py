@@ -16,6 +16,7 @@ class ExitCode(enum.IntEnum):
     DATA = 3
     INTERNAL = 4
     STALLED = 5
+    UNSOUND = 6
     INTERRUPTED = 130
 
     @property
@@ -30,6 +31,7 @@ _WORDS = {
     ExitCode.DATA: "data or reward: an unusable record, a failing reward, or more failures than the settings allow",
     ExitCode.INTERNAL: "a process of the run died, or a fault of vime; the message names a file with the trace",
     ExitCode.STALLED: "no group arrived for --stall-timeout seconds",
+    ExitCode.UNSOUND: "`vime audit` found groups that were lost or trained twice",
     ExitCode.INTERRUPTED: "interrupted; the state is saved, the same command resumes",
 }
 

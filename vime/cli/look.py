@@ -41,6 +41,13 @@ def run_of(options: argparse.Namespace, *, needs_queue: bool = True) -> RunLocat
     return locate_run(options.run, options.pool, needs_queue=needs_queue)
 
 
+def count(text: str) -> int:
+    """A count on the command line."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
+
+
 def print_json(report: Any) -> None:
     """A report as indented JSON."""
     print(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())

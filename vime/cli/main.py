@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.report_error import report_error
@@ -93,13 +89,6 @@ def _sample(words: list[str]) -> int:
 
 
 def _audit(words: list[str]) -> int:
-    from recovery.audit import audit_run
+    from vime.cli.audit import audit
 
-    parser = argparse.ArgumentParser(prog="vime audit", description="Count a stopped run's groups independently.")
-    parser.add_argument("run", type=Path, help="run folder (--save of `vime train`)")
-    parser.add_argument("--pool", type=Path, default=None, help="queue root, when it lies elsewhere")
-    options = parser.parse_args(words)
-    report = audit_run(options.run, options.pool)
-    print(json.dumps(dataclasses.asdict(report), indent=1))
-    sound = report.identity_holds and not report.lost and not report.trained_twice
-    return ExitCode.DONE if sound else ExitCode.INTERNAL
+    return audit(words)
