@@ -18,6 +18,7 @@ class ExitCode(enum.IntEnum):
     STALLED = 5
     UNSOUND = 6
     INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
 
     @property
     def words(self) -> str:
@@ -33,6 +34,7 @@ _WORDS = {
     ExitCode.STALLED: "no group arrived for --stall-timeout seconds",
     ExitCode.UNSOUND: "`vime audit` found groups that were lost or trained twice",
     ExitCode.INTERRUPTED: "interrupted; the state is saved, the same command resumes",
+    ExitCode.OUTPUT_CLOSED: "who read the output went away, as `head` does; nothing is wrong",
 }
 
 EXIT_CODES: dict[type[Exception], ExitCode] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from vime.cli.closed_output import ending_quietly, reader_is_gone
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.report_error import report_error
 
@@ -26,6 +27,10 @@ commands:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status, see `vime.cli.exit_codes`."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return ending_quietly(lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
     commands = {
         "train": _train,
         "import-script": _import_script,
@@ -46,8 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except SystemExit as error:  # argparse has printed the help or its complaint
+    except SystemExit as error:  # argparse has printed the help or its complaint, and kept quiet about a closed pipe
+        if reader_is_gone():
+            raise BrokenPipeError from None
         return ExitCode.USER if error.code else ExitCode.DONE
+    except BrokenPipeError as error:
+        if reader_is_gone():
+            raise
+        return report_error(error)
     except Exception as error:  # the outermost boundary: what ends a command becomes a message and an exit status
         return report_error(error)
 
