@@ -18,8 +18,8 @@ from recovery.run_location import RunLocation, locate_run
 from storage.positions import first_position, segment_of
 from vime.cli.exit_codes import exit_codes_help
 
-WIDE = 160
-"""Columns of a table that goes into a file or a pipe."""
+UNBOUNDED = 2**20
+"""Columns of a table that goes into a file or a pipe: no value is broken there."""
 
 
 def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -54,8 +54,8 @@ def print_json(report: Any) -> None:
 
 
 def show(report: RenderableType) -> None:
-    """Print tables, as wide as the terminal or wide enough for a file, without the blanks that fill up lines."""
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDE)
+    """Print tables, as wide as the terminal or elsewhere as they are, without the blanks that fill up lines."""
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else UNBOUNDED)
     with console.capture() as captured:
         console.print(report)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
