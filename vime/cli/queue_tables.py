@@ -133,7 +133,7 @@ def history(report: HistoryReport) -> RenderableType:
     """`vime queue history`."""
     branches = [_branch(branch) for branch in report.branches]
     segments = [_segment(segment) for segment in report.segments]
-    names = ("branch", "grew from", "start version", "rollouts", "groups trained", "rolled back", "commits")
+    names = ("branch", "grew from", "start version", "rollouts", "groups trained", "rolled back", "committed rollouts")
     parts: list[RenderableType] = [
         table(names, branches, right=("start version", "groups trained", "rolled back")),
         Text(""),

@@ -196,6 +196,8 @@ def test_history_tells_what_was_rolled_back(run: Path, capsys: pytest.CaptureFix
     assert (first["rollouts"], first["commits"], first["num_groups_rolled_back"]) == ([0, 2], [1], 4)
     assert (second["parent_branch"], second["parent_rollout"]) == (first["branch"], 1)
     assert second["rollouts"] == [2, 2]
+    assert call(run, "queue history") == 0
+    assert "committed rollouts" in capsys.readouterr().out.splitlines()[0]
     assert audit_run(run).rolled_back == 4
 
 
