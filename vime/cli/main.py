@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from vime.cli.closed_output import ending_quietly, reader_is_gone
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.report_error import report_error
+from vime.versions import installed_version
 
 USAGE = """usage: vime COMMAND ...
+       vime --version
 
 Reinforcement learning for language models as one fully asynchronous stream.
 
@@ -43,9 +45,13 @@ def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(f"{USAGE}\n{exit_codes_help()}")
         return ExitCode.DONE if words else ExitCode.USER
+    if words[0] == "--version":
+        print(f"vime {installed_version('vime') or '(not installed: run from its source)'}")
+        return ExitCode.DONE
     if words[0] not in commands:
-        print(f"vime: unknown command {words[0]!r}\n\n{USAGE}", file=sys.stderr)
-        return ExitCode.USER
+        from vime.cli.unknown_command import unknown_command
+
+        return unknown_command("vime", words[0], commands)
     try:
         return commands[words[0]](words[1:])
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from storage.queue_view import GroupView, QueueView
 from vime.cli import queue_tables
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.look import command_parser, count, print_json, run_of, show
+from vime.cli.unknown_command import unknown_command
 from vime.errors import SettingsError
 
 USAGE = """usage: vime queue COMMAND RUN ...
@@ -53,8 +54,7 @@ def queue(words: list[str]) -> int:
         print(f"{USAGE}\n{exit_codes_help()}")
         return ExitCode.DONE if words else ExitCode.USER
     if words[0] not in commands:
-        print(f"vime queue: unknown command {words[0]!r}\n\n{USAGE}", file=sys.stderr)
-        return ExitCode.USER
+        return unknown_command("vime queue", words[0], commands)
     commands[words[0]](words[1:])
     return ExitCode.DONE
 
