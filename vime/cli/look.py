@@ -116,6 +116,12 @@ def span(pair: tuple[int, int] | None) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} to {pair[1]}"
 
 
+def first_of(numbers: Sequence[int], limit: int = 10) -> str:
+    """A list of numbers, cut where it is long."""
+    more = len(numbers) - limit
+    return ", ".join(map(str, numbers[:limit])) + (f" and {more} more" if more > 0 else "")
+
+
 def one_line(text: str, width: int = 100) -> str:
     """The beginning of a text, without line breaks."""
     flat = text.replace("\r", "\\r").replace("\n", "\\n")
