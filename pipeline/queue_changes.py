@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
+from recovery.claim import refuse_unbound
 from recovery.run_location import RunLocation
 from storage.dead_letters import DeadLetterBox
 from storage.pool import Pool
@@ -86,7 +87,8 @@ def drop(location: RunLocation, groups: Sequence[GroupView], reason: str) -> Non
 
 @contextmanager
 def _stopped(location: RunLocation) -> Iterator[QueueEditor]:
-    """The run held against being started, with its queue opened for changes."""
+    """The run held against being started, with its queue opened for changes. Raises `RestoreError`."""
+    refuse_unbound(location.root, location.pool)
     try:
         with (
             session_lock(RunFolder(location.root, location.pool)),

@@ -29,6 +29,8 @@ from recovery.audit_parts import (
     training_steps,
 )
 from recovery.memory_audit import audit_memory_run, is_in_memory
+from recovery.run_location import locate_run
+from storage.segments import refuse_other_schema
 from vime.errors import CorruptDataError, StorageError
 
 _SEGMENT_SPAN = 2**40
@@ -57,17 +59,19 @@ class JournalState:
 
 
 def audit_run(run: Path, pool: Path | None = None) -> AuditReport:
-    """Audit a run folder whose processes have stopped. `pool` is the queue's root, `<run>/rollout_data/pool` if None.
+    """Audit a run folder whose processes have stopped. `pool` is the queue's root; found from the run folder if None.
 
     A run whose queue was in memory is audited by `recovery.memory_audit`.
 
     Raises:
+        NoRunError: there is no run, or no queue of it.
         CorruptDataError: the journal can't be read.
+        SchemaVersionError: another layout of the queue wrote it.
         StorageError: the pool can't be opened.
     """
     if is_in_memory(run):
         return audit_memory_run(run)
-    pool = pool or run / "rollout_data" / "pool"
+    pool = locate_run(run, pool).pool
     state = replay_journals(pool)
     branches = read_branches_raw(run)
     log = list(training_steps(run))
@@ -152,14 +156,17 @@ def _is_released(state: JournalState, position: int) -> bool:
 
 
 def _segments(pool: Path) -> list[dict[str, Any]]:
-    """The segments that the pool's list names, oldest first; one, in a list from before there were segments."""
+    """The segments that the pool's list names, oldest first."""
     path = pool / "vime" / "queue.json"
     try:
         listed = json.loads(path.read_bytes())
-        segments: list[dict[str, Any]] = listed.get("segments", [listed])
-    except (OSError, ValueError) as error:
-        raise CorruptDataError(f"{pool}: the journal can't be read ({error}).", next_step="Check the path.") from error
-    return segments
+        version, segments = listed["schema_version"], listed.get("segments", [])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(f"{path} can't be read: {error!r}.", next_step="Restore it from a copy.") from error
+    refuse_other_schema(path, version)
+    if not segments:
+        raise CorruptDataError(f"{path} lists no segments.", next_step="Restore it from a copy.")
+    return list(segments)
 
 
 def _events(pool: Path, queue_id: str) -> Iterator[dict[str, Any]]:

@@ -35,6 +35,7 @@ def claim_queue(run: Path, queue: Path, *, has_commits: bool) -> None:
     """
     ours, theirs = read_claim(run_claim_path(run)), read_claim(queue_claim_path(queue))
     if ours is not None and theirs is not None and ours.token == theirs.token:
+        _refuse_copy(run, queue, theirs)
         return
     if theirs is not None or (queue / "vime" / "queue.json").exists():
         owner = "another run" if theirs is None else f"the run in {theirs.run}"
@@ -52,6 +53,31 @@ def claim_queue(run: Path, queue: Path, *, has_commits: bool) -> None:
     write_atomically(run_claim_path(run), claim)
     make_folder(queue_claim_path(queue).parent)
     write_atomically(queue_claim_path(queue), claim)
+
+
+def refuse_unbound(run: Path, queue: Path) -> None:
+    """Raise `RestoreError` unless the run folder and the queue are bound to each other."""
+    ours, theirs = read_claim(run_claim_path(run)), read_claim(queue_claim_path(queue))
+    if ours is None or theirs is None or ours.token != theirs.token:
+        owner = "no run that is known" if theirs is None else f"the run in {theirs.run}"
+        raise RestoreError(
+            f"The queue in {queue} belongs to {owner}, not to the one in {run}.",
+            next_step="Give the run folder that the queue belongs to, or the --pool of this run.",
+        )
+    _refuse_copy(run, queue, theirs)
+
+
+def _refuse_copy(run: Path, queue: Path, theirs: Claim) -> None:
+    """Raise `RestoreError` for a copy of a run folder whose queue was not copied with it, while the original exists."""
+    original = Path(theirs.run)
+    if queue.resolve().is_relative_to(run.resolve()) or not original.is_dir() or original.samefile(run):
+        return
+    claim = read_claim(run_claim_path(original))
+    if claim is not None and claim.token == theirs.token:
+        raise RestoreError(
+            f"{run} is a copy of the run in {original}, and the queue in {queue} belongs to the original.",
+            next_step="Use the original, or copy the queue into the run folder, as rollout_data/pool.",
+        )
 
 
 def read_claim(path: Path) -> Claim | None:

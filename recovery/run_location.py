@@ -70,6 +70,8 @@ class RunLocation:
 def locate_run(root: Path, pool: Path | None = None, *, needs_queue: bool = True) -> RunLocation:
     """The run in `root`. Its pool is `pool`, or else the one that the run has claimed, or else in its usual place.
 
+    A claimed pool that lay inside the run folder is looked for inside `root` only, so that a copy has its own.
+
     Raises `NoRunError` when there is no run, or with `needs_queue` no queue of it on the disk.
     """
     root = root.resolve()
@@ -103,7 +105,9 @@ def _usual_pools(root: Path) -> list[Path]:
     ours = read_claim(run_claim_path(root))
     if ours is None:
         return [default]
-    claimed = Path(ours.queue)
+    claimed, recorded_run = Path(ours.queue), Path(ours.run)
+    if claimed.is_relative_to(recorded_run):
+        return list(dict.fromkeys([root / claimed.relative_to(recorded_run), default]))
     theirs = read_claim(queue_claim_path(claimed)) if os.access(claimed, os.R_OK) else None
     return [claimed, default] if theirs is not None and theirs.token == ours.token else [default, claimed]
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from storage.os_errors import os_error
+from storage.os_errors import no_folder, os_error
 from vime.errors import StorageError
 
 
@@ -68,9 +68,13 @@ def append_durably(path: Path, line: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and those above it, where they don't exist."""
-    with _told_as_storage_error(path):
+    """Create a folder and those above it, where they don't exist. Raises `StorageError`."""
+    try:
         path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise no_folder(path) from error
+    except OSError as error:
+        raise os_error(error, path, 0) from error
 
 
 def _ends_whole(file: BinaryIO) -> bool:

@@ -13,10 +13,18 @@ def os_error(error: OSError, path: Path, num_bytes: int) -> StorageError:
     """The `StorageError` for an operating-system error while writing `num_bytes` to `path`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_full(path, num_bytes)
+    if error.errno == errno.ENOTDIR:
+        return no_folder(path)
     return StorageError(
         f"{path}: {error.strerror or error} (errno {error.errno}).",
         next_step="Check the mount and its permissions, then restart.",
     )
+
+
+def no_folder(path: Path) -> StorageError:
+    """The `StorageError` for a path that can't be a folder, or be in one, because a file is in its place."""
+    file = next((place for place in (path, *path.parents) if place.is_file()), path)
+    return StorageError(f"{file} is a file, not a folder.", next_step="Give a folder, or move the file away.")
 
 
 def disk_full(path: Path, num_bytes: int) -> DiskFullError:

@@ -65,18 +65,7 @@ def read_segments(path: Path) -> list[SegmentEntry]:
     """
     try:
         content = path.read_bytes()
-        version = msgspec.json.decode(content, type=_Versioned).schema_version
-        if version > SCHEMA_VERSION:
-            raise SchemaVersionError(
-                f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}.",
-                next_step="Update vime to the version that wrote the pool.",
-            )
-        if version < SCHEMA_VERSION:
-            raise SchemaVersionError(
-                f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}: acceptances are recorded in "
-                "another form since then.",
-                next_step="Finish the run with the vime that began it, or begin a new one.",
-            )
+        refuse_other_schema(path, msgspec.json.decode(content, type=_Versioned).schema_version)
         entries = msgspec.json.decode(content, type=_QueueFile).segments
     except (OSError, msgspec.MsgspecError) as error:
         raise CorruptDataError(f"{path} can't be read: {error}.", next_step="Restore it from a copy.") from error
@@ -87,6 +76,21 @@ def read_segments(path: Path) -> list[SegmentEntry]:
             next_step="Restore it from a copy.",
         )
     return entries
+
+
+def refuse_other_schema(path: Path, version: int) -> None:
+    """Raise `SchemaVersionError` for a queue that another layout wrote."""
+    if version > SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}.",
+            next_step="Update vime to the version that wrote the pool.",
+        )
+    if version < SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}: acceptances are recorded in "
+            "another form since then.",
+            next_step="Finish the run with the vime that began it, or begin a new one.",
+        )
 
 
 def write_segments(path: Path, entries: list[SegmentEntry]) -> None:

@@ -31,7 +31,7 @@ def job_checks(settings: Settings, facts: MachineFacts) -> list[Check]:
         parent = existing_parent(folder)
         if need is not None:
             checks.append(free_disk(flag, parent, shutil.disk_usage(parent).free, need))
-        checks.append(folder_works(flag, parent))
+        checks.append(folder_works(flag, folder, parent))
     if settings.checkpoint.save is not None:
         checks.append(leftovers(RunFolder.of(settings)))
     return checks
@@ -84,14 +84,19 @@ def free_disk(flag: str, folder: Path, free: int, need: DiskNeed) -> Check:
     return passed(name, found)
 
 
-def folder_works(flag: str, folder: Path) -> Check:
-    """Whether the file system does what queue and commits rely on."""
+def folder_works(flag: str, folder: Path, parent: Path) -> Check:
+    """Whether the file system under `folder` does what queue and commits rely on; tried in `parent`, where the run
+    makes it if it does not exist.
+    """
     name = f"storage of {flag}"
-    broken = [probe for probe in probe_folder(folder) if not probe.works]
+    if not parent.is_dir():
+        return failed(name, f"{parent} is a file, not a folder.", f"Give {flag} another folder.")
+    tested = str(parent) if folder.exists() else f"{folder} does not exist yet; tested its parent {parent}"
+    broken = [probe for probe in probe_folder(parent) if not probe.works]
     if not broken:
-        return passed(name, f"{folder}: write, fsync, flock, exclusive create and rename work")
+        return passed(name, f"{tested}: write, fsync, flock, exclusive create and rename work")
     found = "; ".join(f"{probe.name}: {probe.found}" for probe in broken)
-    return failed(name, f"{folder}: {found}.", f"Put {flag} on a file system that supports it, or correct its rights.")
+    return failed(name, f"{tested}: {found}.", f"Put {flag} on a file system that supports it, or correct its rights.")
 
 
 def leftovers(folder: RunFolder) -> Check:

@@ -35,6 +35,26 @@ def storage_checks(folder: Path, declaration: Mapping[str, Any] | None, table: s
     return checks
 
 
+def folder_checks(folder: Path, declaration: Mapping[str, Any] | None, table: str | None = None) -> list[Check]:
+    """`storage_checks` of a folder that must exist: a mount that is missing has an ancestor that works."""
+    try:
+        there = folder.is_dir()
+    except OSError:
+        there = True  # a dead client, which storage_checks tells
+    if there:
+        return storage_checks(folder, declaration, table)
+    if folder.exists():
+        return [failed("storage", f"{folder} is a file, not a folder.", "Name a folder.")]
+    parent = existing_parent(folder)
+    return [
+        failed(
+            "storage",
+            f"{folder} does not exist (its nearest ancestor that does is {parent}).",
+            "Mount it, or make it with `mkdir -p`, then check again.",
+        )
+    ]
+
+
 def mount_peer_checks(folder: Path, peer: Path, table: str | None = None) -> list[Check]:
     """`folder` against another mount of the same file system on this host, given by its mount point or as the same
     folder in it.

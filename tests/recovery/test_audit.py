@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from recovery.audit import audit_run
+from storage.queue_view import QueueView
 from tests.pipeline.mini_stream import BATCH, MEMBERS, ROLLOUTS, run_session
-from vime.errors import CorruptDataError
+from vime.errors import NoRunError, SchemaVersionError
 
 
 @pytest.fixture(scope="module", params=[1000, 1], ids=["one segment", "a segment a commit"])
@@ -97,5 +98,16 @@ def test_a_group_that_two_segments_hold_is_told(run: Path) -> None:
 
 
 def test_a_folder_without_a_queue_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorruptDataError, match="journal can't be read"):
+    with pytest.raises(NoRunError, match="holds no run with a queue"):
         audit_run(tmp_path)
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_queue_of_another_schema_is_refused_as_everywhere(run: Path, version: int) -> None:
+    path = run / "rollout_data" / "pool" / "vime" / "queue.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
+    with pytest.raises(SchemaVersionError, match=f"has schema version {version}, this code reads 3") as audited:
+        audit_run(run)
+    with pytest.raises(SchemaVersionError) as looked:
+        QueueView(path.parents[1])
+    assert str(audited.value) == str(looked.value)

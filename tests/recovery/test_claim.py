@@ -1,5 +1,6 @@
 """A run goes on only with its own queue; a queue is never taken over by another run."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,13 @@ def test_a_damaged_claim_is_refused_by_name(tmp_path: Path) -> None:
     run_claim_path(tmp_path / "run").write_text("{")
     with pytest.raises(RestoreError, match=r"rollout/queue\.json: damaged"):
         start(tmp_path / "run", tmp_path / "queue")
+
+
+def test_a_copy_of_a_run_does_not_go_on_with_the_queue_of_the_original(tmp_path: Path) -> None:
+    start(tmp_path / "run", tmp_path / "queue")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with pytest.raises(RestoreError, match=f"is a copy of the run in {tmp_path / 'run'}"):
+        start(tmp_path / "copy", tmp_path / "queue", has_commits=True)
+    start(tmp_path / "run", tmp_path / "queue", has_commits=True)
+    shutil.rmtree(tmp_path / "run")
+    start(tmp_path / "copy", tmp_path / "queue", has_commits=True)

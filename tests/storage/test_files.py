@@ -33,5 +33,6 @@ def test_a_full_disk_is_told_and_leaves_the_old_content(
 
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"file/run: Not a directory"):
-        make_folder(tmp_path / "file" / "run")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(StorageError, match=r"/file is a file, not a folder\."):
+            make_folder(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from recovery.claim import claim_queue
 from storage import segment_list
 from storage.columns import encode_group
 from storage.dead_letters import DeadLetterBox, letters_folder
@@ -27,8 +28,10 @@ def make_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Group 0 fails and is dropped; the first session trains 3 rollouts and commits 2, the second resumes from there,
     trains 1 and ends with groups pending and 2 leased. Segments hold 8 groups."""
     monkeypatch.setattr(segment_list, "MAX_SEGMENT_GROUPS", 8)
-    (run / "training_log").mkdir(parents=True)
+    for folder in ("training_log", "rollout"):
+        (run / folder).mkdir(parents=True)
     _write_settings(run)
+    claim_queue(run, run / "rollout_data" / "pool", has_commits=False)
     first = MiniStream(run, _stop_before_plan(4))
     _fail_first_group(run, first)
     _run(first)

@@ -13,7 +13,7 @@ from pipeline.doctor.job import job_checks, num_requests
 from pipeline.doctor.juicefs import NAME as JUICEFS
 from pipeline.doctor.juicefs import juicefs_mount
 from pipeline.doctor.machine import gather, machine_checks
-from pipeline.doctor.storage import mount_peer_checks, storage_checks
+from pipeline.doctor.storage import folder_checks, mount_peer_checks
 from pipeline.doctor.tokenizer import round_trip
 from pipeline.preview.rehearsal import first_prompts
 from pipeline.prompt_source import build_prompt_source
@@ -31,11 +31,11 @@ USAGE = """usage: vime doctor [FLAG ...] [--json]
 Check this machine: packages, devices, ports, shared memory, clock, limits. With flags of `vime train` (all or some of
 them) also what they need: devices, disk, storage folders, tokenizer and prompts, processes of a previous session.
 
-With --storage only that folder is checked: the options of its mount if it is JuiceFS (and that they are as declared in
-FILE), writing, fsync, locks, exclusive creation, rename, space and inodes. --peer tries it from two clients: growing
-files, fsync, rename, locks, exclusive creation, zeros at the end of a file, clocks. The other client is a second mount
-of the same file system on this machine, given by its path, or a node of the Ray cluster that runs here, given by its
-host name or address.
+With --storage only that folder is checked, which must exist: the options of its mount if it is JuiceFS (and that they
+are as declared in FILE), writing, fsync, locks, exclusive creation, rename, space and inodes. --peer tries it from two
+clients: growing files, fsync, rename, locks, exclusive creation, zeros at the end of a file, clocks. The other client
+is a second mount of the same file system on this machine, given by its path, or a node of the Ray cluster that runs
+here, given by its host name or address.
 
 Ends with 0 when nothing failed, with 2 otherwise.
 """
@@ -81,7 +81,7 @@ def _storage_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def _storage(folder: Path, peer: str | None, settings: Settings) -> list[Check]:
     """Checks of one folder. Raises `SettingsError` when the declaration can't be read."""
     declaration = read_declaration(settings.queue.rollout_storage_declaration)
-    checks = storage_checks(folder, declaration)
+    checks = folder_checks(folder, declaration)
     if peer is None or _count(checks, Outcome.FAIL):
         return checks
     if Path(peer).is_dir():

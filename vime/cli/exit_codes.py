@@ -16,7 +16,9 @@ class ExitCode(enum.IntEnum):
     DATA = 3
     INTERNAL = 4
     STALLED = 5
+    UNSOUND = 6
     INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
 
     @property
     def words(self) -> str:
@@ -30,7 +32,9 @@ _WORDS = {
     ExitCode.DATA: "data or reward: an unusable record, a failing reward, or more failures than the settings allow",
     ExitCode.INTERNAL: "a process of the run died, or a fault of vime; the message names a file with the trace",
     ExitCode.STALLED: "no group arrived for --stall-timeout seconds",
+    ExitCode.UNSOUND: "`vime audit` found groups that were lost or trained twice",
     ExitCode.INTERRUPTED: "interrupted; the state is saved, the same command resumes",
+    ExitCode.OUTPUT_CLOSED: "who read the output went away, as `head` does; nothing is wrong",
 }
 
 EXIT_CODES: dict[type[Exception], ExitCode] = {

@@ -18,8 +18,8 @@ from recovery.run_location import RunLocation, locate_run
 from storage.positions import first_position, segment_of
 from vime.cli.exit_codes import exit_codes_help
 
-WIDE = 160
-"""Columns of a table that goes into a file or a pipe."""
+UNBOUNDED = 2**20
+"""Columns of a table that goes into a file or a pipe: no value is broken there."""
 
 
 def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -41,14 +41,21 @@ def run_of(options: argparse.Namespace, *, needs_queue: bool = True) -> RunLocat
     return locate_run(options.run, options.pool, needs_queue=needs_queue)
 
 
+def count(text: str) -> int:
+    """A count on the command line."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
+
+
 def print_json(report: Any) -> None:
     """A report as indented JSON."""
     print(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
 
 
 def show(report: RenderableType) -> None:
-    """Print tables, as wide as the terminal or wide enough for a file, without the blanks that fill up lines."""
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDE)
+    """Print tables, as wide as the terminal or elsewhere as they are, without the blanks that fill up lines."""
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else UNBOUNDED)
     with console.capture() as captured:
         console.print(report)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
@@ -107,6 +114,12 @@ def span(pair: tuple[int, int] | None) -> str:
     if pair is None:
         return "-"
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} to {pair[1]}"
+
+
+def first_of(numbers: Sequence[int], limit: int = 10) -> str:
+    """A list of numbers, cut where it is long."""
+    more = len(numbers) - limit
+    return ", ".join(map(str, numbers[:limit])) + (f" and {more} more" if more > 0 else "")
 
 
 def one_line(text: str, width: int = 100) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from vime.cli.closed_output import ending_quietly, reader_is_gone
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.report_error import report_error
+from vime.versions import installed_version
 
 USAGE = """usage: vime COMMAND ...
+       vime --version
 
 Reinforcement learning for language models as one fully asynchronous stream.
 
@@ -30,6 +29,10 @@ commands:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status, see `vime.cli.exit_codes`."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return ending_quietly(lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
     commands = {
         "train": _train,
         "import-script": _import_script,
@@ -42,16 +45,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(f"{USAGE}\n{exit_codes_help()}")
         return ExitCode.DONE if words else ExitCode.USER
+    if words[0] == "--version":
+        print(f"vime {installed_version('vime') or '(not installed: run from its source)'}")
+        return ExitCode.DONE
     if words[0] not in commands:
-        print(f"vime: unknown command {words[0]!r}\n\n{USAGE}", file=sys.stderr)
-        return ExitCode.USER
+        from vime.cli.unknown_command import unknown_command
+
+        return unknown_command("vime", words[0], commands)
     try:
         return commands[words[0]](words[1:])
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except SystemExit as error:  # argparse has printed the help or its complaint
+    except SystemExit as error:  # argparse has printed the help or its complaint, and kept quiet about a closed pipe
+        if reader_is_gone():
+            raise BrokenPipeError from None
         return ExitCode.USER if error.code else ExitCode.DONE
+    except BrokenPipeError as error:
+        if reader_is_gone():
+            raise
+        return report_error(error)
     except Exception as error:  # the outermost boundary: what ends a command becomes a message and an exit status
         return report_error(error)
 
@@ -93,13 +106,6 @@ def _sample(words: list[str]) -> int:
 
 
 def _audit(words: list[str]) -> int:
-    from recovery.audit import audit_run
+    from vime.cli.audit import audit
 
-    parser = argparse.ArgumentParser(prog="vime audit", description="Count a stopped run's groups independently.")
-    parser.add_argument("run", type=Path, help="run folder (--save of `vime train`)")
-    parser.add_argument("--pool", type=Path, default=None, help="queue root, when it lies elsewhere")
-    options = parser.parse_args(words)
-    report = audit_run(options.run, options.pool)
-    print(json.dumps(dataclasses.asdict(report), indent=1))
-    sound = report.identity_holds and not report.lost and not report.trained_twice
-    return ExitCode.DONE if sound else ExitCode.INTERNAL
+    return audit(words)

@@ -14,7 +14,8 @@ from recovery import queue_report
 from storage.queue_view import GroupView, QueueView
 from vime.cli import queue_tables
 from vime.cli.exit_codes import ExitCode, exit_codes_help
-from vime.cli.look import command_parser, print_json, run_of, show
+from vime.cli.look import command_parser, count, print_json, run_of, show
+from vime.cli.unknown_command import unknown_command
 from vime.errors import SettingsError
 
 USAGE = """usage: vime queue COMMAND RUN ...
@@ -53,8 +54,7 @@ def queue(words: list[str]) -> int:
         print(f"{USAGE}\n{exit_codes_help()}")
         return ExitCode.DONE if words else ExitCode.USER
     if words[0] not in commands:
-        print(f"vime queue: unknown command {words[0]!r}\n\n{USAGE}", file=sys.stderr)
-        return ExitCode.USER
+        return unknown_command("vime queue", words[0], commands)
     commands[words[0]](words[1:])
     return ExitCode.DONE
 
@@ -81,7 +81,7 @@ def _tasks(words: list[str]) -> None:
     parser.add_argument("--state", action="append", choices=STATES, default=[], help="only this one; may be repeated")
     parser.add_argument("--group", action="append", type=int, default=[], help="only this group; may be repeated")
     parser.add_argument("--closed", action="store_true", help="also groups of closed segments")
-    parser.add_argument("--limit", type=_count, default=50, help="most groups to show (default 50)")
+    parser.add_argument("--limit", type=count, default=50, help="most groups to show (default 50)")
     options = parser.parse_args(words)
     found = list_tasks(
         run_of(options), states=options.state, groups=options.group, closed=options.closed, limit=options.limit
@@ -114,7 +114,7 @@ def _dead(words: list[str]) -> None:
     parser.add_argument("--group", action="append", type=int, default=[], help="only this group; may be repeated")
     parser.add_argument("--traces", action="store_true", help="print each letter with its trace")
     parser.add_argument("--export", type=Path, default=None, metavar="FILE", help="write all that match as JSON lines")
-    parser.add_argument("--limit", type=_count, default=20, help="most letters to show (default 20)")
+    parser.add_argument("--limit", type=count, default=20, help="most letters to show (default 20)")
     options = parser.parse_args(words)
     location = run_of(options, needs_queue=False)
     limit = None if options.export is not None else options.limit
@@ -201,12 +201,6 @@ def _drop(words: list[str]) -> None:
         print_json({"dropped": options.group, "reason": options.reason})
     else:
         print(f"Dropped {len(groups)} groups ({options.reason}).")
-
-
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
 
 
 def _add_yes(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from pipeline.dead_list import DeadList, DeadRow
 from pipeline.task_list import LeaseList, TaskList
 from recovery.queue_report import BranchReport, HistoryReport, SegmentReport, StatusReport, VersionsReport
 from storage.holder import CoordinatorView
-from vime.cli.look import duration, moment, num_bytes, one_line, place_words, position_words, span, table
+from vime.cli.look import duration, first_of, moment, num_bytes, one_line, place_words, position_words, span, table
 
 
 def status(report: StatusReport) -> RenderableType:
@@ -36,7 +36,9 @@ def status(report: StatusReport) -> RenderableType:
         ),
     ]
     if report.unreadable_groups:
-        rows.append(("unreadable", f"pending groups {report.unreadable_groups}: run `vime audit {report.run}`"))
+        rows.append(
+            ("unreadable", f"pending groups {first_of(report.unreadable_groups)}: run `vime audit {report.run}`")
+        )
     shown = table(("", ""), rows)
     shown.show_header = False
     return shown
@@ -133,7 +135,7 @@ def history(report: HistoryReport) -> RenderableType:
     """`vime queue history`."""
     branches = [_branch(branch) for branch in report.branches]
     segments = [_segment(segment) for segment in report.segments]
-    names = ("branch", "grew from", "start version", "rollouts", "groups trained", "rolled back", "commits")
+    names = ("branch", "grew from", "start version", "rollouts", "groups trained", "rolled back", "committed rollouts")
     parts: list[RenderableType] = [
         table(names, branches, right=("start version", "groups trained", "rolled back")),
         Text(""),

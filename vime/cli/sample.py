@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from recovery.run_location import RunLocation
 from vime.cli import sample_tables
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.look import command_parser, print_json, run_of, show
+from vime.cli.unknown_command import unknown_command
 from vime.errors import SettingsError
 
 USAGE = """usage: vime sample COMMAND RUN ...
@@ -35,8 +35,7 @@ def sample(words: list[str]) -> int:
         print(f"{USAGE}\n{exit_codes_help()}")
         return ExitCode.DONE if words else ExitCode.USER
     if words[0] not in commands:
-        print(f"vime sample: unknown command {words[0]!r}\n\n{USAGE}", file=sys.stderr)
-        return ExitCode.USER
+        return unknown_command("vime sample", words[0], commands)
     commands[words[0]](words[1:])
     return ExitCode.DONE
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vime.cli.closed_output import ending_quietly, reader_is_gone
 from vime.cli.exit_codes import ExitCode
 from vime.cli.report_error import report_error
 from vime.cli.train import print_help, start
@@ -90,8 +91,18 @@ def errors_as_exit_status() -> Iterator[None]:
     """Print the error that ends the script as the command line does, and exit with its status."""
     try:
         yield
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         raise SystemExit(ExitCode.INTERRUPTED) from None
     except Exception as error:  # the outermost boundary, as in `vime.cli.main`
-        raise SystemExit(report_error(error)) from error
+        raise SystemExit(_told(error)) from error
+
+
+def _told(error: Exception) -> int:
+    def tell() -> int:
+        if isinstance(error, BrokenPipeError) and reader_is_gone():
+            raise error
+        return report_error(error)
+
+    return ending_quietly(tell)

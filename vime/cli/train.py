@@ -28,7 +28,7 @@ def print_help(words: Sequence[str]) -> bool:
     if "-h" in words or "--help" in words:
         parser = build_parser(common_first=True)
         parser.epilog = f"{parser.epilog}\n{exit_codes_help()}"
-        parser.print_help()
+        print(parser.format_help(), end="")
     elif "--help-megatron" in words or "--help-vllm" in words or "--help-router" in words:
         _print_options(_options(words))
     else:

@@ -73,6 +73,23 @@ def test_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     assert "--rollout-data-dir" in storage.next_step
 
 
+def test_a_folder_that_the_run_will_make_says_which_parent_was_tested(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "later"
+    settings = settings_of(tmp_path, "--rollout-data-dir", str(folder))
+    (storage,) = [check for check in job_checks(settings, SOUND) if check.name == "storage of --rollout-data-dir"]
+    assert storage.outcome is Outcome.PASS
+    assert f"{folder} does not exist yet; tested its parent {tmp_path}:" in storage.found
+
+
+def test_a_file_where_the_folder_should_be_fails(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for named in (file, file / "inside"):
+        settings = settings_of(tmp_path, "--rollout-data-dir", str(named))
+        (storage,) = [check for check in job_checks(settings, SOUND) if check.name == "storage of --rollout-data-dir"]
+        assert (storage.outcome, storage.found) == (Outcome.FAIL, f"{file} is a file, not a folder.")
+
+
 def test_taken_router_port(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "--vllm-router-port", "4000")
     (taken,) = router_port(settings, lambda *_: "Address already in use")

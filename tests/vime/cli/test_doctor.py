@@ -65,10 +65,25 @@ def test_help_names_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_storage_alone_is_checked_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--storage", str(tmp_path / "not" / "there"), "--json"]) == 0
+    assert main(["doctor", "--storage", str(tmp_path), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert [check["name"] for check in record["checks"]] == ["storage"]
     assert f"{tmp_path}: writable, fsync" in record["checks"][0]["found"]
+
+
+def test_storage_that_does_not_exist_fails_though_its_parent_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "not" / "there"
+    assert main(["doctor", "--storage", str(folder), "--peer", str(tmp_path)]) == 2
+    printed = capsys.readouterr().out
+    assert f"{folder} does not exist (its nearest ancestor that does is {tmp_path})" in printed
+    assert "Next: Mount it, or make it" in printed
+    assert "other client" not in printed
+    file = tmp_path / "file"
+    file.write_text("")
+    assert main(["doctor", "--storage", str(file)]) == 2
+    assert f"{file} is a file, not a folder." in capsys.readouterr().out
 
 
 def test_peer_that_is_the_same_mount_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

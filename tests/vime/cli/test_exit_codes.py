@@ -70,6 +70,29 @@ def test_wrong_usage_is_the_users(words: list[str], capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "group", "near"),
+    [
+        ("queue stats RUN", "vime queue", "status"),
+        ("sample tracer RUN", "vime sample", "trace"),
+        ("trian", "vime", "train"),
+    ],
+)
+def test_an_unknown_command_is_told_with_the_nearest_one(
+    words: str, group: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words.split()) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{group}: unknown command ")
+    assert first.endswith(f". The nearest one is {near}.")
+    assert second.endswith(f"`{group} --help` lists the commands.")
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert re.fullmatch(r"vime \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
 def test_unexpected_exception_leaves_its_trace_in_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

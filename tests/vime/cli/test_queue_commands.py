@@ -9,11 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
 from recovery.audit import audit_run
+from recovery.claim import queue_claim_path, read_claim, run_claim_path
 from storage import segment_list
 from storage.pool import Pool
 from storage.queue import GroupQueue
@@ -194,6 +196,8 @@ def test_history_tells_what_was_rolled_back(run: Path, capsys: pytest.CaptureFix
     assert (first["rollouts"], first["commits"], first["num_groups_rolled_back"]) == ([0, 2], [1], 4)
     assert (second["parent_branch"], second["parent_rollout"]) == (first["branch"], 1)
     assert second["rollouts"] == [2, 2]
+    assert call(run, "queue history") == 0
+    assert "committed rollouts" in capsys.readouterr().out.splitlines()[0]
     assert audit_run(run).rolled_back == 4
 
 
@@ -436,3 +440,45 @@ def test_groups_of_another_branch_whose_samples_are_gone_are_called_reclaimed(
     assert states["reclaimed"] == audit.dropped["reclaimed"] > 0
     assert (states["pending"], states["trained"]) == (audit.pending, audit.trained)
     assert read_json(run, "queue status", capsys)["identity"]["dropped"] == audit.dropped
+
+
+@pytest.mark.parametrize("inside", ["rollout_data/pool", "data/pool"])
+def test_a_copied_run_is_changed_and_read_in_its_own_queue(
+    run: Path, tmp_path: Path, inside: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rename_pool(run, run / inside)
+    copy = copy_run(run, tmp_path / "copy")
+    before = snapshot(run)
+    assert call(copy, "queue drop 23 --reason by_hand --yes") == 0
+    assert call(copy, "queue requeue 0 --yes") == 0
+    assert snapshot(run) == before
+    report = read_json(copy, "queue status", capsys)
+    assert report["pool"] == str(copy / inside)
+    assert report["identity"]["dropped"] == audit_run(copy).dropped == {"by_hand": 1, "reward_raised": 1}
+    shutil.rmtree(copy / inside)
+    assert call(copy, "queue status") == 1
+
+
+@pytest.mark.parametrize("words", ["queue drop 23 --reason x --yes", "queue requeue 0 --yes"])
+def test_a_queue_that_is_not_bound_to_the_run_is_not_changed(
+    run: Path, tmp_path: Path, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rename_pool(run, tmp_path / "elsewhere" / "pool")
+    copy = copy_run(run, tmp_path / "copy")
+    before = snapshot(tmp_path / "elsewhere")
+    assert call(copy, words) == 1
+    assert f"is a copy of the run in {run}" in capsys.readouterr().err
+    (copy / "rollout" / "queue.json").unlink()
+    assert call(copy, f"{words} --pool {tmp_path / 'elsewhere' / 'pool'}") == 1
+    assert f"belongs to the run in {run}, not to the one in {copy}" in capsys.readouterr().err
+    assert snapshot(tmp_path / "elsewhere") == before
+    assert call(run, words) == 0
+
+
+def rename_pool(run: Path, target: Path) -> None:
+    """Make `run` one that was started with its pool in `target`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (run / "rollout_data" / "pool").rename(target)
+    claim = msgspec.structs.replace(read_claim(run_claim_path(run)), run=str(run), queue=str(target))
+    for path in (run_claim_path(run), queue_claim_path(target)):
+        path.write_bytes(msgspec.json.encode(claim))

@@ -1,4 +1,4 @@
-"""Rules on files and folders that a run reads: they must be there when it starts."""
+"""Rules on files and folders: what a run reads must be there when it starts, what it writes must be possible."""
 
 from __future__ import annotations
 
@@ -54,6 +54,29 @@ def stored_samples_exist(settings: Settings) -> Iterator[Problem]:
             yield from _missing(settings, flag, path, "a file")
 
 
+def folders_to_write_are_no_files(settings: Settings) -> Iterator[Problem]:
+    """They are made where they don't exist, which a file in their place prevents."""
+    folders = {
+        "--save": settings.checkpoint.save,
+        "--rollout-data-dir": settings.queue.rollout_data_dir,
+        "--save-hf": settings.checkpoint.save_hf,
+    }
+    for flag, path in folders.items():
+        if path is None:
+            continue
+        place = Path(path.partition("{")[0]).absolute()
+        there = next((folder for folder in (place, *place.parents) if folder.exists()), None)
+        if there is not None and there.is_file():
+            yield problem(
+                settings,
+                flag,
+                found=f"{flag} {path}: {there} is a file",
+                allowed="a folder, or a place where one can be made",
+                reason="",
+                next_step="Give a folder, or move the file away.",
+            )
+
+
 def _missing(settings: Settings, flag: str, path: str, allowed: str) -> Iterator[Problem]:
     if "://" not in path and not Path(path).exists():
         yield problem(
@@ -72,4 +95,5 @@ RULES = (
     folders_to_load_exist,
     commit_to_load_exists,
     stored_samples_exist,
+    folders_to_write_are_no_files,
 )

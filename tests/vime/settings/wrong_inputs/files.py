@@ -38,6 +38,11 @@ def _groups(content: str, found: str, allowed: str, next_step: str) -> Case:
 
 
 CASES = (
+    Case("--save $DIR/file", "--save $DIR/file: $DIR/file is a file", "a folder, or a place where one can be made",
+         "Give a folder, or move the file away.", "folders_to_write_are_no_files", {"file": ""}),
+    Case("--rollout-data-dir $DIR/file/data", "--rollout-data-dir $DIR/file/data: $DIR/file is a file",
+         "a folder, or a place where one can be made", "Give a folder, or move the file away.",
+         "folders_to_write_are_no_files", {"file": ""}),
     Case("--hf-checkpoint $DIR/nowhere", "--hf-checkpoint $DIR/nowhere: no config.json there",
          "a Hugging Face folder on this machine", "Name such a folder.", _KNOWN),
     Case("--hf-checkpoint $DIR", "--hf-checkpoint $DIR/config.json: not JSON", "a JSON object", "Correct the file.",

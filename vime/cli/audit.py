@@ -1,0 +1,50 @@
+"""`vime audit`: count a stopped run's groups independently."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from recovery.audit import audit_run
+from recovery.audit_parts import AuditReport
+from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.look import count
+
+DEFAULT_LIMIT = 20
+
+
+def audit(words: list[str]) -> int:
+    """Print the counts as JSON; the exit status. Raises `NoRunError` or `StorageError`."""
+    parser = argparse.ArgumentParser(
+        prog="vime audit",
+        description="Count a stopped run's groups from its raw journal and the ranks' training logs, sharing no code "
+        "with what did the work. Prints JSON; `lost` and `trained_twice` are empty in a sound run.",
+        epilog="examples:\n  vime audit runs/a\n  vime audit runs/a --limit 1000 | jq .lost\n\n" + exit_codes_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
+    parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")
+    parser.add_argument(
+        "--limit", type=count, default=DEFAULT_LIMIT, help=f"most entries of each list (default {DEFAULT_LIMIT})"
+    )
+    options = parser.parse_args(words)
+    report = audit_run(options.run, options.pool)
+    print(json.dumps(_shortened(report, options.limit), indent=1))
+    sound = report.identity_holds and not report.lost and not report.trained_twice
+    return ExitCode.DONE if sound else ExitCode.UNSOUND
+
+
+def _shortened(report: AuditReport, limit: int) -> dict[str, object]:
+    return {
+        **dataclasses.asdict(report),
+        "lost": _first(report.lost, limit),
+        "trained_twice": _first(report.trained_twice, limit),
+    }
+
+
+def _first(entries: Sequence[str], limit: int) -> list[str]:
+    more = len(entries) - limit
+    return [*entries[:limit], f"and {more} more"] if more > 0 else list(entries)
