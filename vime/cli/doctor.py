@@ -8,19 +8,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.doctor.check import Check, Outcome, failed
+from pipeline.doctor.check import Check, Outcome, failed, passed
 from pipeline.doctor.job import job_checks, num_requests
 from pipeline.doctor.juicefs import NAME as JUICEFS
 from pipeline.doctor.juicefs import juicefs_mount
 from pipeline.doctor.machine import gather, machine_checks
 from pipeline.doctor.storage import mount_peer_checks, storage_checks
 from pipeline.doctor.tokenizer import round_trip
+from pipeline.fixed_settings import refuse_otherwise_started
 from pipeline.preview.rehearsal import first_prompts
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from storage.preflight import existing_parent
 from vime.cli.exit_codes import ExitCode
+from vime.data.prompts import PromptSource
 from vime.errors import SettingsError, VimeError
 from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
@@ -131,16 +133,29 @@ def _data_checks(settings: Settings) -> list[Check]:
         prompts = first_prompts(source, NUM_PROMPTS)
     except VimeError as error:
         return [failed("prompts", error.message, error.next_step or "Correct the file.")]
+    checks = _run_on_disk(settings, source)
     if settings.checkpoint.hf_checkpoint is None:
-        return []
+        return checks
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return [failed("tokenizer", f"It can't be loaded: {reason}", "Restore its files in --hf-checkpoint.")]
-    return [round_trip(settings, tokenizer, prompts)]
+        return [*checks, failed("tokenizer", f"It can't be loaded: {reason}", "Restore its files in --hf-checkpoint.")]
+    return [*checks, round_trip(settings, tokenizer, prompts)]
+
+
+def _run_on_disk(settings: Settings, source: PromptSource) -> list[Check]:
+    """Whether --save, when it is given, holds no run that was started otherwise."""
+    if settings.checkpoint.save is None:
+        return []
+    name = "run in --save"
+    try:
+        refuse_otherwise_started(settings, source)
+    except VimeError as error:
+        return [failed(name, error.message, error.next_step)]
+    return [passed(name, f"{settings.checkpoint.save} can be started or resumed with these settings")]
 
 
 def _juicefs(settings: Settings) -> list[Check]:

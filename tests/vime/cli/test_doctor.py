@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.fixed_settings import fixed_settings
+from pipeline.prompt_source import build_prompt_source
+from pipeline.run_folder import RunFolder
+from recovery.fixed import hold_to_fixed
 from tests.pipeline.doctor.test_machine_checks import SOUND
 from tests.pipeline.preview.planned import write_job
 from vime.cli import doctor as doctor_module
 from vime.cli.main import main
+from vime.settings.parse import parse_settings
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +96,14 @@ def test_declared_mount_that_is_none_fails_and_no_peer_is_asked(
 def test_peer_without_a_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--peer", "/mnt"]) == 1
     assert "--peer goes with --storage only" in capsys.readouterr().err
+
+
+def test_run_that_was_started_otherwise_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = write_job(tmp_path)[2:]  # without --hf-checkpoint no tokenizer is loaded
+    settings = parse_settings(words)
+    RunFolder.of(settings).make()
+    hold_to_fixed(tmp_path / "run", fixed_settings(settings, build_prompt_source(settings)))
+    main(["doctor", *words])
+    assert "pass  run in --save" in capsys.readouterr().out
+    assert main(["doctor", *words, "--rollout-seed", "7"]) == 2
+    assert "--rollout-seed is 7, was 42" in capsys.readouterr().out
