@@ -12,6 +12,7 @@ import psutil
 from pipeline.doctor.check import Check, failed, passed, warned
 from pipeline.doctor.machine import MachineFacts, port_error
 from pipeline.preview.disk_need import DiskNeed, disk_need
+from pipeline.preview.folders import written_folders
 from pipeline.preview.process_map import Machines, map_processes
 from pipeline.run_folder import RunFolder
 from storage.preflight import existing_parent, probe_folder
@@ -27,7 +28,7 @@ def job_checks(settings: Settings, facts: MachineFacts) -> list[Check]:
     checks = [devices(settings, facts), *router_port(settings)]
     need, model = _disk_need(settings)
     checks += model
-    for flag, folder in storage_folders(settings).items():
+    for flag, folder in written_folders(settings).items():
         parent = existing_parent(folder)
         if need is not None:
             checks.append(free_disk(flag, parent, shutil.disk_usage(parent).free, need))
@@ -35,12 +36,6 @@ def job_checks(settings: Settings, facts: MachineFacts) -> list[Check]:
     if settings.checkpoint.save is not None:
         checks.append(leftovers(RunFolder.of(settings)))
     return checks
-
-
-def storage_folders(settings: Settings) -> dict[str, Path]:
-    """Flag -> folder that the run writes to."""
-    given = {"--save": settings.checkpoint.save, "--rollout-data-dir": settings.queue.rollout_data_dir}
-    return {flag: Path(folder) for flag, folder in given.items() if folder is not None}
 
 
 def devices(settings: Settings, facts: MachineFacts) -> Check:

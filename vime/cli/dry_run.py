@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.devices import cpu_slots, visible_gpus
 from pipeline.fixed_settings import refuse_otherwise_started
+from pipeline.preview.folders import folder_problems
 from pipeline.preview.process_map import Machines, assumed_machines
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
@@ -41,7 +42,7 @@ def dry_run(resolved: Resolved, warnings: list[str]) -> int:
 def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     """Read the model's config, the prompt file and the run folder, try the reward, and plan."""
     settings = resolved.settings
-    problems: list[VimeError] = []
+    problems = folder_problems(settings)
     start = StartFacts()
     try:
         start = start_facts(settings)

@@ -60,3 +60,24 @@ def test_queue_of_another_run_is_a_problem(tmp_path: Path, capsys: pytest.Captur
     assert status == 1
     assert f"belongs to the run in {tmp_path / 'run'}" in out
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("flag", ["--save", "--rollout-data-dir"])
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("/sys/x", "/sys is the kernel's (sysfs)"),
+        ("/proc/foo", "/proc is the kernel's (proc)"),
+        ("{tmp}/config.json", "config.json is a file"),
+        ("{tmp}/config.json/run", "config.json is a file"),
+    ],
+)
+def test_folder_that_cannot_be_written_is_a_problem(
+    tmp_path: Path, flag: str, folder: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*write_job(tmp_path), "--assume-gpus", "8", flag, folder.replace("{tmp}", str(tmp_path))]
+    status, out = dry_run(words, capsys)
+    assert status == 1
+    assert f"{flag} {words[-1]}: nothing can be written there" in out
+    assert reason in out
+    assert f"another folder with {flag}" in out
