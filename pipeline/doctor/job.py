@@ -12,7 +12,7 @@ import psutil
 from pipeline.doctor.check import Check, failed, passed, warned
 from pipeline.doctor.machine import MachineFacts, port_error
 from pipeline.preview.disk_need import DiskNeed, disk_need
-from pipeline.preview.folders import written_folders
+from pipeline.preview.folders import RESERVE_STEP, reserve_shortfall, written_folders
 from pipeline.preview.process_map import Machines, map_processes
 from pipeline.run_folder import RunFolder
 from storage.preflight import existing_parent, probe_folder
@@ -33,6 +33,8 @@ def job_checks(settings: Settings, facts: MachineFacts) -> list[Check]:
         if need is not None:
             checks.append(free_disk(flag, parent, shutil.disk_usage(parent).free, need))
         checks.append(folder_works(flag, parent))
+    if written_folders(settings) and settings.queue.rollout_disk_reserve_gib:
+        checks.append(disk_reserve(settings))
     if settings.checkpoint.save is not None:
         checks.append(leftovers(RunFolder.of(settings)))
     return checks
@@ -77,6 +79,14 @@ def free_disk(flag: str, folder: Path, free: int, need: DiskNeed) -> Check:
     if free < need.run_bytes:
         return warned(name, found, "Commit less often (--save-interval), or remove old commits during the run.")
     return passed(name, found)
+
+
+def disk_reserve(settings: Settings) -> Check:
+    """Free bytes under the queue against the reserve, below which production pauses."""
+    short = reserve_shortfall(settings)
+    if short is None:
+        return passed("disk reserve", f"{settings.queue.rollout_disk_reserve_gib:g} GiB and more are free")
+    return failed("disk reserve", f"{short}: production would pause at once.", RESERVE_STEP)
 
 
 def folder_works(flag: str, folder: Path) -> Check:

@@ -65,6 +65,16 @@ def test_free_disk_against_one_commit_and_the_whole_run(tmp_path: Path, free_gib
     assert bool(found.next_step) is (outcome is not Outcome.PASS)
 
 
+@pytest.mark.parametrize(("reserve", "outcome"), [("1e9", Outcome.FAIL), ("1e-6", Outcome.PASS)])
+def test_free_disk_against_the_reserve(tmp_path: Path, reserve: str, outcome: Outcome) -> None:
+    settings = settings_of(tmp_path, "--rollout-disk-reserve-gib", reserve)
+    (found,) = [check for check in job_checks(settings, SOUND) if check.name == "disk reserve"]
+    assert found.outcome is outcome
+    if outcome is Outcome.FAIL:
+        assert "1000000000.00 GiB are needed (--rollout-disk-reserve-gib)" in found.found
+        assert "--rollout-disk-reserve-gib" in found.next_step
+
+
 def test_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "--rollout-data-dir", "/proc/vime")
     (storage,) = [check for check in job_checks(settings, SOUND) if check.name == "storage of --rollout-data-dir"]

@@ -10,6 +10,7 @@ from pipeline.run_folder import RunFolder
 from recovery.claim import claim_queue
 from recovery.fixed import hold_to_fixed
 from tests.pipeline.preview.planned import write_job
+from vime.cli.exit_codes import ExitCode
 from vime.cli.main import main
 from vime.settings.parse import parse_settings
 
@@ -81,3 +82,14 @@ def test_folder_that_cannot_be_written_is_a_problem(
     assert f"{flag} {words[-1]}: nothing can be written there" in out
     assert reason in out
     assert f"another folder with {flag}" in out
+
+
+@pytest.mark.parametrize("transport", ["straw", "object-store"])
+def test_disk_without_its_reserve_is_a_problem(
+    tmp_path: Path, transport: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*write_job(tmp_path), "--assume-gpus", "8", "--rollout-data-transport", transport]
+    status, out = dry_run([*words, "--rollout-disk-reserve-gib", "1e9"], capsys)
+    assert status == ExitCode.ENVIRONMENT
+    assert "GiB are free, 1000000000.00 GiB are needed (--rollout-disk-reserve-gib)" in out
+    assert "A start would fail" in out
