@@ -16,6 +16,7 @@ from pipeline.preview.settings_table import SettingRow, settings_table
 from pipeline.preview.staleness import Staleness, staleness_of
 from vime.errors import SettingsError, VimeError
 from vime.settings.groups import Settings
+from vime.settings.refusals import refused
 from vime.settings.resolve import Resolved
 
 
@@ -40,7 +41,8 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Preview:
-    """A dry run's result. `warnings` don't stop a start, `problems` do."""
+    """A dry run's result. `warnings` don't stop a start, `problems` do, and so do the settings in `refused`, which are
+    among the warnings because a dry run may plan with what isn't built yet."""
 
     start: StartFacts
     settings: list[SettingRow]
@@ -53,6 +55,7 @@ class Preview:
     staleness: Staleness
     rehearsal: Rehearsal
     warnings: list[str]
+    refused: list[str]
     problems: list[VimeError]
 
     def as_json(self) -> dict[str, Any]:
@@ -105,6 +108,7 @@ def preview(
         staleness=staleness,
         rehearsal=rehearsal,
         warnings=[*warnings, *_warnings(settings, processes, batch, disk, staleness)],
+        refused=refused(settings),
         problems=[*problems, *_problems(processes, machines)],
     )
 

@@ -11,6 +11,7 @@ from pipeline.preview.publications import PlannedPublication
 from pipeline.preview.report import Preview, Rehearsal
 from pipeline.preview.settings_table import SettingRow
 from pipeline.preview.staleness import Staleness
+from vime.counted import counted
 
 _MAX_ROWS = 32
 
@@ -163,8 +164,14 @@ def _problem(message: str, next_step: str) -> list[str]:
 
 
 def _summary(shown: Preview) -> str:
+    warnings, refused = counted(len(shown.warnings), "warning"), counted(len(shown.refused), "setting")
     if shown.problems:
+        also = f" and {refused} not built yet" if shown.refused else ""
+        problems = counted(len(shown.problems), "problem")
+        return f"A start would fail: {problems}{also}, {warnings}. Nothing was started."
+    if shown.refused:
         return (
-            f"A start would fail: {len(shown.problems)} problems, {len(shown.warnings)} warnings. Nothing was started."
+            f"A start would refuse {refused} not built yet (see the warnings). No other problem was found, {warnings}. "
+            "Nothing was started."
         )
-    return f"No problem was found, {len(shown.warnings)} warnings. Nothing was started."
+    return f"No problem was found, {warnings}. Nothing was started."

@@ -90,11 +90,23 @@ def test_refusals_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert record["processes"]["shape"] == "colocated"
 
 
+def test_closing_line_counts_what_a_start_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--assume-gpus", "8", "--use-wandb", "--rollout-top-p", "0.5"]
+    status, out = run(tmp_path, capsys, *flags)
+    closing = out.splitlines()[-1]
+    assert status == 0
+    assert closing.startswith("A start would refuse 2 settings not built yet (see the warnings). No other problem")
+    _, record = run_json(tmp_path, capsys, *flags)
+    assert [words.split(" ")[0] for words in record["refused"]] == ["--rollout-top-p", "--use-wandb"]
+    _, out = run(tmp_path, capsys, "--assume-gpus", "8")
+    assert out.splitlines()[-1].startswith("No problem was found, ")
+
+
 def test_too_few_gpus_are_a_problem_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out = run(tmp_path, capsys, "--actor-num-gpus-per-node", "8", "--assume-gpus", "4")
     assert status == 1
     assert "9 GPUs; --assume-gpus gives 4" in out
-    assert "A start would fail: 1 problems" in out
+    assert "A start would fail: 1 problem," in out
 
 
 def test_failing_reward_is_a_problem_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
