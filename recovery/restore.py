@@ -167,7 +167,8 @@ def _active_folder(disk: RunOnDisk, wanted: int | None) -> tuple[str, list[int]]
 
 def _without_commit(disk: RunOnDisk, wanted: int | None, folder: Path) -> RestorePlan:
     if wanted is not None:
-        raise RestoreError(f"{folder}: no commit of rollout {wanted}; there is none at all.", next_step="Check --load.")
+        next_step = "Check the folder, or leave out --ckpt-step (or the file name in --load) to start anew."
+        raise RestoreError(f"{folder}: no commit of rollout {wanted}; there is none at all.", next_step=next_step)
     if disk.has_queue:
         words = [f"{folder} holds a run without a commit: training starts anew, its accepted groups are kept."]
         return RestorePlan(RestoreMode.RESTART, ".", 0, words=words)

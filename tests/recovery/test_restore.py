@@ -83,6 +83,12 @@ def test_missing_commit_is_refused_with_those_that_exist() -> None:
         restore(EMPTY, ckpt_step=11)
 
 
+def test_older_commit_of_a_run_without_commits_is_refused_with_the_way_out() -> None:
+    with pytest.raises(RestoreError, match="no commit of rollout 4; there is none at all") as caught:
+        restore(EMPTY, ckpt_step=4)
+    assert "leave out --ckpt-step" in caught.value.next_step
+
+
 def test_resume_at_the_end_says_so_and_past_it_names_both_numbers() -> None:
     plan = restore(COMMITTED, num_rollout=30)
     assert plan.mode is RestoreMode.COMPLETE

@@ -93,3 +93,12 @@ def test_disk_without_its_reserve_is_a_problem(
     assert status == ExitCode.ENVIRONMENT
     assert "GiB are free, 1000000000.00 GiB are needed (--rollout-disk-reserve-gib)" in out
     assert "A start would fail" in out
+
+
+def test_older_commit_is_looked_for_in_save_when_load_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*started_run(tmp_path), "--ckpt-step", "4"]
+    status, out = dry_run(words, capsys)
+    assert status == 1
+    assert f"{tmp_path / 'run'}: no commit of rollout 4; there is none at all." in out
