@@ -97,9 +97,23 @@ def test_resume_at_the_end_says_so_and_past_it_names_both_numbers() -> None:
         restore(COMMITTED, num_rollout=5)
 
 
-def test_load_outside_save_is_refused() -> None:
+def test_load_outside_save_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RestoreError, match="lies outside --save"):
-        restore(COMMITTED, load="/elsewhere")
+        restore(COMMITTED, load=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ("/elsewhere", "--load /elsewhere doesn't exist"),
+        ("/elsewhere/rollout/committed_9.json", "--load /elsewhere doesn't exist"),
+        ("/run/branches/nope", "--load /run/branches/nope doesn't exist or holds no commit"),
+    ],
+)
+def test_load_that_is_not_there_is_refused_as_that(load: str, words: str) -> None:
+    with pytest.raises(RestoreError, match=words) as caught:
+        restore(COMMITTED, load=load)
+    assert caught.value.next_step.startswith("Check --load")
 
 
 def test_load_of_another_json_file_is_refused() -> None:
