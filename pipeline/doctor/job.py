@@ -23,9 +23,11 @@ from vime.settings.groups import Settings
 GIB = 2**30
 
 
-def job_checks(settings: Settings, facts: MachineFacts) -> list[Check]:
-    """All checks that need settings. What a check needs and isn't given leaves the check out."""
-    checks = [devices(settings, facts), *router_port(settings)]
+def job_checks(settings: Settings, facts: MachineFacts, *, with_devices: bool = True) -> list[Check]:
+    """All checks that need settings. What a check needs and isn't given leaves the check out; `with_devices` says
+    whether the flags ask for devices.
+    """
+    checks = [*([devices(settings, facts)] if with_devices else []), *router_port(settings)]
     need, model = _disk_need(settings)
     checks += model
     for flag, folder in written_folders(settings).items():

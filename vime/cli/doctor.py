@@ -22,9 +22,12 @@ from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from storage.preflight import existing_parent
 from vime.cli.exit_codes import ExitCode
+from vime.cli.passed_on import passed_on_problems
+from vime.cli.this_machine import asks_for_devices
 from vime.data.prompts import PromptSource
 from vime.errors import SettingsError, VimeError
 from vime.settings.groups import Settings
+from vime.settings.passed_on import edit_distance, nearest, own_flag_names
 from vime.settings.resolve import resolve
 
 USAGE = """usage: vime doctor [FLAG ...] [--json]
@@ -42,6 +45,8 @@ host name or address.
 Ends with 0 when nothing failed, with 2 otherwise.
 """
 NUM_PROMPTS = 8
+MAX_EDITS = 2
+"""Up to which an unknown flag counts as a misspelt one of the doctor."""
 
 
 def doctor(words: list[str]) -> int:
@@ -54,18 +59,26 @@ def doctor(words: list[str]) -> int:
         print(USAGE)
         return ExitCode.DONE
     options, words = _storage_options(words)
-    settings = resolve(words).settings
+    resolved = resolve(words)
+    settings = resolved.settings
     if options.storage is not None:
+        _refuse_job_flags(words)
         return _report(_storage(options.storage, options.peer, settings), as_record=settings.command.json)
     if settings.command.assume_gpus is not None:
         raise SettingsError(
             "--assume-gpus plans for a cluster that is not there, `vime doctor` checks this machine.",
             next_step="Leave it out, or use `vime train --dry-run --assume-gpus N ...`.",
         )
+    if unknown := list(passed_on_problems(settings)):
+        raise SettingsError(" ".join(map(str, unknown)), next_step=unknown[0].next_step)
     facts = gather()
     checks = machine_checks(facts, num_requests(settings))
     if [word for word in words if word != "--json"]:
-        checks += [*job_checks(settings, facts), *_data_checks(settings), *_juicefs(settings)]
+        checks += [
+            *job_checks(settings, facts, with_devices=asks_for_devices(resolved)),
+            *_data_checks(settings),
+            *_juicefs(settings),
+        ]
     return _report(checks, as_record=settings.command.json)
 
 
@@ -75,9 +88,26 @@ def _storage_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--storage", type=Path)
     parser.add_argument("--peer")
     options, rest = parser.parse_known_args(words)
+    own = ("--storage", "--peer")
+    for word in (word.partition("=")[0] for word in rest if word.startswith("--")):
+        meant = nearest(word, own)
+        if word not in own_flag_names() and edit_distance(word, meant, MAX_EDITS) <= MAX_EDITS:
+            raise SettingsError(f"{word} is not a flag; the nearest one is {meant}.", next_step="Correct it.")
     if options.peer is not None and options.storage is None:
         raise SettingsError("--peer goes with --storage only.", next_step="Add --storage DIR.")
     return options, rest
+
+
+def _refuse_job_flags(words: list[str]) -> None:
+    """A folder alone is checked without a job."""
+    allowed = ("--rollout-storage-declaration", "--json")
+    more = [flag for word in words if word.startswith("--") and (flag := word.partition("=")[0]) not in allowed]
+    if more:
+        raise SettingsError(
+            f"{', '.join(more)} has no effect with --storage, which checks a folder alone; allowed besides: --peer, "
+            f"{', '.join(allowed)}.",
+            next_step="Leave it out, or leave out --storage to check a job.",
+        )
 
 
 def _storage(folder: Path, peer: str | None, settings: Settings) -> list[Check]:

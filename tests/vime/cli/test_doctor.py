@@ -107,3 +107,34 @@ def test_run_that_was_started_otherwise_fails(tmp_path: Path, capsys: pytest.Cap
     assert "pass  run in --save" in capsys.readouterr().out
     assert main(["doctor", *words, "--rollout-seed", "7"]) == 2
     assert "--rollout-seed is 7, was 42" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        ("--storge /x", "--storge is not a flag; the nearest one is --storage"),
+        ("--storage /tmp --per /x", "--per is not a flag; the nearest one is --peer"),
+        ("--tensor-model-parallel-sise 2", "The nearest one is --tensor-model-parallel-size"),
+    ],
+)
+def test_misspelt_flag_is_refused_with_the_nearest(
+    words: str, nearest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "vime.backends.megatron_utils.arguments.known_megatron_flags",
+        lambda: frozenset({"--tensor-model-parallel-size"}),
+    )
+    assert main(["doctor", *words.split()]) == 1
+    assert nearest in capsys.readouterr().err
+
+
+def test_flags_of_a_job_are_refused_where_a_folder_alone_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--storage", str(tmp_path), "--lr", "3"]) == 1
+    assert "--lr has no effect with --storage" in capsys.readouterr().err
+
+
+def test_devices_that_no_flag_asks_for_are_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--lr", "3"]) == 0
+    assert "devices of the run" not in capsys.readouterr().out
