@@ -15,11 +15,14 @@ from vime.settings.groups import Settings
 NAME = "tokenizer"
 
 
-def round_trip(settings: Settings, tokenizer: Tokenizer, prompts: Sequence[PromptTask]) -> Check:
+def round_trip(
+    settings: Settings, tokenizer: Tokenizer, prompts: Sequence[PromptTask], most_tokens: int | None = None
+) -> Check:
     """Encode the prompts as the run does, decode, encode again, and compare.
 
     Text that reads otherwise after the trip is worth a warning; ids that differ are a failure, since a second turn
-    would then be trained on tokens that were never sampled.
+    would then be trained on tokens that were never sampled. A prompt that leaves no room for a response within
+    `most_tokens` (of prompt and response together) is a failure too.
     """
     generator = SampleGenerator(
         tokenizer,
@@ -41,6 +44,13 @@ def round_trip(settings: Settings, tokenizer: Tokenizer, prompts: Sequence[Promp
                 NAME,
                 f"Row {prompt.row}: {text[:40]!r} has no token.",
                 "Use the tokenizer that belongs to the model; check its files in --hf-checkpoint.",
+            )
+        if most_tokens is not None and len(ids) >= most_tokens:
+            return failed(
+                NAME,
+                f"Row {prompt.row}: the prompt has {len(ids)} tokens, prompt and response together may have "
+                f"{most_tokens} (the least of the model's positions and the flags).",
+                "Shorten or remove such prompts, or use a model or flags with a longer context.",
             )
         decoded = tokenizer.decode(ids, skip_special_tokens=False)
         again = tokenizer.encode(decoded, add_special_tokens=False)

@@ -16,6 +16,7 @@ from pipeline.doctor.machine import gather, machine_checks
 from pipeline.doctor.storage import mount_peer_checks, storage_checks
 from pipeline.doctor.tokenizer import round_trip
 from pipeline.fixed_settings import refuse_otherwise_started
+from pipeline.preview.disk_need import longest_sequence
 from pipeline.preview.rehearsal import first_prompts
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
@@ -29,6 +30,7 @@ from vime.errors import SettingsError, VimeError
 from vime.settings.groups import Settings
 from vime.settings.passed_on import edit_distance, nearest, own_flag_names
 from vime.settings.resolve import resolve
+from vime.settings.rules.json_files import model_config
 
 USAGE = """usage: vime doctor [FLAG ...] [--json]
        vime doctor --storage DIR [--peer MOUNT_OR_HOST] [--rollout-storage-declaration FILE] [--json]
@@ -173,7 +175,7 @@ def _data_checks(settings: Settings) -> list[Check]:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return [*checks, failed("tokenizer", f"It can't be loaded: {reason}", "Restore its files in --hf-checkpoint.")]
-    return [*checks, round_trip(settings, tokenizer, prompts)]
+    return [*checks, round_trip(settings, tokenizer, prompts, longest_sequence(settings, model_config(settings)))]
 
 
 def _run_on_disk(settings: Settings, source: PromptSource) -> list[Check]:

@@ -170,3 +170,13 @@ def test_tokenizer_round_trip(
     assert check.outcome.value == outcome
     assert found in check.found
     assert next_step in check.next_step
+
+
+@pytest.mark.parametrize(("most_tokens", "outcome"), [(3, Outcome.FAIL), (4, Outcome.PASS), (None, Outcome.PASS)])
+def test_prompt_that_leaves_no_room_for_a_response_is_named(
+    tmp_path: Path, most_tokens: int | None, outcome: Outcome
+) -> None:
+    check = round_trip(settings_of(tmp_path), Letters(), [prompt("abc")], most_tokens)
+    assert check.outcome is outcome
+    if outcome is Outcome.FAIL:
+        assert "Row 7: the prompt has 3 tokens, prompt and response together may have 3" in check.found

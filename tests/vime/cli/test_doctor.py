@@ -9,8 +9,9 @@ from pipeline.fixed_settings import fixed_settings
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from recovery.fixed import hold_to_fixed
+from tests.pipeline.doctor.test_job_checks import Letters
 from tests.pipeline.doctor.test_machine_checks import SOUND
-from tests.pipeline.preview.planned import write_job
+from tests.pipeline.preview.planned import QWEN3_4B, write_job
 from vime.cli import doctor as doctor_module
 from vime.cli.main import main
 from vime.settings.parse import parse_settings
@@ -138,3 +139,12 @@ def test_flags_of_a_job_are_refused_where_a_folder_alone_is_checked(
 def test_devices_that_no_flag_asks_for_are_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--lr", "3"]) == 0
     assert "devices of the run" not in capsys.readouterr().out
+
+
+def test_prompt_longer_than_the_model_allows_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: Letters())
+    words = write_job(tmp_path, {**QWEN3_4B, "max_position_embeddings": 10})
+    assert main(["doctor", *words]) == 2
+    assert "Row 0: the prompt has 10 tokens, prompt and response together may have 10" in capsys.readouterr().out
