@@ -52,9 +52,9 @@ def read_record(value: object, keys: RecordKeys) -> PromptRecord:
     """
     if not isinstance(value, dict):
         raise RecordFault(f"a record must be an object, found {_name(value)}")
-    for flag, key in keys.required.items():
-        if key not in value:
-            raise RecordFault(f"no key {key!r}; the record has {sorted(value)}", flag=flag)
+    for flag, required in keys.required.items():
+        if required not in value:
+            raise RecordFault(f"no key {required!r}; the record has {sorted(value)}", flag=flag)
     prompt = value[keys.input_key]
     _check_prompt(prompt, keys.input_key)
     label = None if keys.label_key is None else value[keys.label_key]
