@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-_IRREGULAR = {"process": "processes", "batch": "batches", "is": "are", "was": "were", "has": "have"}
+_IRREGULAR = {
+    "process": "processes",
+    "batch": "batches",
+    "is": "are",
+    "was": "were",
+    "has": "have",
+    "comes": "come",
+    "waits": "wait",
+}
 
 
 def counted(number: int, noun: str) -> str:
@@ -10,7 +18,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {agreeing(number, noun)}"
 
 
-def agreeing(number: int, word: str) -> str:
+def agreeing(number: float, word: str) -> str:
     """The noun (`group`, `worker process`) or verb (`is`, `has`) in the form that goes with a number."""
     if number == 1:
         return word

@@ -17,6 +17,7 @@ from pipeline.preview.process_map import Machines, map_processes
 from pipeline.run_folder import RunFolder
 from storage.preflight import existing_parent, probe_folder
 from vime.backends.megatron_utils.hf_config import read_hf_config
+from vime.counted import counted
 from vime.errors import VimeError
 from vime.settings.groups import Settings
 
@@ -50,8 +51,8 @@ def devices(settings: Settings, facts: MachineFacts) -> Check:
     except VimeError as error:
         return failed("devices of the run", error.message, error.next_step)
     found = (
-        f"{processes.num_devices} {kind}(s) needed ({len(processes.trainers)} trainer ranks, "
-        f"{len(processes.engines)} engines, {processes.shape}), {have} there"
+        f"{counted(processes.num_devices, kind)} needed ({counted(len(processes.trainers), 'trainer rank')}, "
+        f"{counted(len(processes.engines), 'engine')}, {processes.shape}), {have} there"
     )
     if processes.num_devices > have:
         return failed("devices of the run", found, "Lower --actor-num-gpus-per-node or --rollout-num-gpus.")

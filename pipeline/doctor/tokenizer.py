@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jinja2 import TemplateError
 
 from pipeline.doctor.check import Check, failed, passed, warned
+from vime.counted import agreeing, counted
 from vime.data.cursor import PromptTask
 from vime.errors import SampleError
 from vime.rollout.generate import GenerateSettings, SampleGenerator, Tokenizer
@@ -48,7 +49,7 @@ def round_trip(
         if most_tokens is not None and len(ids) >= most_tokens:
             return failed(
                 NAME,
-                f"Row {prompt.row}: the prompt has {len(ids)} tokens, prompt and response together may have "
+                f"Row {prompt.row}: the prompt has {counted(len(ids), 'token')}, prompt and response together may have "
                 f"{most_tokens} (the least of the model's positions and the flags).",
                 "Shorten or remove such prompts, or use a model or flags with a longer context.",
             )
@@ -68,4 +69,4 @@ def round_trip(
             f"{changed} of {len(prompts)} prompts read otherwise after encoding and decoding; their ids stay the same.",
             "Check that the tokenizer knows every character of the prompts.",
         )
-    return passed(NAME, f"{len(prompts)} prompts come back the same")
+    return passed(NAME, f"{counted(len(prompts), 'prompt')} {agreeing(len(prompts), 'comes')} back the same")

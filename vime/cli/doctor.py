@@ -25,6 +25,7 @@ from storage.preflight import existing_parent
 from vime.cli.exit_codes import ExitCode
 from vime.cli.passed_on import passed_on_problems
 from vime.cli.this_machine import asks_for_devices
+from vime.counted import counted
 from vime.data.prompts import PromptSource
 from vime.errors import SettingsError, VimeError
 from vime.settings.groups import Settings
@@ -146,7 +147,7 @@ def render(checks: list[Check]) -> str:
         if check.next_step:
             lines.append(f"      {'':{width}}  Next: {check.next_step}")
     lines.append(
-        f"\n{_count(checks, Outcome.PASS)} passed, {_count(checks, Outcome.WARN)} warnings, "
+        f"\n{_count(checks, Outcome.PASS)} passed, {counted(_count(checks, Outcome.WARN), 'warning')}, "
         f"{_count(checks, Outcome.FAIL)} failed."
     )
     return "\n".join(lines)

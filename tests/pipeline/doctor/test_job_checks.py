@@ -42,7 +42,7 @@ def test_without_flags_nothing_of_a_job_is_read() -> None:
 def test_too_few_devices(tmp_path: Path) -> None:
     found = devices(settings_of(tmp_path, "--actor-num-gpus-per-node", "8"), replace(SOUND, num_gpus=4))
     assert found.outcome is Outcome.FAIL
-    assert "9 GPU(s) needed (8 trainer ranks, 1 engines, separate), 4 there" in found.found
+    assert "9 GPUs needed (8 trainer ranks, 1 engine, separate), 4 there" in found.found
     assert "--actor-num-gpus-per-node" in found.next_step
 
 
@@ -154,8 +154,8 @@ def prompt(content: Any) -> PromptTask:
 @pytest.mark.parametrize(
     ("tokenizer", "content", "flags", "outcome", "found", "next_step"),
     [
-        (Letters(), "abc", [], "pass", "1 prompts come back the same", ""),
-        (Letters(), [{"role": "user", "content": "abc"}], ["--apply-chat-template"], "pass", "come back", ""),
+        (Letters(), "abc", [], "pass", "1 prompt comes back the same", ""),
+        (Letters(), [{"role": "user", "content": "abc"}], ["--apply-chat-template"], "pass", "comes back", ""),
         (Letters(lost="b"), "abc", [], "warn", "1 of 1 prompts read otherwise", "every character"),
         (Letters(merged="b"), "abc", [], "fail", "Row 7: 3 ids become 2 others", "belongs to the model"),
         (Letters(lost="abc"), "abc", [], "fail", "has no token", "belongs to the model"),
