@@ -130,7 +130,7 @@ def _megatron(facts: MachineFacts) -> Check:
 def _devices(facts: MachineFacts) -> Check:
     if facts.num_gpus:
         return passed("devices", counted(facts.num_gpus, "GPU"))
-    return passed("devices", f"no GPU; {counted(facts.num_slots, 'worker process')} for GPUs")
+    return passed("devices", f"no GPU; {counted(facts.num_slots, 'worker process')} in place of GPUs")
 
 
 def _ports(facts: MachineFacts) -> Check:
