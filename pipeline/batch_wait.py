@@ -10,6 +10,7 @@ from typing import Protocol
 from pipeline.messages import ProducerStats, QueueCounts
 from pipeline.stall import StallWatch
 from storage.queue_types import AcceptedGroup
+from vime.counted import agreeing, counted
 
 WAIT_REPORT_S = 5.0
 
@@ -48,8 +49,10 @@ async def wait_for_batch(
         now_s = time.monotonic()
         requests, dropped = sum(stat.in_flight_requests for stat in stats), sum(counts.dropped.values())
         report(
-            f"The trainer has waited {now_s - started_s:.0f} s for {batch} groups ({counts.pending} are there); "
-            f"{counts.in_flight} groups with {requests} requests are in flight, {dropped} were set aside."
+            f"The trainer has waited {now_s - started_s:.0f} s for {counted(batch, 'group')} ({counts.pending} "
+            f"{agreeing(counts.pending, 'is')} there); "
+            f"{counted(counts.in_flight, 'group')} with {counted(requests, 'request')} "
+            f"{agreeing(counts.in_flight, 'is')} in flight, {dropped} {agreeing(dropped, 'was')} set aside."
             + "".join(f" {notice}" for notice in counts.notices)
         )
         check(counts)

@@ -166,9 +166,9 @@ def trace_step(location: RunLocation, rollout_id: int, step: int | None, branch:
         and (line.counts(entry.branch, rollout_id) if branch is None else entry.branch == branch)
     ]
     if not entries:
-        which = "" if branch is None else f" of branch {branch}"
+        what = f"rollout {rollout_id}" if step is None else f"step {step} of rollout {rollout_id}"
         raise NoRunError(
-            f"No rank has logged step {'any' if step is None else step} of rollout {rollout_id}{which}.",
+            f"No rank has logged {what}{'' if branch is None else f' of branch {branch}'}.",
             next_step="`vime queue history RUN` lists the branches and their rollouts.",
         )
     groups = {index for entry in entries for index in entry.group_indices}

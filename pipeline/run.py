@@ -16,6 +16,7 @@ from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.failed_fraction import check_failed_fraction
+from pipeline.fixed_settings import fixed_settings
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
@@ -44,14 +45,13 @@ from recovery.commit import (
     read_queue_state,
     write_commit,
 )
-from recovery.fixed import FixedSettings, hold_to_fixed
+from recovery.fixed import hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
 from recovery.retention import releasable
 from storage.disk_reserve import GIB
 from storage.files import append_durably, make_folder, write_atomically
 from storage.positions import PositionRanges
 from vime.backends.vllm_utils.client import EngineClient
-from vime.data.prompts import PromptSource
 from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
@@ -73,7 +73,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     settings = resolved.settings
     folder = RunFolder.of(settings)
     source = build_prompt_source(settings)
-    fixed = _fixed_settings(settings, source)
+    fixed = fixed_settings(settings, source)
     folder.make()
     with session_lock(folder):
         start = _prepare(settings, folder)
@@ -126,18 +126,6 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
         max_staleness=queue.max_staleness,
         online_gc=queue.rollout_queue_online_gc,
         reserve_bytes=round(queue.rollout_disk_reserve_gib * GIB),
-    )
-
-
-def _fixed_settings(settings: Settings, source: PromptSource) -> FixedSettings:
-    data = settings.data
-    return FixedSettings(
-        run_id=settings.queue.rollout_queue_run_id,
-        dataset_digest=source.dataset_digest(),
-        n_samples_per_prompt=data.n_samples_per_prompt,
-        rollout_shuffle=data.rollout_shuffle,
-        rollout_seed=data.rollout_seed,
-        transport=settings.queue.rollout_data_transport,
     )
 
 

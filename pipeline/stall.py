@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.messages import ProducerStats, QueueCounts
+from vime.counted import agreeing, counted
 from vime.errors import StalledError
 
 
@@ -31,7 +32,8 @@ class StallWatch:
         if quiet_s > self._timeout_s:
             raise StalledError(
                 f"No group arrived for {quiet_s:.0f} s, --stall-timeout is {self._timeout_s:g}. The trainer waits for "
-                f"{batch} groups, {counts.pending} are there{_set_aside(counts)}. "
+                f"{counted(batch, 'group')}, {counts.pending} {agreeing(counts.pending, 'is')} there"
+                f"{_set_aside(counts)}. "
                 f"{_what_producers_wait_for(counts, stats)}",
                 next_step="Look at the logs of engines and producers in the run folder. The same command resumes; "
                 "raise --stall-timeout when a group may take longer.",
@@ -39,8 +41,9 @@ class StallWatch:
 
 
 def _set_aside(counts: QueueCounts) -> str:
+    dropped = sum(counts.dropped.values())
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
-    return f" and {sum(counts.dropped.values())} were set aside ({reasons})" if reasons else ""
+    return f" and {dropped} {agreeing(dropped, 'was')} set aside ({reasons})" if reasons else ""
 
 
 def _what_producers_wait_for(counts: QueueCounts, stats: Sequence[ProducerStats]) -> str:
@@ -50,12 +53,16 @@ def _what_producers_wait_for(counts: QueueCounts, stats: Sequence[ProducerStats]
 def _what_they_do(counts: QueueCounts, stats: Sequence[ProducerStats]) -> str:
     requests = sum(stat.in_flight_requests for stat in stats)
     if requests:
-        return f"The producers wait for the engines: {requests} requests of {counts.in_flight} groups are unanswered."
+        return (
+            f"The producers wait for the engines: {counted(requests, 'request')} of "
+            f"{counted(counts.in_flight, 'group')} {agreeing(requests, 'is')} unanswered."
+        )
     if counts.in_flight:
         return (
-            f"The producers have {counts.in_flight} groups in flight but no request at an engine: they wait for the "
-            "reward function, or to be let on after a publication."
+            f"The producers have {counted(counts.in_flight, 'group')} in flight but no request at an engine: they wait "
+            "for the reward function, or to be let on after a publication."
         )
     if counts.backpressured:
         return "The producers have nothing in flight: the queue hands out no more groups."
-    return f"The producers have nothing in flight, {counts.fresh} prompts wait to be handed out."
+    waiting = f"{counted(counts.fresh, 'prompt')} {agreeing(counts.fresh, 'waits')}"
+    return f"The producers have nothing in flight, {waiting} to be handed out."

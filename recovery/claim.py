@@ -33,10 +33,24 @@ def claim_queue(run: Path, queue: Path, *, has_commits: bool) -> None:
     Raises:
         RestoreError: the queue belongs to another run, or it isn't the one that the run's commits count positions of.
     """
+    if is_claimed(run, queue, has_commits=has_commits):
+        return
+    claim = msgspec.json.encode(Claim(uuid.uuid4().hex, str(run), str(queue)))
+    write_atomically(run_claim_path(run), claim)
+    make_folder(queue_claim_path(queue).parent)
+    write_atomically(queue_claim_path(queue), claim)
+
+
+def is_claimed(run: Path, queue: Path, *, has_commits: bool) -> bool:
+    """Whether run folder and queue are bound to each other already; False when they still can be. Reads only.
+
+    Raises:
+        RestoreError: as `claim_queue`.
+    """
     ours, theirs = read_claim(run_claim_path(run)), read_claim(queue_claim_path(queue))
     if ours is not None and theirs is not None and ours.token == theirs.token:
         _refuse_copy(run, queue, theirs)
-        return
+        return True
     if theirs is not None or (queue / "vime" / "queue.json").exists():
         owner = "another run" if theirs is None else f"the run in {theirs.run}"
         raise RestoreError(
@@ -49,10 +63,7 @@ def claim_queue(run: Path, queue: Path, *, has_commits: bool) -> None:
             f"{run} has commits, but their queue is not in {queue}{before}.",
             next_step="Give the --rollout-data-dir that the run was started with, or begin anew in another --save.",
         )
-    claim = msgspec.json.encode(Claim(uuid.uuid4().hex, str(run), str(queue)))
-    write_atomically(run_claim_path(run), claim)
-    make_folder(queue_claim_path(queue).parent)
-    write_atomically(queue_claim_path(queue), claim)
+    return False
 
 
 def refuse_unbound(run: Path, queue: Path) -> None:

@@ -41,9 +41,20 @@ def hold_to_fixed(run: Path, settings: FixedSettings) -> None:
     Raises:
         RestoreError: a setting differs; the message names the flag and both values.
     """
+    if fixed_path(run).exists():
+        refuse_changed(run, settings)
+    else:
+        write_once(fixed_path(run), msgspec.json.encode(settings))
+
+
+def refuse_changed(run: Path, settings: FixedSettings) -> None:
+    """Refuse settings that differ from those that the run in `run` was started with, if there is one; reads only.
+
+    Raises:
+        RestoreError: as `hold_to_fixed`.
+    """
     path = fixed_path(run)
     if not path.exists():
-        write_once(path, msgspec.json.encode(settings))
         return
     try:
         started_with = msgspec.json.decode(path.read_bytes(), type=FixedSettings)

@@ -45,6 +45,9 @@ class RestorePlan:
     """What was chosen and why, a sentence each."""
 
 
+_CHECK_LOAD = "Check --load, or leave it out to go on with what --save holds."
+
+
 def scan_run(run: Path, queue_root: Path) -> RunOnDisk:
     """Read what a run folder and its queue hold; small files only."""
     commits = {folder: rollouts for folder in commit_folders(run) if (rollouts := committed_rollouts(run / folder))}
@@ -94,6 +97,8 @@ def plan_restore(
     wanted = _wanted_rollout(exact, ckpt_step)
     if relative != ".":
         rollouts = disk.commits.get(relative, [])
+        if not rollouts:
+            raise RestoreError(f"--load {folder} doesn't exist or holds no commit.", next_step=_CHECK_LOAD)
     else:
         relative, rollouts = _active_folder(disk, wanted)
     if not rollouts:
@@ -141,6 +146,8 @@ def _relative_folder(folder: Path, save: Path) -> str:
     try:
         return str(folder.resolve().relative_to(save.resolve()))
     except ValueError as error:
+        if not folder.exists():
+            raise RestoreError(f"--load {folder} doesn't exist.", next_step=_CHECK_LOAD) from error
         raise RestoreError(
             f"--load {folder} lies outside --save {save}; a run goes on in its own folder.",
             next_step=f"Use --save {folder}.",
@@ -167,7 +174,8 @@ def _active_folder(disk: RunOnDisk, wanted: int | None) -> tuple[str, list[int]]
 
 def _without_commit(disk: RunOnDisk, wanted: int | None, folder: Path) -> RestorePlan:
     if wanted is not None:
-        raise RestoreError(f"{folder}: no commit of rollout {wanted}; there is none at all.", next_step="Check --load.")
+        next_step = "Check the folder, or leave out --ckpt-step (or the file name in --load) to start anew."
+        raise RestoreError(f"{folder}: no commit of rollout {wanted}; there is none at all.", next_step=next_step)
     if disk.has_queue:
         words = [f"{folder} holds a run without a commit: training starts anew, its accepted groups are kept."]
         return RestorePlan(RestoreMode.RESTART, ".", 0, words=words)

@@ -13,11 +13,18 @@ from functools import partial
 from pathlib import Path
 
 from storage.files import sync_directory, write_atomically
+from storage.mounts import MOUNT_TABLE, mount_of
 from vime.errors import StorageError
 
 MIN_FREE_BYTES = 256 * 2**20
 MIN_FREE_INODES = 10_000
 """A pool makes two files for each writer process, a few for each segment, and one pack for each gibibyte."""
+
+
+_KERNEL_FILE_SYSTEMS = frozenset(
+    {"proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "configfs", "devpts", "mqueue", "bpf"}
+)
+"""They show the kernel's state and hold no files of others, whatever their permissions say."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,25 @@ def existing_parent(folder: Path) -> Path:
     """`folder` itself, or its nearest ancestor that exists: where the run would make it."""
     absolute = folder.absolute()
     return next(path for path in (absolute, *absolute.parents) if path.exists())
+
+
+def not_writable(folder: Path, table: str | None = None) -> str | None:
+    """Why nothing can be written to `folder`, which need not exist; None when permissions and mount allow it.
+
+    Only looks; `probe_folder` tries. `table` stands in for the kernel's mount table.
+    """
+    try:
+        place = existing_parent(folder)
+        if not place.is_dir():
+            return f"{place} is a file"
+        mount = mount_of(place.resolve(), MOUNT_TABLE.read_text() if table is None else table)
+        if mount is not None and mount.file_system in _KERNEL_FILE_SYSTEMS:
+            return f"{mount.point} is the kernel's ({mount.file_system}) and takes no files"
+        if os.statvfs(place).f_flag & os.ST_RDONLY:
+            return f"{place} is mounted read-only"
+        return None if os.access(place, os.W_OK | os.X_OK) else f"no permission to write to {place}"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 @contextlib.contextmanager

@@ -12,35 +12,35 @@ import psutil
 from pipeline.doctor.check import Check, failed, passed, warned
 from pipeline.doctor.machine import MachineFacts, port_error
 from pipeline.preview.disk_need import DiskNeed, disk_need
+from pipeline.preview.folders import RESERVE_STEP, reserve_shortfall, written_folders
 from pipeline.preview.process_map import Machines, map_processes
 from pipeline.run_folder import RunFolder
 from storage.preflight import existing_parent, probe_folder
 from vime.backends.megatron_utils.hf_config import read_hf_config
+from vime.counted import counted
 from vime.errors import VimeError
 from vime.settings.groups import Settings
 
 GIB = 2**30
 
 
-def job_checks(settings: Settings, facts: MachineFacts) -> list[Check]:
-    """All checks that need settings. What a check needs and isn't given leaves the check out."""
-    checks = [devices(settings, facts), *router_port(settings)]
+def job_checks(settings: Settings, facts: MachineFacts, *, with_devices: bool = True) -> list[Check]:
+    """All checks that need settings. What a check needs and isn't given leaves the check out; `with_devices` says
+    whether the flags ask for devices.
+    """
+    checks = [*([devices(settings, facts)] if with_devices else []), *router_port(settings)]
     need, model = _disk_need(settings)
     checks += model
-    for flag, folder in storage_folders(settings).items():
+    for flag, folder in written_folders(settings).items():
         parent = existing_parent(folder)
         if need is not None:
             checks.append(free_disk(flag, parent, shutil.disk_usage(parent).free, need))
         checks.append(folder_works(flag, folder, parent))
+    if written_folders(settings) and settings.queue.rollout_disk_reserve_gib:
+        checks.append(disk_reserve(settings))
     if settings.checkpoint.save is not None:
         checks.append(leftovers(RunFolder.of(settings)))
     return checks
-
-
-def storage_folders(settings: Settings) -> dict[str, Path]:
-    """Flag -> folder that the run writes to."""
-    given = {"--save": settings.checkpoint.save, "--rollout-data-dir": settings.queue.rollout_data_dir}
-    return {flag: Path(folder) for flag, folder in given.items() if folder is not None}
 
 
 def devices(settings: Settings, facts: MachineFacts) -> Check:
@@ -51,8 +51,8 @@ def devices(settings: Settings, facts: MachineFacts) -> Check:
     except VimeError as error:
         return failed("devices of the run", error.message, error.next_step)
     found = (
-        f"{processes.num_devices} {kind}(s) needed ({len(processes.trainers)} trainer ranks, "
-        f"{len(processes.engines)} engines, {processes.shape}), {have} there"
+        f"{counted(processes.num_devices, kind)} needed ({counted(len(processes.trainers), 'trainer rank')}, "
+        f"{counted(len(processes.engines), 'engine')}, {processes.shape}), {have} there"
     )
     if processes.num_devices > have:
         return failed("devices of the run", found, "Lower --actor-num-gpus-per-node or --rollout-num-gpus.")
@@ -82,6 +82,14 @@ def free_disk(flag: str, folder: Path, free: int, need: DiskNeed) -> Check:
     if free < need.run_bytes:
         return warned(name, found, "Commit less often (--save-interval), or remove old commits during the run.")
     return passed(name, found)
+
+
+def disk_reserve(settings: Settings) -> Check:
+    """Free bytes under the queue against the reserve, below which production pauses."""
+    short = reserve_shortfall(settings)
+    if short is None:
+        return passed("disk reserve", f"{settings.queue.rollout_disk_reserve_gib:g} GiB and more are free")
+    return failed("disk reserve", f"{short}: production would pause at once.", RESERVE_STEP)
 
 
 def folder_works(flag: str, folder: Path, parent: Path) -> Check:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.devices import cpu_slots, visible_gpus
 from pipeline.doctor.check import Check, failed, passed, warned
+from vime.counted import counted
 from vime.errors import VersionMismatchError
 from vime.settings.passed_on import listed_megatron_version
 from vime.versions import CPU, GPU, check_versions, installed_version
@@ -128,8 +129,8 @@ def _megatron(facts: MachineFacts) -> Check:
 
 def _devices(facts: MachineFacts) -> Check:
     if facts.num_gpus:
-        return passed("devices", f"{facts.num_gpus} GPUs")
-    return passed("devices", f"no GPU; {facts.num_slots} worker processes stand for GPUs")
+        return passed("devices", counted(facts.num_gpus, "GPU"))
+    return passed("devices", f"no GPU; {counted(facts.num_slots, 'worker process')} in place of GPUs")
 
 
 def _ports(facts: MachineFacts) -> Check:

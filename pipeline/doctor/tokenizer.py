@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jinja2 import TemplateError
 
 from pipeline.doctor.check import Check, failed, passed, warned
+from vime.counted import agreeing, counted
 from vime.data.cursor import PromptTask
 from vime.errors import SampleError
 from vime.rollout.generate import GenerateSettings, SampleGenerator, Tokenizer
@@ -15,11 +16,14 @@ from vime.settings.groups import Settings
 NAME = "tokenizer"
 
 
-def round_trip(settings: Settings, tokenizer: Tokenizer, prompts: Sequence[PromptTask]) -> Check:
+def round_trip(
+    settings: Settings, tokenizer: Tokenizer, prompts: Sequence[PromptTask], most_tokens: int | None = None
+) -> Check:
     """Encode the prompts as the run does, decode, encode again, and compare.
 
     Text that reads otherwise after the trip is worth a warning; ids that differ are a failure, since a second turn
-    would then be trained on tokens that were never sampled.
+    would then be trained on tokens that were never sampled. A prompt that leaves no room for a response within
+    `most_tokens` (of prompt and response together) is a failure too.
     """
     generator = SampleGenerator(
         tokenizer,
@@ -42,6 +46,13 @@ def round_trip(settings: Settings, tokenizer: Tokenizer, prompts: Sequence[Promp
                 f"Row {prompt.row}: {text[:40]!r} has no token.",
                 "Use the tokenizer that belongs to the model; check its files in --hf-checkpoint.",
             )
+        if most_tokens is not None and len(ids) >= most_tokens:
+            return failed(
+                NAME,
+                f"Row {prompt.row}: the prompt has {counted(len(ids), 'token')}, prompt and response together may have "
+                f"{most_tokens} (the least of the model's positions and the flags).",
+                "Shorten or remove such prompts, or use a model or flags with a longer context.",
+            )
         decoded = tokenizer.decode(ids, skip_special_tokens=False)
         again = tokenizer.encode(decoded, add_special_tokens=False)
         if again != ids:
@@ -58,4 +69,4 @@ def round_trip(settings: Settings, tokenizer: Tokenizer, prompts: Sequence[Promp
             f"{changed} of {len(prompts)} prompts read otherwise after encoding and decoding; their ids stay the same.",
             "Check that the tokenizer knows every character of the prompts.",
         )
-    return passed(NAME, f"{len(prompts)} prompts come back the same")
+    return passed(NAME, f"{counted(len(prompts), 'prompt')} {agreeing(len(prompts), 'comes')} back the same")

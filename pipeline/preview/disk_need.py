@@ -65,7 +65,7 @@ def disk_need(settings: Settings, hf_config: Mapping[str, Any]) -> DiskNeed:
     """
     parameters = count_parameters(hf_config)
     checkpoint = parameters * _bytes_per_parameter(settings)
-    longest = _longest_sequence(settings, hf_config)
+    longest = longest_sequence(settings, hf_config)
     response = settings.rollout.rollout_max_response_len or 0
     if longest is not None:
         response = min(response, longest)
@@ -116,7 +116,7 @@ def _bytes_per_parameter(settings: Settings) -> int:
     return weights + ADAM_BYTES + (MASTER_BYTES if precision != "fp32" else 0)
 
 
-def _longest_sequence(settings: Settings, hf_config: Mapping[str, Any]) -> int | None:
+def longest_sequence(settings: Settings, hf_config: Mapping[str, Any]) -> int | None:
     """The least of what limits prompt and response together: flags, the engine's length, the model's positions."""
     rollout, prompt = settings.rollout, settings.data.rollout_max_prompt_len
     limits = [rollout.rollout_max_context_len, hf_config.get("max_position_embeddings")]

@@ -14,8 +14,10 @@ from pipeline.preview.publications import PlannedPublication, first_publications
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial
 from pipeline.preview.settings_table import SettingRow, settings_table
 from pipeline.preview.staleness import Staleness, staleness_of
+from vime.counted import counted
 from vime.errors import SettingsError, VimeError
 from vime.settings.groups import Settings
+from vime.settings.refusals import refused
 from vime.settings.resolve import Resolved
 
 
@@ -40,7 +42,8 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Preview:
-    """A dry run's result. `warnings` don't stop a start, `problems` do."""
+    """A dry run's result. `warnings` don't stop a start, `problems` do, and so do the settings in `refused`, which are
+    among the warnings because a dry run may plan with what isn't built yet."""
 
     start: StartFacts
     settings: list[SettingRow]
@@ -53,6 +56,7 @@ class Preview:
     staleness: Staleness
     rehearsal: Rehearsal
     warnings: list[str]
+    refused: list[str]
     problems: list[VimeError]
 
     def as_json(self) -> dict[str, Any]:
@@ -105,6 +109,7 @@ def preview(
         staleness=staleness,
         rehearsal=rehearsal,
         warnings=[*warnings, *_warnings(settings, processes, batch, disk, staleness)],
+        refused=refused(settings),
         problems=[*problems, *_problems(processes, machines)],
     )
 
@@ -117,7 +122,7 @@ def _problems(processes: ProcessMap, machines: Machines) -> list[VimeError]:
         SettingsError(
             f"The run needs {len(processes.trainers)} (training) and "
             f"{sum(len(engine.devices) for engine in processes.engines)} (generation), {processes.shape}: "
-            f"{processes.num_devices} {processes.kind}s; {where} {machines.num_devices}.",
+            f"{counted(processes.num_devices, processes.kind)}; {where} {machines.num_devices}.",
             next_step="Lower --actor-num-gpus-per-node or --rollout-num-gpus, or plan for more with --assume-gpus N.",
         )
     ]
@@ -133,12 +138,13 @@ def _warnings(
     longest, budget = disk.longest_sequence, batch.microbatch_tokens
     if longest is not None and budget is not None and longest > budget:
         warnings.append(
-            f"A sequence may have {longest} tokens, a microbatch {budget} (--max-tokens-per-gpu x context parallel "
-            "size): a longer one stops the run."
+            f"A sequence may have {counted(longest, 'token')}, a microbatch {budget} (--max-tokens-per-gpu x context "
+            "parallel size): a longer one stops the run."
         )
     if batch.samples_per_step % processes.sizes.data:
         warnings.append(
-            f"{batch.samples_per_step} samples of a step over {processes.sizes.data} data-parallel ranks: some get "
+            f"{counted(batch.samples_per_step, 'sample')} of a step over "
+            f"{counted(processes.sizes.data, 'data-parallel rank')}: some get "
             "one more than others."
         )
     if settings.checkpoint.save_interval is None:

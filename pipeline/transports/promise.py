@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from storage.queue_types import MemorySnapshot
+from vime.counted import agreeing, counted
 from vime.settings.groups import Settings
 
 _MEDIUM = {"object-store": "Ray's object store", "nixl": "NIXL, out of the producers' memory"}
@@ -20,9 +21,9 @@ def transport_words(settings: Settings, resumed_from: MemorySnapshot | None) -> 
         "the newest commit doesn't call trained when a session ends, the next one generates again. "
         "--rollout-data-transport straw keeps it."
     ]
-    if resumed_from is not None and resumed_from.num_unfinished:
+    if resumed_from is not None and (left := resumed_from.num_unfinished):
         words.append(
-            f"{resumed_from.num_unfinished} groups were not trained at that commit and ended with the memory of their "
-            "session: they are generated again, as are those that came after them."
+            f"{counted(left, 'group')} {agreeing(left, 'was')} not trained at that commit and ended with the memory of "
+            "their session: generated again, as are those that came after."
         )
     return words

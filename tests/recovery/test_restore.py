@@ -83,6 +83,12 @@ def test_missing_commit_is_refused_with_those_that_exist() -> None:
         restore(EMPTY, ckpt_step=11)
 
 
+def test_older_commit_of_a_run_without_commits_is_refused_with_the_way_out() -> None:
+    with pytest.raises(RestoreError, match="no commit of rollout 4; there is none at all") as caught:
+        restore(EMPTY, ckpt_step=4)
+    assert "leave out --ckpt-step" in caught.value.next_step
+
+
 def test_resume_at_the_end_says_so_and_past_it_names_both_numbers() -> None:
     plan = restore(COMMITTED, num_rollout=30)
     assert plan.mode is RestoreMode.COMPLETE
@@ -91,9 +97,23 @@ def test_resume_at_the_end_says_so_and_past_it_names_both_numbers() -> None:
         restore(COMMITTED, num_rollout=5)
 
 
-def test_load_outside_save_is_refused() -> None:
+def test_load_outside_save_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RestoreError, match="lies outside --save"):
-        restore(COMMITTED, load="/elsewhere")
+        restore(COMMITTED, load=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ("/elsewhere", "--load /elsewhere doesn't exist"),
+        ("/elsewhere/rollout/committed_9.json", "--load /elsewhere doesn't exist"),
+        ("/run/branches/nope", "--load /run/branches/nope doesn't exist or holds no commit"),
+    ],
+)
+def test_load_that_is_not_there_is_refused_as_that(load: str, words: str) -> None:
+    with pytest.raises(RestoreError, match=words) as caught:
+        restore(COMMITTED, load=load)
+    assert caught.value.next_step.startswith("Check --load")
 
 
 def test_load_of_another_json_file_is_refused() -> None:

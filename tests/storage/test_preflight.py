@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage.mounts import Mount, mount_of, mounted_at
-from storage.preflight import existing_parent, probe_folder, probe_space
+from storage.preflight import existing_parent, not_writable, probe_folder, probe_space
 
 NAMES = ["writable", "fsync", "flock", "exclusive create", "rename"]
 
@@ -114,3 +114,18 @@ def test_the_deepest_and_topmost_mount_holds_a_path(path: str, mount: Mount) -> 
 def test_only_the_mount_point_itself_has_something_mounted_at_it() -> None:
     assert mounted_at(Path("/mnt/my data"), TABLE) == "fuse.juicefs"
     assert mounted_at(Path("/mnt/my data/run"), TABLE) is None
+
+
+def test_folder_without_permission_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not_writable(tmp_path / "new") is None
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert not_writable(tmp_path / "new") == f"no permission to write to {tmp_path}"
+
+
+def test_what_cannot_even_be_looked_at_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dead(_: Path) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(os, "statvfs", dead)
+    assert not_writable(tmp_path) == "Transport endpoint is not connected"
+    assert list(tmp_path.iterdir()) == []

@@ -8,22 +8,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.doctor.check import Check, Outcome, failed
+from pipeline.doctor.check import Check, Outcome, failed, passed
 from pipeline.doctor.job import job_checks, num_requests
 from pipeline.doctor.juicefs import NAME as JUICEFS
 from pipeline.doctor.juicefs import juicefs_mount
 from pipeline.doctor.machine import gather, machine_checks
 from pipeline.doctor.storage import folder_checks, mount_peer_checks
 from pipeline.doctor.tokenizer import round_trip
+from pipeline.fixed_settings import refuse_otherwise_started
+from pipeline.preview.disk_need import longest_sequence
 from pipeline.preview.rehearsal import first_prompts
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from storage.preflight import existing_parent
 from vime.cli.exit_codes import ExitCode
+from vime.cli.passed_on import passed_on_problems
+from vime.cli.this_machine import asks_for_devices
+from vime.counted import counted
+from vime.data.prompts import PromptSource
 from vime.errors import SettingsError, VimeError
 from vime.settings.groups import Settings
+from vime.settings.passed_on import edit_distance, nearest, own_flag_names
 from vime.settings.resolve import resolve
+from vime.settings.rules.json_files import model_config
 
 USAGE = """usage: vime doctor [FLAG ...] [--json]
        vime doctor --storage DIR [--peer MOUNT_OR_HOST] [--rollout-storage-declaration FILE] [--json]
@@ -40,6 +48,8 @@ here, given by its host name or address.
 Ends with 0 when nothing failed, with 2 otherwise.
 """
 NUM_PROMPTS = 8
+MAX_EDITS = 2
+"""Up to which an unknown flag counts as a misspelt one of the doctor."""
 
 
 def doctor(words: list[str]) -> int:
@@ -52,18 +62,26 @@ def doctor(words: list[str]) -> int:
         print(USAGE)
         return ExitCode.DONE
     options, words = _storage_options(words)
-    settings = resolve(words).settings
+    resolved = resolve(words)
+    settings = resolved.settings
     if options.storage is not None:
+        _refuse_job_flags(words)
         return _report(_storage(options.storage, options.peer, settings), as_record=settings.command.json)
     if settings.command.assume_gpus is not None:
         raise SettingsError(
             "--assume-gpus plans for a cluster that is not there, `vime doctor` checks this machine.",
             next_step="Leave it out, or use `vime train --dry-run --assume-gpus N ...`.",
         )
+    if unknown := list(passed_on_problems(settings)):
+        raise SettingsError(" ".join(map(str, unknown)), next_step=unknown[0].next_step)
     facts = gather()
     checks = machine_checks(facts, num_requests(settings))
     if [word for word in words if word != "--json"]:
-        checks += [*job_checks(settings, facts), *_data_checks(settings), *_juicefs(settings)]
+        checks += [
+            *job_checks(settings, facts, with_devices=asks_for_devices(resolved)),
+            *_data_checks(settings),
+            *_juicefs(settings),
+        ]
     return _report(checks, as_record=settings.command.json)
 
 
@@ -73,9 +91,26 @@ def _storage_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--storage", type=Path)
     parser.add_argument("--peer")
     options, rest = parser.parse_known_args(words)
+    own = ("--storage", "--peer")
+    for word in (word.partition("=")[0] for word in rest if word.startswith("--")):
+        meant = nearest(word, own)
+        if word not in own_flag_names() and edit_distance(word, meant, MAX_EDITS) <= MAX_EDITS:
+            raise SettingsError(f"{word} is not a flag; the nearest one is {meant}.", next_step="Correct it.")
     if options.peer is not None and options.storage is None:
         raise SettingsError("--peer goes with --storage only.", next_step="Add --storage DIR.")
     return options, rest
+
+
+def _refuse_job_flags(words: list[str]) -> None:
+    """A folder alone is checked without a job."""
+    allowed = ("--rollout-storage-declaration", "--json")
+    more = [flag for word in words if word.startswith("--") and (flag := word.partition("=")[0]) not in allowed]
+    if more:
+        raise SettingsError(
+            f"{', '.join(more)} has no effect with --storage, which checks a folder alone; allowed besides: --peer, "
+            f"{', '.join(allowed)}.",
+            next_step="Leave it out, or leave out --storage to check a job.",
+        )
 
 
 def _storage(folder: Path, peer: str | None, settings: Settings) -> list[Check]:
@@ -112,7 +147,7 @@ def render(checks: list[Check]) -> str:
         if check.next_step:
             lines.append(f"      {'':{width}}  Next: {check.next_step}")
     lines.append(
-        f"\n{_count(checks, Outcome.PASS)} passed, {_count(checks, Outcome.WARN)} warnings, "
+        f"\n{_count(checks, Outcome.PASS)} passed, {counted(_count(checks, Outcome.WARN), 'warning')}, "
         f"{_count(checks, Outcome.FAIL)} failed."
     )
     return "\n".join(lines)
@@ -131,16 +166,29 @@ def _data_checks(settings: Settings) -> list[Check]:
         prompts = first_prompts(source, NUM_PROMPTS)
     except VimeError as error:
         return [failed("prompts", error.message, error.next_step or "Correct the file.")]
+    checks = _run_on_disk(settings, source)
     if settings.checkpoint.hf_checkpoint is None:
-        return []
+        return checks
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return [failed("tokenizer", f"It can't be loaded: {reason}", "Restore its files in --hf-checkpoint.")]
-    return [round_trip(settings, tokenizer, prompts)]
+        return [*checks, failed("tokenizer", f"It can't be loaded: {reason}", "Restore its files in --hf-checkpoint.")]
+    return [*checks, round_trip(settings, tokenizer, prompts, longest_sequence(settings, model_config(settings)))]
+
+
+def _run_on_disk(settings: Settings, source: PromptSource) -> list[Check]:
+    """Whether --save, when it is given, holds no run that was started otherwise."""
+    if settings.checkpoint.save is None:
+        return []
+    name = "run in --save"
+    try:
+        refuse_otherwise_started(settings, source)
+    except VimeError as error:
+        return [failed(name, error.message, error.next_step)]
+    return [passed(name, f"{settings.checkpoint.save} can be started or resumed with these settings")]
 
 
 def _juicefs(settings: Settings) -> list[Check]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 from pipeline.devices import cpu_slots, visible_gpus
+from pipeline.fixed_settings import refuse_otherwise_started
+from pipeline.preview.folders import folder_problems
 from pipeline.preview.process_map import Machines, assumed_machines
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
@@ -40,7 +42,7 @@ def dry_run(resolved: Resolved, warnings: list[str]) -> int:
 def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     """Read the model's config, the prompt file and the run folder, try the reward, and plan."""
     settings = resolved.settings
-    problems: list[VimeError] = []
+    problems = folder_problems(settings)
     start = StartFacts()
     try:
         start = start_facts(settings)
@@ -97,6 +99,14 @@ def _rehearse(settings: Settings, problems: list[VimeError]) -> Rehearsal:
     trials: list[RewardTrial] = []
     try:
         source = build_prompt_source(settings)
+    except VimeError as error:
+        problems.append(error)
+        return Rehearsal(None, [], named_hooks(settings))
+    try:
+        refuse_otherwise_started(settings, source)
+    except VimeError as error:
+        problems.append(error)
+    try:
         prompts = prompt_facts(settings, source)
         trials = try_reward(settings, source)
     except VimeError as error:

@@ -11,6 +11,7 @@ from pipeline.preview.publications import PlannedPublication
 from pipeline.preview.report import Preview, Rehearsal
 from pipeline.preview.settings_table import SettingRow
 from pipeline.preview.staleness import Staleness
+from vime.counted import agreeing, counted
 
 _MAX_ROWS = 32
 
@@ -23,7 +24,7 @@ def render(shown: Preview) -> str:
         *[(f"Flags passed on to {owner}", [" ".join(words)]) for owner, words in shown.passed_on.items() if words],
         ("Who runs where", _processes(shown.processes, assumed=shown.machines.assumed)),
         ("Batch", _batch(shown.batch)),
-        (f"First {len(shown.publications)} weight versions", _publications(shown.publications)),
+        (f"First {counted(len(shown.publications), 'weight version')}", _publications(shown.publications)),
         ("Staleness", _staleness(shown.staleness, shown.batch.groups)),
         ("Disk", _disk(shown.disk)),
         ("Tried out", _rehearsal(shown.rehearsal)),
@@ -52,11 +53,11 @@ def _value(value: object) -> str:
 
 def _processes(processes: ProcessMap, *, assumed: bool) -> list[str]:
     sizes = processes.sizes
-    lines = [f"{processes.words} {processes.num_devices} {processes.kind}(s){' (assumed)' if assumed else ''}."]
+    lines = [f"{processes.words} {counted(processes.num_devices, processes.kind)}{' (assumed)' if assumed else ''}."]
     if processes.trainers:
         lines.append(
-            f"Trainer: {len(processes.trainers)} ranks = tensor {sizes.tensor} x context {sizes.context} x data "
-            f"{sizes.data} x pipeline {sizes.pipeline}{f', expert {sizes.expert}' if sizes.expert > 1 else ''}"
+            f"Trainer: {counted(len(processes.trainers), 'rank')} = tensor {sizes.tensor} x context {sizes.context} x "
+            f"data {sizes.data} x pipeline {sizes.pipeline}{f', expert {sizes.expert}' if sizes.expert > 1 else ''}"
             f"{'; the critic shares these devices' if processes.critic else ''}"
         )
     ranks = [
@@ -84,16 +85,18 @@ def _some(lines: list[str]) -> list[str]:
 
 def _batch(batch: EffectiveBatch) -> list[str]:
     microbatch = (
-        f"up to {batch.microbatch_tokens} tokens"
+        f"up to {counted(batch.microbatch_tokens, 'token')}"
         if batch.microbatch_tokens is not None
-        else f"{batch.microbatch_samples} samples"
+        else counted(batch.microbatch_samples or 0, "sample")
     )
+    per_rank = f"{batch.samples_per_rank:g} {agreeing(batch.samples_per_rank, 'sample')}"
     return [
-        f"{batch.groups} groups x {batch.samples_per_group} = {batch.samples} samples a rollout batch, "
-        f"{batch.num_rollouts} rollout batches",
-        f"{batch.steps_per_rollout} optimizer steps a rollout batch of {batch.samples_per_step} samples, "
+        f"{counted(batch.groups, 'group')} x {batch.samples_per_group} = {counted(batch.samples, 'sample')} a rollout "
+        f"batch, {counted(batch.num_rollouts, 'rollout batch')}",
+        f"{counted(batch.steps_per_rollout, 'optimizer step')} a rollout batch of "
+        f"{counted(batch.samples_per_step, 'sample')}, "
         f"{batch.optimizer_steps} in all",
-        f"{batch.samples_per_rank:g} samples of a step on each data-parallel rank, in microbatches of {microbatch}",
+        f"{per_rank} of a step on each data-parallel rank, in microbatches of {microbatch}",
     ]
 
 
@@ -113,25 +116,25 @@ def _staleness(staleness: Staleness, batch: int) -> list[str]:
     bound = (
         "Nothing bounds the age of a sample whose request outlives publications (--flush-cache-interval 0 or less)."
         if staleness.most is None
-        else f"No sample is older than {staleness.most} versions when it is trained."
+        else f"No sample is older than {counted(staleness.most, 'version')} when it is trained."
     )
     return [
-        f"At most {staleness.max_groups} groups untrained for batches of {batch}: a finished group is trained within "
-        f"{staleness.waiting} versions.",
-        f"At most {staleness.groups_in_flight} groups in flight: {staleness.in_flight_mean:.2g} versions pass on "
-        "average while one is generated.",
+        f"At most {counted(staleness.max_groups, 'group')} untrained for batches of {batch}: a finished group is "
+        f"trained within {counted(staleness.waiting, 'version')}.",
+        f"At most {counted(staleness.groups_in_flight, 'group')} in flight: {staleness.in_flight_mean:.2g} versions "
+        "pass on average while one is generated.",
         bound,
     ]
 
 
 def _disk(disk: DiskNeed) -> list[str]:
-    longest = "unlimited prompt" if disk.longest_sequence is None else f"{disk.longest_sequence} tokens"
+    longest = "unlimited prompt" if disk.longest_sequence is None else counted(disk.longest_sequence, "token")
     columns = ", ".join(column.name for column in disk.columns)
     return [
-        f"Checkpoint: {size(disk.checkpoint_bytes)} ({disk.parameters / 1e6:.4g} M parameters), {disk.num_commits} "
-        "commits in the run",
+        f"Checkpoint: {size(disk.checkpoint_bytes)} ({disk.parameters / 1e6:.4g} M parameters), "
+        f"{counted(disk.num_commits, 'commit')} in the run",
         f"Rollout batch: up to {size(disk.rollout_bytes)}, {size(disk.sample_bytes)} a sample of {longest} with "
-        f"{disk.longest_response} response tokens ({columns})",
+        f"{counted(disk.longest_response, 'response token')} ({columns})",
         f"Whole run: up to {size(disk.run_bytes)}",
     ]
 
@@ -149,11 +152,12 @@ def _rehearsal(tried: Rehearsal) -> list[str]:
     lines = []
     if tried.prompts is not None:
         lines.append(
-            f"{tried.prompts.num_prompts} prompts, {tried.prompts.rollouts_per_epoch:g} rollout batches an epoch, "
-            f"{tried.prompts.epochs:.3g} epochs"
+            f"{counted(tried.prompts.num_prompts, 'prompt')}, {tried.prompts.rollouts_per_epoch:g} rollout batches an "
+            f"epoch, {tried.prompts.epochs:.3g} epochs"
         )
         if tried.prompts.num_bad_records:
-            lines.append(f"{tried.prompts.num_bad_records} malformed prompt records are skipped")
+            bad = tried.prompts.num_bad_records
+            lines.append(f"{counted(bad, 'malformed prompt record')} {agreeing(bad, 'is')} skipped")
     lines += [f"Reward {trial.reward:g} for the label {trial.response!r} of {trial.where}" for trial in tried.reward]
     return lines + [f"{hook}: imported, can be called as documented" for hook in tried.hooks]
 
@@ -163,8 +167,14 @@ def _problem(message: str, next_step: str) -> list[str]:
 
 
 def _summary(shown: Preview) -> str:
+    warnings, refused = counted(len(shown.warnings), "warning"), counted(len(shown.refused), "setting")
     if shown.problems:
+        also = f" and {refused} not built yet" if shown.refused else ""
+        problems = counted(len(shown.problems), "problem")
+        return f"A start would fail: {problems}{also}, {warnings}. Nothing was started."
+    if shown.refused:
         return (
-            f"A start would fail: {len(shown.problems)} problems, {len(shown.warnings)} warnings. Nothing was started."
+            f"A start would refuse {refused} not built yet (see the warnings). No other problem was found, {warnings}. "
+            "Nothing was started."
         )
-    return f"No problem was found, {len(shown.warnings)} warnings. Nothing was started."
+    return f"No problem was found, {warnings}. Nothing was started."

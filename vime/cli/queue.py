@@ -16,6 +16,7 @@ from vime.cli import queue_tables
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.look import command_parser, count, print_json, run_of, show
 from vime.cli.unknown_command import unknown_command
+from vime.counted import counted
 from vime.errors import SettingsError
 
 USAGE = """usage: vime queue COMMAND RUN ...
@@ -200,7 +201,7 @@ def _drop(words: list[str]) -> None:
     if options.json:
         print_json({"dropped": options.group, "reason": options.reason})
     else:
-        print(f"Dropped {len(groups)} groups ({options.reason}).")
+        print(f"Dropped {counted(len(groups), 'group')} ({options.reason}).")
 
 
 def _add_yes(parser: argparse.ArgumentParser) -> None:
@@ -212,8 +213,10 @@ def _confirm(what: str, groups: Sequence[GroupView], *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise SettingsError(f"Nobody can be asked whether to {what} {len(groups)} groups.", next_step="Add --yes.")
+        raise SettingsError(
+            f"Nobody can be asked whether to {what} {counted(len(groups), 'group')}.", next_step="Add --yes."
+        )
     for group in groups:
         print(f"  group {group.group_index}: {group.state}" + (f" ({group.reason})" if group.reason else ""))
-    if input(f"{what.capitalize()} these {len(groups)} groups? [y/N] ").strip().lower() not in ("y", "yes"):
+    if input(f"{what.capitalize()} {counted(len(groups), 'group')}? [y/N] ").strip().lower() not in ("y", "yes"):
         raise SettingsError("Nothing was changed.")

@@ -12,6 +12,7 @@ from pipeline.task_list import LeaseList, TaskList
 from recovery.queue_report import BranchReport, HistoryReport, SegmentReport, StatusReport, VersionsReport
 from storage.holder import CoordinatorView
 from vime.cli.look import duration, first_of, moment, num_bytes, one_line, place_words, position_words, span, table
+from vime.counted import counted
 
 
 def status(report: StatusReport) -> RenderableType:
@@ -24,9 +25,12 @@ def status(report: StatusReport) -> RenderableType:
         ("coordinator", _coordinator(report.coordinator)),
         ("groups", str(report.identity)),
         ("in flight", _in_flight(report)),
-        ("not begun", f"{report.num_fresh} prompts"),
+        ("not begun", counted(report.num_fresh, "prompt")),
         ("pending versions", span(report.pending_versions)),
-        ("trained", f"{report.rollouts_trained} rollouts on branch {report.branch}; newest commit: {commit}"),
+        (
+            "trained",
+            f"{counted(report.rollouts_trained, 'rollout')} on branch {report.branch}; newest commit: {commit}",
+        ),
         ("dead letters", letters),
         ("segments", f"{report.num_open_segments} open, {report.num_closed_segments} closed"),
         (

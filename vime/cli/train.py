@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.passed_on import passed_on_problems
-from vime.cli.this_machine import this_machine
+from vime.cli.this_machine import asks_for_devices, this_machine
 from vime.errors import SettingsError
 from vime.settings.parser import build_parser
 from vime.settings.passed_on import own_flag_names
@@ -45,7 +45,10 @@ def start(resolved: Resolved) -> int:
     from pipeline.transports.nixl_probe import nixl_problems
 
     problems = [*_other_problems(resolved), *nixl_problems(resolved.settings)]
-    _warn(validate(resolved.settings, machine=this_machine(), more=problems))
+    machine = this_machine()
+    if not asks_for_devices(resolved):
+        machine = dataclasses.replace(machine, nodes=None)
+    _warn(validate(resolved.settings, machine=machine, more=problems))
     from pipeline.interrupt import Ending
     from pipeline.progress import ProgressView
     from pipeline.run import run_training

@@ -61,10 +61,12 @@ class PromptSource:
         self.num_records = self._file.num_records
         """In the file, bad ones included."""
         if len(self.bad_records) > max_bad_fraction * self.num_records:
+            first = self.bad_records[0]
+            next_step = "Correct the file, or allow more with --rollout-max-failed-fraction."
             raise BadRecordError(
                 f"{path}: {len(self.bad_records)} of {self.num_records} records are bad, allowed: a fraction of "
-                f"{max_bad_fraction}. The first: {self.bad_records[0].message}",
-                next_step="Correct the file, or allow more with --rollout-max-failed-fraction.",
+                f"{max_bad_fraction}. The first: {first.message}",
+                next_step=first.next_step if first.wrong_flag else next_step,
             )
         if not self._file.num_records:
             raise DataError(f"{path}: the file has no records.", next_step="Check --prompt-data.")

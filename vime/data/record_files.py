@@ -25,8 +25,18 @@ _BATCH = 1024
 class BadRecord(BadRecordError):
     """A record that can't be used: `where` is file:line:column, `text` the record itself."""
 
-    def __init__(self, message: str, *, next_step: str = "", where: str = "", reason: str = "", text: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        next_step: str = "",
+        where: str = "",
+        reason: str = "",
+        text: str = "",
+        wrong_flag: str = "",
+    ) -> None:
         super().__init__(message, next_step=next_step)
+        self.wrong_flag = wrong_flag
         self.where = where
         self.reason = reason
         self.text = text
@@ -140,7 +150,8 @@ class JsonlFile:
             raise _bad(f"{self._path}:{number}:{fault.column}", reason, text) from fault
         except RecordFault as fault:
             column = key_column(text.decode(), fault.key) if fault.key else 1
-            raise _bad(f"{self._path}:{number}:{column}", fault.reason, text) from fault
+            flag = fault.flag if number == self._extents[0][2] else ""
+            raise _bad(f"{self._path}:{number}:{column}", fault.reason, text, wrong_flag=flag) from fault
 
 
 class ParquetFile:
@@ -157,9 +168,12 @@ class ParquetFile:
         with filesystem.open(inner, "rb") as stream:
             file = pyarrow.parquet.ParquetFile(stream)
             names = file.schema_arrow.names
-            for key in (keys.input_key, keys.label_key):
-                if key is not None and key not in names:
-                    raise DataError(f"{path}: no column {key!r}; the file has {sorted(names)}.")
+            for flag, key in keys.required.items():
+                if key not in names:
+                    raise DataError(
+                        f"{path}: no column {key!r}; the file has {sorted(names)}.",
+                        next_step=f"Correct {flag}: it must name a column.",
+                    )
             wanted = {keys.input_key, keys.label_key, keys.metadata_key}
             self._table = file.read(columns=[name for name in names if name in wanted])
         self.num_records = self._table.num_rows
@@ -188,10 +202,15 @@ class ParquetFile:
             raise _bad(place, fault.reason, str(value).encode()) from fault
 
 
-def _bad(where: str, reason: str, text: bytes) -> BadRecord:
+def _bad(where: str, reason: str, text: bytes, *, wrong_flag: str = "") -> BadRecord:
+    """`wrong_flag` names a key that already the first record lacks: the flag is wrong, not the record."""
+    next_step = "Correct the record, or set bad records aside with --bad-prompt-records skip."
+    if wrong_flag:
+        next_step = f"Correct {wrong_flag}: it must name a key of the records."
     return BadRecord(
         f"{where}: {reason}.",
-        next_step="Correct the record, or set bad records aside with --bad-prompt-records skip.",
+        next_step=next_step,
+        wrong_flag=wrong_flag,
         where=where,
         reason=reason,
         text=text.decode(errors="replace"),

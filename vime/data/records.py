@@ -16,14 +16,24 @@ class RecordKeys(msgspec.Struct, frozen=True):
     label_key: str | None
     metadata_key: str | None
 
+    @property
+    def required(self) -> dict[str, str]:
+        """Flag -> key that every record must have."""
+        given = {"--input-key": self.input_key, "--label-key": self.label_key}
+        return {flag: key for flag, key in given.items() if key is not None}
+
 
 class RecordFault(ValueError):
-    """Why a record can't be used, and the key that is at fault (None: the record as a whole)."""
+    """Why a record can't be used, and the key that is at fault (None: the record as a whole).
 
-    def __init__(self, reason: str, key: str | None = None) -> None:
+    `flag` is the one that names a key which the record lacks.
+    """
+
+    def __init__(self, reason: str, key: str | None = None, flag: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.key = key
+        self.flag = flag
 
 
 class PromptRecord(msgspec.Struct, frozen=True):
@@ -42,9 +52,9 @@ def read_record(value: object, keys: RecordKeys) -> PromptRecord:
     """
     if not isinstance(value, dict):
         raise RecordFault(f"a record must be an object, found {_name(value)}")
-    for key in (keys.input_key, keys.label_key):
-        if key is not None and key not in value:
-            raise RecordFault(f"no key {key!r}; the record has {sorted(value)}")
+    for flag, required in keys.required.items():
+        if required not in value:
+            raise RecordFault(f"no key {required!r}; the record has {sorted(value)}", flag=flag)
     prompt = value[keys.input_key]
     _check_prompt(prompt, keys.input_key)
     label = None if keys.label_key is None else value[keys.label_key]

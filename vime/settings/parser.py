@@ -8,14 +8,18 @@ from typing import Any, NoReturn
 from vime.errors import SettingsError
 from vime.settings.flag import Flag, Kind, flags_of
 from vime.settings.groups import GROUPS
+from vime.settings.refusals import REFUSALS
 from vime.settings.values import json_object
 
 EPILOG = """\
 Flags that start with --vllm- and aren't listed here go to the inference engine without that prefix
 (--vllm-max-model-len becomes --max-model-len), flags that start with --router- to the router.
 Every other flag is Megatron's (--tensor-model-parallel-size, --lr-warmup-iters, ...).
+† is not built yet, or not for all values, and refused at the start; "Not built yet" in docs/flags.md says what works.
 More: --help-vllm, --help-megatron, docs/flags.md.
 """
+
+_UNFINISHED = frozenset(row.flag for row in REFUSALS)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,9 +77,10 @@ def _add(section: argparse._ArgumentGroup, described: Flag) -> None:
 
 
 def help_text(described: Flag) -> str:
-    """The flag's sentence and its default."""
+    """The flag's sentence and its default; a dagger before it when the flag is not built, or not for all values."""
+    mark = "† " if described.name in _UNFINISHED else ""
     shown = described.kind in (Kind.VALUE, Kind.JSON) and described.default is not None
-    return f"{described.help} Default: {described.default}." if shown else described.help
+    return f"{mark}{described.help}{f' Default: {described.default}.' if shown else ''}"
 
 
 def _json_argument(text: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_without_flags_nothing_of_a_job_is_read() -> None:
 def test_too_few_devices(tmp_path: Path) -> None:
     found = devices(settings_of(tmp_path, "--actor-num-gpus-per-node", "8"), replace(SOUND, num_gpus=4))
     assert found.outcome is Outcome.FAIL
-    assert "9 GPU(s) needed (8 trainer ranks, 1 engines, separate), 4 there" in found.found
+    assert "9 GPUs needed (8 trainer ranks, 1 engine, separate), 4 there" in found.found
     assert "--actor-num-gpus-per-node" in found.next_step
 
 
@@ -63,6 +63,16 @@ def test_free_disk_against_one_commit_and_the_whole_run(tmp_path: Path, free_gib
     assert found.outcome is outcome
     assert f"{free_gib}.0 GiB free" in found.found
     assert bool(found.next_step) is (outcome is not Outcome.PASS)
+
+
+@pytest.mark.parametrize(("reserve", "outcome"), [("1e9", Outcome.FAIL), ("1e-6", Outcome.PASS)])
+def test_free_disk_against_the_reserve(tmp_path: Path, reserve: str, outcome: Outcome) -> None:
+    settings = settings_of(tmp_path, "--rollout-disk-reserve-gib", reserve)
+    (found,) = [check for check in job_checks(settings, SOUND) if check.name == "disk reserve"]
+    assert found.outcome is outcome
+    if outcome is Outcome.FAIL:
+        assert "1000000000.00 GiB are needed (--rollout-disk-reserve-gib)" in found.found
+        assert "--rollout-disk-reserve-gib" in found.next_step
 
 
 def test_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
@@ -161,8 +171,8 @@ def prompt(content: Any) -> PromptTask:
 @pytest.mark.parametrize(
     ("tokenizer", "content", "flags", "outcome", "found", "next_step"),
     [
-        (Letters(), "abc", [], "pass", "1 prompts come back the same", ""),
-        (Letters(), [{"role": "user", "content": "abc"}], ["--apply-chat-template"], "pass", "come back", ""),
+        (Letters(), "abc", [], "pass", "1 prompt comes back the same", ""),
+        (Letters(), [{"role": "user", "content": "abc"}], ["--apply-chat-template"], "pass", "comes back", ""),
         (Letters(lost="b"), "abc", [], "warn", "1 of 1 prompts read otherwise", "every character"),
         (Letters(merged="b"), "abc", [], "fail", "Row 7: 3 ids become 2 others", "belongs to the model"),
         (Letters(lost="abc"), "abc", [], "fail", "has no token", "belongs to the model"),
@@ -177,3 +187,13 @@ def test_tokenizer_round_trip(
     assert check.outcome.value == outcome
     assert found in check.found
     assert next_step in check.next_step
+
+
+@pytest.mark.parametrize(("most_tokens", "outcome"), [(3, Outcome.FAIL), (4, Outcome.PASS), (None, Outcome.PASS)])
+def test_prompt_that_leaves_no_room_for_a_response_is_named(
+    tmp_path: Path, most_tokens: int | None, outcome: Outcome
+) -> None:
+    check = round_trip(settings_of(tmp_path), Letters(), [prompt("abc")], most_tokens)
+    assert check.outcome is outcome
+    if outcome is Outcome.FAIL:
+        assert "Row 7: the prompt has 3 tokens, prompt and response together may have 3" in check.found

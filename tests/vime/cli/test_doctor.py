@@ -5,10 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.fixed_settings import fixed_settings
+from pipeline.prompt_source import build_prompt_source
+from pipeline.run_folder import RunFolder
+from recovery.fixed import hold_to_fixed
+from tests.pipeline.doctor.test_job_checks import Letters
 from tests.pipeline.doctor.test_machine_checks import SOUND
-from tests.pipeline.preview.planned import write_job
+from tests.pipeline.preview.planned import QWEN3_4B, write_job
 from vime.cli import doctor as doctor_module
 from vime.cli.main import main
+from vime.settings.parse import parse_settings
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +112,54 @@ def test_declared_mount_that_is_none_fails_and_no_peer_is_asked(
 def test_peer_without_a_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--peer", "/mnt"]) == 1
     assert "--peer goes with --storage only" in capsys.readouterr().err
+
+
+def test_run_that_was_started_otherwise_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = write_job(tmp_path)[2:]  # without --hf-checkpoint no tokenizer is loaded
+    settings = parse_settings(words)
+    RunFolder.of(settings).make()
+    hold_to_fixed(tmp_path / "run", fixed_settings(settings, build_prompt_source(settings)))
+    main(["doctor", *words])
+    assert "pass  run in --save" in capsys.readouterr().out
+    assert main(["doctor", *words, "--rollout-seed", "7"]) == 2
+    assert "--rollout-seed is 7, was 42" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        ("--storge /x", "--storge is not a flag; the nearest one is --storage"),
+        ("--storage /tmp --per /x", "--per is not a flag; the nearest one is --peer"),
+        ("--tensor-model-parallel-sise 2", "The nearest one is --tensor-model-parallel-size"),
+    ],
+)
+def test_misspelt_flag_is_refused_with_the_nearest(
+    words: str, nearest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "vime.backends.megatron_utils.arguments.known_megatron_flags",
+        lambda: frozenset({"--tensor-model-parallel-size"}),
+    )
+    assert main(["doctor", *words.split()]) == 1
+    assert nearest in capsys.readouterr().err
+
+
+def test_flags_of_a_job_are_refused_where_a_folder_alone_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--storage", str(tmp_path), "--lr", "3"]) == 1
+    assert "--lr has no effect with --storage" in capsys.readouterr().err
+
+
+def test_devices_that_no_flag_asks_for_are_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--lr", "3"]) == 0
+    assert "devices of the run" not in capsys.readouterr().out
+
+
+def test_prompt_longer_than_the_model_allows_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: Letters())
+    words = write_job(tmp_path, {**QWEN3_4B, "max_position_embeddings": 10})
+    assert main(["doctor", *words]) == 2
+    assert "Row 0: the prompt has 10 tokens, prompt and response together may have 10" in capsys.readouterr().out

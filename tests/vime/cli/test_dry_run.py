@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def test_sixteen_assumed_gpus_are_planned_in_words(tmp_path: Path, capsys: pytes
     status, out = run(tmp_path, capsys, *SIXTEEN)
     assert status == 0
     for line in (
-        "16 GPU(s) (assumed)",
+        "16 GPUs (assumed)",
         "8 ranks = tensor 2 x context 1 x data 4 x pipeline 1",
         "rank 7: node 0 GPU 7 (tp 1 cp 0 dp 3 pp 0)",
         "engine 7: node 1 GPU 7",
@@ -52,6 +53,16 @@ def test_sixteen_assumed_gpus_are_planned_in_words(tmp_path: Path, capsys: pytes
     assert "--flush-cache-interval" in out
     assert "--temperature" not in out, "only settings that differ are listed"
     assert not (tmp_path / "run").exists()
+
+
+def test_counts_of_one_have_their_noun_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--assume-gpus", "2", "--num-rollout", "1", "--rollout-batch-size", "1", "--n-samples-per-prompt", "1"]
+    _, out = run(tmp_path, capsys, *flags)
+    assert "Trainer: 1 rank = " in out
+    assert "1 group x 1 = 1 sample a rollout batch, 1 rollout batch\n" in out
+    assert not re.search(r"\b1 (ranks|groups|samples|commits|optimizer steps|versions|problems|warnings)\b", out)
+    assert "(s)" not in out
+    assert "processs" not in out
 
 
 def test_json_holds_every_setting_with_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,11 +101,23 @@ def test_refusals_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert record["processes"]["shape"] == "colocated"
 
 
+def test_closing_line_counts_what_a_start_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--assume-gpus", "8", "--use-wandb", "--rollout-top-p", "0.5"]
+    status, out = run(tmp_path, capsys, *flags)
+    closing = out.splitlines()[-1]
+    assert status == 0
+    assert closing.startswith("A start would refuse 2 settings not built yet (see the warnings). No other problem")
+    _, record = run_json(tmp_path, capsys, *flags)
+    assert [words.split(" ")[0] for words in record["refused"]] == ["--rollout-top-p", "--use-wandb"]
+    _, out = run(tmp_path, capsys, "--assume-gpus", "8")
+    assert out.splitlines()[-1].startswith("No problem was found, ")
+
+
 def test_too_few_gpus_are_a_problem_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out = run(tmp_path, capsys, "--actor-num-gpus-per-node", "8", "--assume-gpus", "4")
     assert status == 1
     assert "9 GPUs; --assume-gpus gives 4" in out
-    assert "A start would fail: 1 problems" in out
+    assert "A start would fail: 1 problem," in out
 
 
 def test_failing_reward_is_a_problem_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +140,7 @@ def test_skipped_prompt_records_are_counted(tmp_path: Path, capsys: pytest.Captu
     good = '{"input": "fine", "label": "x"}\n'
     (tmp_path / "prompts.jsonl").write_text(good + '{"input": \n' + good * 8)
     assert main(["train", "--dry-run", *words, "--assume-gpus", "8", "--bad-prompt-records", "skip"]) == 0
-    assert "1 malformed prompt records are skipped" in capsys.readouterr().out
+    assert "1 malformed prompt record is skipped" in capsys.readouterr().out
 
 
 def test_bad_prompt_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -264,7 +264,7 @@ def test_a_group_dropped_by_hand_is_counted_has_a_letter_and_is_never_generated(
         ("sample show 999", "There is no sample 999"),
         ("sample show -1", "There is no sample -1"),
         ("sample trace 999", "There is no sample 999"),
-        ("sample trace --step 9", "No rank has logged step any of rollout 9"),
+        ("sample trace --step 9", "No rank has logged rollout 9."),
         ("sample trace", "Give the index of a sample, or --step"),
         ("queue nothing", "unknown command 'nothing'"),
         ("sample nothing", "unknown command 'nothing'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vime.cli.main import main
 from vime.cli.this_machine import this_machine
 from vime.versions import installed_version
 
@@ -23,3 +24,15 @@ def test_hidden_gpus_leave_room_for_processes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     assert this_machine().nodes is not None
     assert [node.gpus for node in this_machine().nodes or ()] == [12]
+
+
+def test_command_without_flags_is_not_told_of_the_devices_of_a_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vime.cli.this_machine.visible_gpus", lambda: 1)
+    assert main(["train"]) == 1
+    said = capsys.readouterr().err
+    assert "Missing: --hf-checkpoint" in said
+    assert "finds no room" not in said
+    assert main(["train", "--rollout-num-gpus", "2"]) == 1
+    assert "finds no room" in capsys.readouterr().err

@@ -157,6 +157,25 @@ def test_a_malformed_record_stops_with_file_line_and_column(
         PromptSource(path)
 
 
+@pytest.mark.parametrize("write", [write_jsonl, write_parquet])
+@pytest.mark.parametrize(
+    ("flag", "keys"),
+    [
+        ("--input-key", {"input_key": "promt"}),
+        ("--label-key", {"input_key": "prompt", "label_key": "answr"}),
+    ],
+)
+@pytest.mark.parametrize("on_bad_record", ["stop", "skip"])
+def test_a_key_that_no_record_has_points_to_its_flag(
+    write: Any, flag: str, keys: dict[str, str], on_bad_record: Any, tmp_path: Path
+) -> None:
+    suffix = "jsonl" if write is write_jsonl else "parquet"
+    path = write(tmp_path / f"data.{suffix}", [{"prompt": "a", "answer": "b"}] * 3)
+    with pytest.raises(DataError, match=r"has \['answer', 'prompt'\]") as caught:
+        PromptSource(path, on_bad_record=on_bad_record, **keys)
+    assert caught.value.next_step.startswith(f"Correct {flag}")
+
+
 def test_a_cut_off_last_line_is_called_that(tmp_path: Path) -> None:
     path = with_line(tmp_path / "cut.jsonl", b'{"input": "a"}', last=b'{"input": "a", "la')
     with pytest.raises(DataError, match=r"cut.jsonl:5:16: bad JSON .* the last line has no newline and may be cut off"):

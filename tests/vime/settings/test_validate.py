@@ -37,14 +37,15 @@ def test_one_problem_is_told_without_a_list(tmp_path: Path) -> None:
 
 def test_all_problems_and_refusals_come_in_one_numbered_list(tmp_path: Path) -> None:
     found_by_others = Problem(("--x",), "--x is 1", "2", "", "Give 2.")
-    error = refusal(tmp_path, "--ckpt-step 4 --global-batch-size 3 --use-tensorboard", more=(found_by_others,))
+    error = refusal(tmp_path, "--no-save-rng --global-batch-size 3 --use-tensorboard", more=(found_by_others,))
     title, *lines = error.message.splitlines()
     assert title == "4 settings can't work:"
     assert [line.split(" ")[0] for line in lines] == ["1.", "2.", "3.", "4."]
     assert lines[0].startswith("1. --global-batch-size is 3")
     assert lines[0].endswith("Next: Change one of the three.")
-    assert lines[1] == "2. --ckpt-step 4 without --load, allowed: both. Without --load nothing is resumed. " + (
-        "Next: Give --load DIR."
+    assert lines[1] == (
+        "2. --no-save-rng, allowed: left out. A restarted trainer must continue with the same random numbers. "
+        "Next: Leave out --no-save-rng."
     )
     assert lines[2] == "3. --x is 1, allowed: 2. Next: Give 2."
     assert lines[3].startswith("4. --use-tensorboard is not built yet, allowed: left out.")
@@ -54,8 +55,8 @@ def test_all_problems_and_refusals_come_in_one_numbered_list(tmp_path: Path) -> 
 def test_a_dry_run_warns_of_what_is_not_built_and_refuses_what_cannot_work(tmp_path: Path) -> None:
     warnings = validate(parse_settings(Case("--use-tensorboard", "", "", "").command(tmp_path)), dry_run=True)
     assert [words.split(" is not built yet")[0] for words in warnings] == ["--use-tensorboard"]
-    error = refusal(tmp_path, "--use-tensorboard --ckpt-step 4", dry_run=True)
-    assert error.message.startswith("--ckpt-step 4 without --load")
+    error = refusal(tmp_path, "--use-tensorboard --no-save-rng", dry_run=True)
+    assert error.message.startswith("--no-save-rng, allowed: left out")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_flag_that_megatron_does_not_know_comes_in_the_same_list(
 ) -> None:
     known = frozenset({"--recompute-granularity"})
     monkeypatch.setattr("vime.backends.megatron_utils.arguments.known_megatron_flags", lambda: known)
-    words = "--recompute-granulation full --ckpt-step 3"
+    words = "--recompute-granulation full --no-save-rng"
     assert main(["train", "--dry-run", *Case(words, "", "", "").command(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "2 settings can't work:" in said

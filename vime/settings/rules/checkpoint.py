@@ -19,18 +19,6 @@ def _is_recoverable(settings: Settings) -> bool:
     return keeps_samples and not external and debug_mode(settings) is None
 
 
-def a_step_belongs_to_a_run(settings: Settings) -> Iterator[Problem]:
-    """A step of which run? Without --load the run starts anew."""
-    if settings.checkpoint.ckpt_step is not None and settings.checkpoint.load is None:
-        yield problem(
-            settings,
-            "--ckpt-step --load",
-            allowed="both",
-            reason="Without --load nothing is resumed.",
-            next_step="Give --load DIR.",
-        )
-
-
 def there_is_something_to_train(settings: Settings) -> Iterator[Problem]:
     """A start at or past the end would report success without training anything."""
     start, total = settings.checkpoint.start_rollout_id, settings.data.num_rollout
@@ -141,7 +129,6 @@ def parameter_names_are_expressions(settings: Settings) -> Iterator[Problem]:
 
 
 RULES = (
-    a_step_belongs_to_a_run,
     there_is_something_to_train,
     a_recoverable_run_saves_its_optimizer,
     a_recoverable_run_saves_its_random_state,

@@ -46,7 +46,6 @@ CASES = (
          "Give --rollout-storage-profile juicefs with", "juicefs_is_declared"),
     Case("--rollout-queue-run-id a/b", "--rollout-queue-run-id is 'a/b'", "letters, digits", "Choose another name.",
          "queue_name_is_one_folder"),
-    Case("--ckpt-step 4", "--ckpt-step 4 without --load", "both", "Give --load DIR.", "a_step_belongs_to_a_run"),
     Case("--start-rollout-id 3", "--start-rollout-id 3 with --num-rollout 3", "2 or less", "Raise --num-rollout",
          "there_is_something_to_train"),
     Case("--no-save-optim", "--no-save-optim without --use-stateless-adam", "both", "Leave out --no-save-optim",

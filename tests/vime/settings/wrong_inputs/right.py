@@ -157,6 +157,7 @@ CASES = (
     _right("--rollout-queue-run-id run-2.b"),
     # Checkpoints, evaluation, debug modes
     _right("--load $DIR/not-yet --ckpt-step 4"),
+    _right("--ckpt-step 4"),
     _right("--start-rollout-id 2"),
     _right("--num-rollout 0 --start-rollout-id 2"),
     _right("--no-save-optim --use-stateless-adam --optimizer adam"),

@@ -1,0 +1,41 @@
+"""Whether a run could write where its flags say; looks only, writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.run_folder import RunFolder
+from storage.disk_reserve import GIB, DiskReserve, Shortfall
+from storage.preflight import existing_parent, not_writable
+from vime.errors import SettingsError, StorageError, VimeError
+from vime.settings.groups import Settings
+
+RESERVE_STEP = "Free space, put the queue on a larger disk, or lower --rollout-disk-reserve-gib."
+
+
+def written_folders(settings: Settings) -> dict[str, Path]:
+    """Flag -> folder that the run writes to, of those that are given."""
+    given = {"--save": settings.checkpoint.save, "--rollout-data-dir": settings.queue.rollout_data_dir}
+    return {flag: Path(folder) for flag, folder in given.items() if folder is not None}
+
+
+def folder_problems(settings: Settings) -> list[VimeError]:
+    """A problem for each folder that can't be written to; when all can, for a disk without its reserve."""
+    problems: list[VimeError] = [
+        SettingsError(
+            f"{flag} {folder}: nothing can be written there: {reason}.",
+            next_step=f"Name another folder with {flag}, or correct its rights.",
+        )
+        for flag, folder in written_folders(settings).items()
+        if (reason := not_writable(folder)) is not None
+    ]
+    if problems or (short := reserve_shortfall(settings)) is None:
+        return problems
+    return [StorageError(f"{short}: production would pause at once.", next_step=RESERVE_STEP)]
+
+
+def reserve_shortfall(settings: Settings) -> Shortfall | None:
+    """What the disk under the queue lacks of the reserve that is kept free; None when there is enough."""
+    folder = RunFolder.of(settings)
+    place = existing_parent(folder.step_log if settings.queue.is_in_memory else folder.queue)
+    return DiskReserve(place, round(settings.queue.rollout_disk_reserve_gib * GIB)).shortfall()
