@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[3]
@@ -23,6 +24,8 @@ def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[st
     def run(
         world_size: int, scenarios: list[str], worker: str = "megatron_worker.py", timeout_s: float = 240
     ) -> dict[str, Any]:
+        if 0 < torch.cuda.device_count() < world_size:
+            pytest.skip(f"{world_size} ranks need as many GPUs, found {torch.cuda.device_count()}")
         folder = tmp_path_factory.mktemp("world")
         environment = {
             **os.environ,
