@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipeline import producer as producer_module
 from pipeline.batch_wait import wait_for_batch
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
@@ -28,19 +26,9 @@ from vime.rollout.generate import SampleGenerator
 from vime.settings.parse import parse_settings
 from vime.utils.types import Sample
 
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
 SHAPE = RouteShape(num_layers=2, top_k=2, num_experts=300)
-
-
-@pytest.fixture
-def engine() -> Iterator[StandinEngine]:
-    with StandinEngine() as standin:
-        standin.version = "1"
-        yield standin
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "RETRY_S", 0.01)
 
 
 def after_generation(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from tests.pipeline.test_queue_data_source import respond
 from tests.support.standin_engine import StandinEngine
 from vime.errors import StorageError
 from vime.utils.types import Sample
-
-
-@pytest.fixture
-def engine() -> Iterator[StandinEngine]:
-    with StandinEngine() as standin:
-        standin.version = "1"
-        yield standin
 
 
 def samples(parts: Parts, ref: GroupRef) -> list[Sample]:

@@ -7,7 +7,6 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from jinja2 import TemplateError
 
-from pipeline import producer as producer_module
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
 from storage.checks import EnqueueRequirements, check_enqueue
@@ -28,6 +26,8 @@ from tests.support.standin_engine import StandinEngine
 from vime.errors import DiskFullError, StorageError
 from vime.utils.types import Sample
 
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
 PLAN = PlanSettings(
     rollout_batch_size=4,
     rollouts_per_step=8,
@@ -35,18 +35,6 @@ PLAN = PlanSettings(
     normalize_rewards=True,
     normalize_std=True,
 )
-
-
-@pytest.fixture
-def engine() -> Iterator[StandinEngine]:
-    with StandinEngine() as standin:
-        standin.version = "1"
-        yield standin
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "RETRY_S", 0.01)
 
 
 async def running_requests(parts: Parts, count: int) -> None:
