@@ -242,7 +242,11 @@ class Producer:
         samples = [sample if is_done(sample) else anew(sample) for sample in start]
         failures = await self._generate_members([sample for sample in samples if not is_done(sample)])
         failures = failures or await self._score_group(samples)
-        failures = failures or [Failure([s], error) for s in samples if (error := self._fault(s)) is not None]
+        return failures or await asyncio.to_thread(self._check_and_encode, work, samples)
+
+    def _check_and_encode(self, work: Work, samples: list[Sample]) -> _Finished | list[Failure]:
+        """Takes 0.1 s of processor time for long samples with routes: apart from the loop that keeps requests going."""
+        failures = [Failure([s], error) for s in samples if (error := self._fault(s)) is not None]
         if failures:
             return failures
         key = self._settings.reward_key
