@@ -72,7 +72,8 @@ class World:
 
 def weigh_by_position(**given: Any) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
     """A weighting of the user's own: later tokens of a response count less, and a metric says how much."""
-    weight = torch.cat([1 / torch.arange(1.0, length + 1) for length in given["response_lengths"]])
+    device = given["pg_loss"].device
+    weight = torch.cat([1 / torch.arange(1.0, length + 1, device=device) for length in given["response_lengths"]])
     return given["pg_loss"] * weight, given["loss_masks"], {"position_weight": weight}
 
 
