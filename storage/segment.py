@@ -122,6 +122,8 @@ class Segment:
         """The segment's summary when every group of it is dropped, or accepted and in `ended`; None before."""
         if ended.count_between(self.first_position, self.first_position + self.num_accepted - 1) < self.num_accepted:
             return None
+        if self.num_accepted == self.num_groups():
+            return SegmentSummary(self.num_accepted, {})
         groups = list(self.groups())
         if any(state.phase not in (GroupPhase.ACCEPTED, GroupPhase.DROPPED) for state in groups):
             return None
