@@ -64,7 +64,7 @@ def test_a_group_with_more_records_than_its_head_says_is_refused(
     monkeypatch.setattr("storage.pool.group_payloads", with_one_more)
     with Pool.create(tmp_path / "pool", "run") as pool:
         (ref,) = pool.publish_groups([(GROUP, lease_bytes())], submission_id="group")
-        with pytest.raises(CorruptDataError, match="has 3 records, for .* columns after the first"):
+        with pytest.raises(CorruptDataError, match=r"has 3 records, for .* columns after the first"):
             pool.read_columns(ref, ["tokens"])
         assert pool.read_header(ref) == GROUP.header
 
@@ -88,7 +88,8 @@ def test_many_prompts_are_one_publication_whose_list_is_read_once(
 
     def counting(self: store._RecordReader, ref: straw.RecordSetRef) -> dict[str, Any]:
         looks.append(ref)
-        return manifest(self, ref)
+        found: dict[str, Any] = manifest(self, ref)
+        return found
 
     monkeypatch.setattr(store._RecordReader, "manifest", counting)
     with Pool.open(tmp_path / "pool") as pool:
