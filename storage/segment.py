@@ -141,9 +141,9 @@ class Segment:
         self.coordinator.close()
 
 
-def packs_of(state: GroupState) -> set[str]:
+def packs_of(state: GroupState) -> tuple[str, ...]:
     """Packs that hold a group's prompt, and what it starts from or resulted in."""
-    return {ref.path for ref in (state.ref, state.notes.prompt) if ref is not None}
+    return tuple(ref.path for ref in (state.ref, state.notes.prompt) if ref is not None)
 
 
 def _local_position(state: GroupState) -> int:
