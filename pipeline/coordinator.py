@@ -36,8 +36,10 @@ logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 10.0
 """Longest time between two looks for expired leases."""
-REFILL_GROUPS = (8, 64)
+REFILL_GROUPS = (8, 256)
 """Fewest and most prompts taken from the data set at a time."""
+REFILL_LEASES = 4
+"""A refill is for so many leases like the one that found nothing left."""
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True):
@@ -292,7 +294,7 @@ class Coordinator:
 
     def _refill(self, room: int) -> None:
         fewest, most = REFILL_GROUPS
-        prompts, following = self._source.take(self._queue.cursor(), min(max(room, fewest), most))
+        prompts, following = self._source.take(self._queue.cursor(), min(max(REFILL_LEASES * room, fewest), most))
         self._queue.submit_prompts(prompts, following)
         self._fresh.update(prompt.group_index for prompt in prompts)
 

@@ -34,7 +34,7 @@ class LeaseStatus(enum.Enum):
     """Enough groups exist for every rollout that is left."""
 
 
-class Work(msgspec.Struct, frozen=True):
+class Work(msgspec.Struct, frozen=True, gc=False):
     """One leased group."""
 
     lease: bytes
@@ -52,7 +52,7 @@ class LeaseReply(msgspec.Struct, frozen=True):
 AcceptRequest = GroupResult
 
 
-class AcceptReply(msgspec.Struct, frozen=True):
+class AcceptReply(msgspec.Struct, frozen=True, gc=False):
     """`position` is None when the lease was stale; the group has been given to somebody else."""
 
     group_index: int

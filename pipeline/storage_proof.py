@@ -11,8 +11,8 @@ from pipeline.doctor.check import Check, failed, passed
 from pipeline.doctor.storage import refuse_failed, storage_checks, two_clients_check
 from pipeline.node_clients import Node, NodeClient, find_node, other_nodes
 from pipeline.storage_declaration import read_declaration
-from storage.preflight import existing_parent
 from vime.errors import StorageError
+from vime.folders import existing_parent
 from vime.settings.groups.queue import QueueSettings
 
 

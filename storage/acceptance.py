@@ -14,7 +14,7 @@ from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup, GroupResult, Receipt
 from storage.refs import Lease, lease_fields, ref_fields
-from storage.segment import Segment
+from storage.segment import Segment, packs_of
 from storage.segment_list import SegmentList
 from vime.errors import StorageError
 
@@ -64,9 +64,11 @@ def _accept_new(segment: Segment, results: Sequence[tuple[Lease, GroupResult]]) 
     if not results:
         return {}
     updates = []
+    packs = []
     for local, (lease, result) in enumerate(results, start=segment.num_accepted):
-        before = segment.held[lease.attempt_id].state.notes
-        notes = msgspec.structs.replace(before, version=None, order=0, attempt=lease.attempt_id, position=local)
+        before = segment.held[lease.attempt_id].state
+        notes = msgspec.structs.replace(before.notes, version=None, order=0, attempt=lease.attempt_id, position=local)
+        packs.append(packs_of(msgspec.structs.replace(before, ref=result.ref)))
         updates.append(
             {
                 "lease": lease_fields(lease),
@@ -79,11 +81,10 @@ def _accept_new(segment: Segment, results: Sequence[tuple[Lease, GroupResult]]) 
     request = digest_of([lease.attempt_id for lease, _ in results])
     segment.coordinator.yield_tasks(updates, request_id=f"accept:{request}")
     receipts = {}
-    for lease, _ in results:
-        position = segment.first_position + segment.num_accepted
+    for position, (lease, _) in enumerate(results, segment.first_position + segment.num_accepted):
         receipts[lease.attempt_id] = Receipt(position, group_of(lease.task_id))
-        segment.num_accepted += 1
         del segment.held[lease.attempt_id]
+    segment.packs_of_accepted += packs
     return receipts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -60,13 +60,6 @@ class ChunkLayout:
     """Of one row, in one layer."""
     row_offsets: Sequence[int]
     rows_per_chunk: int
-    _chunks_before: list[int] = field(init=False)
-    """[members + 1] chunks of one layer before each member."""
-
-    def __post_init__(self) -> None:
-        rows = [stop - start for start, stop in pairwise(self.row_offsets)]
-        counts = [math.ceil(number / self.rows_per_chunk) if self.row_bytes else 0 for number in rows]
-        object.__setattr__(self, "_chunks_before", [0, *accumulate(counts)])
 
     @classmethod
     def of(cls, spec: ColumnSpec, rows_per_chunk: int | None = None) -> ChunkLayout:
@@ -79,6 +72,13 @@ class ChunkLayout:
     @property
     def num_members(self) -> int:
         return len(self.row_offsets) - 1
+
+    @cached_property
+    def _chunks_before(self) -> list[int]:
+        """[members + 1] chunks of one layer before each member."""
+        rows = [stop - start for start, stop in pairwise(self.row_offsets)]
+        counts = [math.ceil(number / self.rows_per_chunk) if self.row_bytes else 0 for number in rows]
+        return [0, *accumulate(counts)]
 
     @property
     def num_chunks(self) -> int:
@@ -101,16 +101,16 @@ class ChunkLayout:
             for chunk in range(first, last, step):
                 yield self._run(layer, member, range(chunk, min(chunk + step, last)), rows)
 
-    def chunks(self, content: memoryview) -> Iterator[memoryview]:
+    def chunks(self, content: memoryview) -> list[memoryview]:
         """All chunks of the column `content`, in the order of its bytes."""
         step = self.rows_per_chunk * self.row_bytes
-        blocks = [self.num_rows(member) * self.row_bytes for member in range(self.num_members)]
-        start = 0
-        for num_bytes in blocks * self.num_layers:
-            stop = start + num_bytes
-            while start < stop:
-                yield content[start : min(start + step, stop)]
-                start = min(start + step, stop)
+        blocks = [(stop - start) * self.row_bytes for start, stop in pairwise(self.row_offsets)]
+        edges = [0]
+        for num_bytes in filter(None, blocks * self.num_layers):
+            start, stop = edges[-1], edges[-1] + num_bytes
+            edges += range(start + step, stop, step)
+            edges.append(stop)
+        return [content[start:stop] for start, stop in pairwise(edges)]
 
     def everything(self) -> Iterator[Run]:
         """What to read for the whole column."""

@@ -1,6 +1,6 @@
 """Digests of the chunks of a group's columns, so that a reader checks exactly the bytes that it touches.
 
-The table of a group's digests is a record of its own beside the columns.
+The table of a group's digests lies in the first record, with the header.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from storage.chunk_layout import ChunkLayout, Run
 from storage.columns import Array, ColumnSpec
 from vime.errors import CorruptDataError, SchemaVersionError
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2
 DIGEST_BYTES = 8
 
 
@@ -33,20 +33,22 @@ class ColumnDigests(msgspec.Struct, frozen=True):
         """Number of the first chunk in `content`, all bytes of `run`, that differs from its digest."""
         return next((number for number, chunk in run.chunks(content) if digest_of(chunk) != self.digest(number)), None)
 
-    def check(self, what: str, layout: ChunkLayout, num_bytes: int) -> None:
-        """Raise `CorruptDataError` when these can't be the digests of a column of `num_bytes` in that layout."""
-        if num_bytes != layout.num_bytes or len(self.digests) != layout.num_chunks * DIGEST_BYTES:
+    def check(self, what: str, layout: ChunkLayout) -> None:
+        """Raise `CorruptDataError` when these can't be the digests of a column in that layout."""
+        if len(self.digests) != layout.num_chunks * DIGEST_BYTES:
             raise CorruptDataError(
-                f"{what} has {num_bytes} bytes and {len(self.digests)} bytes of digests; "
-                f"expected {layout.num_bytes} and {layout.num_chunks * DIGEST_BYTES}."
+                f"{what} has {len(self.digests)} bytes of digests; expected {layout.num_chunks * DIGEST_BYTES} for its "
+                f"{layout.num_bytes} bytes."
             )
 
 
 class ChunkTable(msgspec.Struct, frozen=True):
-    """What the record of a group's digests says, by name of the column."""
+    """The digests of a group's columns by name, and where the columns are."""
 
     version: int
     columns: dict[str, ColumnDigests]
+    records: list[int]
+    """How many of the columns, in order, are in each record after the first."""
 
 
 def digest_of(content: memoryview) -> bytes:
@@ -54,14 +56,14 @@ def digest_of(content: memoryview) -> bytes:
     return xxhash.xxh3_64_digest(content)
 
 
-def chunk_table(specs: Sequence[ColumnSpec], columns: Mapping[str, Array]) -> bytes:
-    """The record of the digests of a group's columns."""
+def chunk_table(specs: Sequence[ColumnSpec], contents: Mapping[str, memoryview], records: list[int]) -> bytes:
+    """The digests of a group's columns, given by their stored bytes, and how they are shared out among `records`."""
     table = {}
     for spec in specs:
         layout = ChunkLayout.of(spec)
-        digests = [digest_of(chunk) for chunk in layout.chunks(column_bytes(columns[spec.name]))]
-        table[spec.name] = ColumnDigests(layout.rows_per_chunk, b"".join(digests))
-    return msgspec.msgpack.encode(ChunkTable(TABLE_VERSION, table))
+        digests = b"".join(map(digest_of, layout.chunks(contents[spec.name])))
+        table[spec.name] = ColumnDigests(layout.rows_per_chunk, digests)
+    return msgspec.msgpack.encode(ChunkTable(TABLE_VERSION, table, records))
 
 
 def read_chunk_table(data: bytes) -> ChunkTable:

@@ -17,7 +17,7 @@ from storage.candidate_columns import candidate_columns
 from storage.column_rows import DTYPES as DTYPES
 from storage.column_rows import Array as Array
 from storage.column_rows import ColumnRows, optional_column, place
-from storage.packed_fields import packed_columns, unpack_member
+from storage.packed_fields import MEDIA, first_with_same_media, packed_columns, unpack_member
 from storage.routes import route_dtype, rows_first, stack_layers_first
 from storage.summary import GroupSummary, summarize
 from storage.token_columns import token_columns
@@ -25,7 +25,7 @@ from vime.errors import CorruptDataError, SchemaVersionError
 from vime.utils.routed_experts import join_routes
 from vime.utils.types import Sample
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ROUTES = "routes"
 _LISTS = {
     "tokens": "tokens",
@@ -183,9 +183,26 @@ def _check_column(header: GroupHeader, spec: ColumnSpec, columns: Mapping[str, A
         )
 
 
+def _own_or_shared_rows(spec: ColumnSpec, column: Array, member: int) -> Array:
+    """A member's rows, which are another's where media are shared. Raises `CorruptDataError`."""
+    rows = member_rows(spec, column, member)
+    if spec.name not in MEDIA:
+        return rows
+    first = first_with_same_media(rows)
+    if first is None:
+        return rows
+    if not 0 <= first < member:
+        raise CorruptDataError(
+            f"Column {spec.name!r}: member {member} is said to have what member {first} has; allowed: a member before."
+        )
+    return member_rows(spec, column, first)
+
+
 def _decode_member(header: GroupHeader, columns: Mapping[str, Array], member: int) -> Sample:
     rows = {
-        spec.name: member_rows(spec, columns[spec.name], member) for spec in header.columns if member not in spec.absent
+        spec.name: _own_or_shared_rows(spec, columns[spec.name], member)
+        for spec in header.columns
+        if member not in spec.absent
     }
     sample = unpack_member(rows)
     for name, field in _LISTS.items():

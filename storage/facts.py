@@ -25,7 +25,7 @@ PROMPT_PRODUCER = "prompts"
 ACCEPTED_PRIORITY = -1
 
 
-class TaskNotes(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskNotes(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The metadata of a group's task."""
 
     digest: str
@@ -53,7 +53,7 @@ class GroupPhase(enum.Enum):
     DROPPED = "dropped"
 
 
-class GroupState(msgspec.Struct, frozen=True):
+class GroupState(msgspec.Struct, frozen=True, gc=False):
     """One group of a segment."""
 
     group_index: int

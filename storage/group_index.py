@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ import msgspec
 import straw
 
 from storage.chunk_layout import ChunkLayout
-from storage.chunks import ColumnDigests, read_chunk_table
+from storage.chunks import ChunkTable, ColumnDigests, read_chunk_table
 from storage.columns import DTYPES, ColumnSpec
 from storage.refs import PoolRef, to_straw_ref
 from vime.errors import CorruptDataError, StorageError
@@ -27,8 +27,10 @@ class Extent(NamedTuple):
 class RecordSource(Protocol):
     """What is needed of straw to find a record."""
 
-    def manifest(self, ref: straw.RecordSetRef) -> dict[str, Any]: ...
     def read_record(self, ref: straw.RecordRef) -> straw.Record: ...
+
+    def members(self, ref: straw.RecordSetRef) -> tuple[straw.RecordRef, ...]:
+        """The records of a publication, in order."""
 
     def extents(self, ref: straw.SegmentRef) -> tuple[Extent, ...]:
         """Where the payloads of one transaction's records are, by ordinal."""
@@ -61,6 +63,14 @@ class GroupIndex:
         return self.columns[name]
 
 
+class GroupHead(msgspec.Struct, frozen=True, array_like=True):
+    """The first record of a group."""
+
+    header: bytes
+    table: bytes
+    """Of the chunk digests."""
+
+
 class _HeaderTable(msgspec.Struct, frozen=True):
     columns: list[ColumnSpec]
 
@@ -73,33 +83,56 @@ def column_specs(header: bytes) -> list[ColumnSpec]:
         raise CorruptDataError(f"A group header of {len(header)} bytes can't be read: {error}.") from error
 
 
-def member_records(source: RecordSource, ref: PoolRef) -> list[straw.RecordRef]:
-    """The records of a publication, in order."""
-    return [straw.RecordRef.from_dict(member) for member in source.manifest(to_straw_ref(ref))["records"]]
+def read_payload(source: RecordSource, ref: PoolRef) -> bytes:
+    """The payload of the record that `ref` names. Raises straw's errors."""
+    return bytes(source.read_record(source.members(to_straw_ref(ref))[ref.record]).payload)
+
+
+def read_head(data: bytes) -> GroupHead:
+    """The first record of a group. Raises `CorruptDataError`."""
+    try:
+        return msgspec.msgpack.decode(data, type=GroupHead)
+    except msgspec.MsgspecError as error:
+        raise CorruptDataError(f"The head of a group, {len(data)} bytes, can't be read: {error}.") from error
 
 
 def read_group_index(source: RecordSource, ref: PoolRef) -> GroupIndex:
-    """Index of the group at `ref`, whose records are the header, the columns and the chunk digests.
+    """Index of the group at `ref`, whose records are the head and the columns.
 
     Raises `CorruptDataError` when they don't fit together, `SchemaVersionError`, and straw's errors.
     """
-    members = member_records(source, ref)
-    header, digests = (bytes(source.read_record(members[number]).payload) for number in (0, -1))
-    specs, table = column_specs(header), read_chunk_table(digests)
-    if len(members) != len(specs) + 2 or [spec.name for spec in specs] != list(table.columns):
+    members = source.members(to_straw_ref(ref))
+    head = read_head(bytes(source.read_record(members[0]).payload))
+    specs, table = column_specs(head.header), read_chunk_table(head.table)
+    counts = table.records
+    if len(members) != 1 + len(counts) or sum(counts) != len(specs) or [s.name for s in specs] != list(table.columns):
         raise CorruptDataError(
-            f"{ref.path}: a group with the columns {[spec.name for spec in specs]} has {len(members)} records and "
-            f"digests of {list(table.columns)}."
+            f"{ref.path}: a group with the columns {[spec.name for spec in specs]} has {len(members)} records, for "
+            f"{counts} columns after the first, and digests of {list(table.columns)}."
         )
     extents = source.extents(members[0].segment)
-    columns = {}
-    for spec, member in zip(specs, members[1:-1], strict=True):
-        found = table.columns[spec.name]
-        layout = ChunkLayout.of(_checked(spec, ref), found.rows_per_chunk)
-        extent = extents[member.ordinal]
-        found.check(f"{ref.path}: column {spec.name!r}", layout, extent.num_bytes)
-        columns[spec.name] = StoredColumn(spec, layout, extent.start, found)
-    return GroupIndex(ref.path, columns, len(header) + len(digests))
+    columns: dict[str, StoredColumn] = {}
+    waiting = iter(specs)
+    for count, member in zip(counts, members[1:], strict=True):
+        its_specs = [_checked(next(waiting), ref) for _ in range(count)]
+        columns |= {column.spec.name: column for column in _in_record(its_specs, table, extents[member.ordinal], ref)}
+    return GroupIndex(ref.path, columns, len(head.header) + len(head.table))
+
+
+def _in_record(specs: Sequence[ColumnSpec], table: ChunkTable, extent: Extent, ref: PoolRef) -> Iterator[StoredColumn]:
+    """The columns that share a record, one after the other. Raises `CorruptDataError`."""
+    offset = extent.start
+    for spec in specs:
+        digests = table.columns[spec.name]
+        layout = ChunkLayout.of(spec, digests.rows_per_chunk)
+        digests.check(f"{ref.path}: column {spec.name!r}", layout)
+        yield StoredColumn(spec, layout, offset, digests)
+        offset += layout.num_bytes
+    if offset != extent.start + extent.num_bytes:
+        raise CorruptDataError(
+            f"{ref.path}: the columns {[spec.name for spec in specs]} have {extent.num_bytes} bytes together, expected "
+            f"{offset - extent.start}."
+        )
 
 
 def record_extents(ref: straw.SegmentRef, records: Sequence[dict[str, Any]]) -> tuple[Extent, ...]:

@@ -18,6 +18,8 @@ from vime.errors import StorageError
 
 NO_VERSION = 2**63 - 1
 """Scheduling key of a returned group without a policy version: it comes last in its stage."""
+ENOUGH_LEFT = 0.25
+"""Part of a lease's time that using it surely takes less than."""
 _LEASE_STATES = {"extended": LeaseState.EXTENDED, "LeaseExpired": LeaseState.EXPIRED, "StaleAttempt": LeaseState.STALE}
 
 
@@ -140,10 +142,16 @@ def yield_groups(segments: SegmentList, returns: Sequence[GroupReturn]) -> list[
 
 
 def alive_leases(segments: SegmentList, segment: Segment, leases: Sequence[Lease]) -> set[str]:
-    """Attempt ids of those leases that still hold; they are extended, so that what follows can rely on it."""
+    """Attempt ids of those leases that still hold, and will while they are used.
+
+    straw ends a lease at its deadline and not before, so only those are asked for, and extended, that come near it.
+    """
     held = [item for item in leases if item.attempt_id in segment.held]
-    answers = extend(segments, segment, held) if held else []
-    return {item.attempt_id for item, state in zip(held, answers, strict=True) if state is LeaseState.EXTENDED}
+    near = segments.clock() + ENOUGH_LEFT
+    alive = {item.attempt_id for item in held if segment.held[item.attempt_id].deadline > near}
+    asked = [item for item in held if item.attempt_id not in alive]
+    answers = extend(segments, segment, asked) if asked else []
+    return alive | {item.attempt_id for item, state in zip(asked, answers, strict=True) if state is LeaseState.EXTENDED}
 
 
 def by_segment(segments: SegmentList, leases: Sequence[bytes]) -> dict[int, list[tuple[int, Lease]]]:

@@ -8,13 +8,14 @@ import numpy as np
 import xxhash
 
 from storage.byte_cache import ByteCache
-from storage.columns import DTYPES, Array, ColumnSpec, EncodedGroup, GroupHeader, Layout, read_header
+from storage.columns import Array, EncodedGroup, GroupHeader, Layout, read_header
+from storage.memory_columns import KeptColumn, checked_rows
 from storage.memory_parts import PartStore
 from storage.refs import GroupRef, PoolRef, lease_from_bytes
-from vime.errors import CorruptDataError, StorageError
+from vime.errors import StorageError
 
 CACHE_BYTES = 256 << 20
-"""Columns that a reader keeps: those of the groups of a few microbatches."""
+"""Columns and members' parts of them that a reader keeps: those of the groups of a few microbatches."""
 _SCHEME = "memory:"
 """Begins the `path` of a reference into a pool in memory; the key follows."""
 
@@ -39,7 +40,10 @@ class MemoryPool:
         entries = {}
         refs = []
         for number, (group, lease_bytes) in enumerate(items):
-            parts = [group.header, *(_little_endian_bytes(array) for array in group.columns.values())]
+            parts = [group.header]
+            for spec in read_header(group.header).columns:
+                column = KeptColumn(spec, len(parts))
+                parts += map(_little_endian_bytes, column.cut(group.columns[spec.name]))
             attempt = lease_from_bytes(lease_bytes).attempt_id
             ref = self._ref(f"{submission_id}.{number}", parts, owner=attempt)
             entries[key_of(ref)] = parts
@@ -67,17 +71,17 @@ class MemoryPool:
 
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]:
         """Columns of a group by name; only these are read. Raises `StorageError` for a name that it lacks."""
-        specs = self._specs(ref, names)
-        payloads = self._read(ref, [number for number, _ in specs])
-        return {spec.name: _array(spec, data, ref) for (_, spec), data in zip(specs, payloads, strict=True)}
+        columns = [self._column(ref, name) for name in names]
+        payloads = iter(self._read(ref, [number for column in columns for number in column.numbers]))
+        return {column.spec.name: column.joined([next(payloads) for _ in column.numbers], ref) for column in columns}
 
     def read_rows(self, ref: GroupRef, column: str, member: int, start: int = 0, stop: int | None = None) -> Array:
         """Rows `start:stop` of a member in a column whose rows come first: [stop - start, ...], read-only.
 
-        The whole column is fetched, and kept for the next calls in a cache that is bounded in bytes.
+        The part that holds them is fetched, a member's or a small column, and kept for the next calls in a cache that
+        is bounded in bytes.
         """
-        spec, array = self._cached_column(ref, column)
-        rows = _checked_rows(spec, ref, "row_major", member, start, stop)
+        array, rows = self._cached_part(ref, column, "row_major", member, start, stop)
         return array[rows.start : rows.stop]
 
     def num_rows(self, ref: GroupRef, column: str, member: int) -> int:
@@ -89,10 +93,9 @@ class MemoryPool:
         self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
     ) -> Array:
         """Rows `start:stop` of a member in some layers of a column whose layers come first: [L, stop - start, ...]."""
-        spec, array = self._cached_column(ref, column)
-        rows = _checked_rows(spec, ref, "layer_major", member, start, stop)
-        if layers.step != 1 or not 0 <= layers.start <= layers.stop <= spec.shape[0]:
-            raise StorageError(f"{ref.path}: column {column!r} has {spec.shape[0]} layers, {layers} was asked for.")
+        array, rows = self._cached_part(ref, column, "layer_major", member, start, stop)
+        if layers.step != 1 or not 0 <= layers.start <= layers.stop <= len(array):
+            raise StorageError(f"{ref.path}: column {column!r} has {len(array)} layers, {layers} was asked for.")
         return array[layers.start : layers.stop, rows.start : rows.stop]
 
     def read_group(self, ref: GroupRef) -> EncodedGroup:
@@ -123,13 +126,18 @@ class MemoryPool:
         self._check_open()
         return self._store.get(key_of(ref), numbers)
 
-    def _specs(self, ref: GroupRef, names: Sequence[str]) -> list[tuple[int, ColumnSpec]]:
-        """Number of the part and table entry of each column."""
-        table = {spec.name: (number, spec) for number, spec in enumerate(self._header(ref).columns, start=1)}
-        missing = [name for name in names if name not in table]
-        if missing:
-            raise StorageError(f"The group in {ref.path} has no columns {missing}, it has {sorted(table)}.")
-        return [table[name] for name in names]
+    def _column(self, ref: GroupRef, name: str) -> KeptColumn:
+        """Raises `StorageError` for a name that the group lacks."""
+        first = 1
+        specs = self._header(ref).columns
+        for spec in specs:
+            column = KeptColumn(spec, first)
+            if spec.name == name:
+                return column
+            first = column.numbers.stop
+        raise StorageError(
+            f"The group in {ref.path} has no columns [{name!r}], it has {sorted(spec.name for spec in specs)}."
+        )
 
     def _header(self, ref: GroupRef) -> GroupHeader:
         header: GroupHeader | None = self._cache.get(ref.path)
@@ -139,14 +147,20 @@ class MemoryPool:
             self._cache.put(ref.path, header, len(content))
         return header
 
-    def _cached_column(self, ref: GroupRef, name: str) -> tuple[ColumnSpec, Array]:
-        ((number, spec),) = self._specs(ref, [name])
-        array: Array | None = self._cache.get((ref.path, name))
+    def _cached_part(
+        self, ref: GroupRef, name: str, layout: Layout, member: int, start: int, stop: int | None
+    ) -> tuple[Array, range]:
+        """The part that holds rows `start:stop` of a member, shaped as stored, and where they are in it."""
+        column = self._column(ref, name)
+        rows = checked_rows(column.spec, ref, layout, member, start, stop)
+        part = member if column.is_split else 0
+        array: Array | None = self._cache.get((ref.path, name, part))
         if array is None:
-            (data,) = self._read(ref, [number])
-            array = _array(spec, data, ref)
-            self._cache.put((ref.path, name), array, array.nbytes)
-        return spec, array
+            (data,) = self._read(ref, [column.numbers[part]])
+            array = column.array(part, data, ref)
+            self._cache.put((ref.path, name, part), array, array.nbytes)
+        first = column.spec.row_offsets[member] if column.is_split else 0
+        return array, range(rows.start - first, rows.stop - first)
 
     def _ref(self, name: str, parts: Sequence[bytes], owner: str = "") -> PoolRef:
         digest = xxhash.xxh3_128()
@@ -190,28 +204,3 @@ def attempt_of(ref: GroupRef) -> str:
 
 def _little_endian_bytes(array: Array) -> bytes:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
-
-
-def _checked_rows(spec: ColumnSpec, ref: GroupRef, layout: Layout, member: int, start: int, stop: int | None) -> range:
-    """Rows of the stored array that are rows `start:stop` of a member. Raises `StorageError`."""
-    what = f"{ref.path}: column {spec.name!r}"
-    if spec.layout != layout:
-        raise StorageError(f"{what} is {spec.layout}.", next_step="Use read_rows or read_layers, as it is.")
-    if not 0 <= member < len(spec.row_offsets) - 1:
-        raise StorageError(f"{what} has {len(spec.row_offsets) - 1} members, member {member} was asked for.")
-    first, last = spec.row_offsets[member], spec.row_offsets[member + 1]
-    rows = range(start, last - first if stop is None else stop)
-    if not 0 <= rows.start <= rows.stop <= last - first:
-        raise StorageError(f"{what} has {last - first} rows of member {member}, {rows} was asked for.")
-    return range(first + rows.start, first + rows.stop)
-
-
-def _array(spec: ColumnSpec, data: bytes, ref: PoolRef) -> Array:
-    if spec.dtype not in DTYPES:
-        raise CorruptDataError(f"{ref.path}: column {spec.name!r} has dtype {spec.dtype!r}, allowed: {list(DTYPES)}.")
-    try:
-        return np.frombuffer(data, DTYPES[spec.dtype]).reshape(spec.shape)
-    except ValueError as error:
-        raise CorruptDataError(
-            f"{ref.path}: column {spec.name!r} has {len(data)} bytes, its shape is {spec.shape} of {spec.dtype}."
-        ) from error

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from vime.errors import DiskFullError, StorageError
+from vime.folders import file_in_the_way
 
 
 def os_error(error: OSError, path: Path, num_bytes: int) -> StorageError:
@@ -23,8 +24,9 @@ def os_error(error: OSError, path: Path, num_bytes: int) -> StorageError:
 
 def no_folder(path: Path) -> StorageError:
     """The `StorageError` for a path that can't be a folder, or be in one, because a file is in its place."""
-    file = next((place for place in (path, *path.parents) if place.is_file()), path)
-    return StorageError(f"{file} is a file, not a folder.", next_step="Give a folder, or move the file away.")
+    return StorageError(
+        f"{file_in_the_way(path) or path} is a file, not a folder.", next_step="Give a folder, or move the file away."
+    )
 
 
 def disk_full(path: Path, num_bytes: int) -> DiskFullError:

@@ -1,12 +1,13 @@
 """Everything of a sample that is not a number a token, as bytes: a column of small fields, and one for each kind of
 media.
 
-A reader of tokens never touches them.
+A reader of tokens never touches them. Media that several members have, as those of their prompt, are stored once: the
+others' rows are the number of the first member, which is shorter than any media.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ FIELDS = "fields"
 MEDIA = ("multimodal_inputs", "multimodal_train_inputs")
 """Columns and fields of the same name."""
 
+_MAX_NUMBER_BYTES = 5
+"""Of a member's number as msgpack; media are a map with a name as its key."""
 _DEFAULTS = Sample().to_dict()
 _decoder = msgspec.msgpack.Decoder(dict[str, Any], ext_hook=unpack_extension)
 
@@ -31,13 +34,20 @@ def packed_columns(samples: Sequence[Sample], not_packed: frozenset[str]) -> lis
     The loss mask of a removed sample is packed, because its column holds zeros. Raises `SampleError` naming the
     sample and the path of a value that can't be stored.
     """
-    columns = [ColumnRows(FIELDS, "uint8", [_pack_fields(sample, not_packed) for sample in samples], [])]
+    columns = [ColumnRows(FIELDS, "uint8", [_rows(_pack_fields(sample, not_packed)) for sample in samples], [])]
     for name in MEDIA:
-        rows = [
-            None if vars(sample)[name] is None else _bytes(sample, {name: vars(sample)[name]}) for sample in samples
-        ]
-        columns += optional_column(name, "uint8", samples, rows)
+        columns += optional_column(name, "uint8", samples, list(_media_rows(samples, name)))
     return columns
+
+
+def first_with_same_media(rows: Array) -> int | None:
+    """The member that holds what a member's rows of a media column stand for; None when they are the media."""
+    if len(rows) > _MAX_NUMBER_BYTES:
+        return None
+    try:
+        return msgspec.msgpack.decode(rows.tobytes(), type=int)
+    except msgspec.MsgspecError as error:
+        raise CorruptDataError(f"The {len(rows)} bytes of a sample's media can't be read: {error}.") from error
 
 
 def unpack_member(columns: Mapping[str, Array]) -> Sample:
@@ -52,7 +62,23 @@ def unpack_member(columns: Mapping[str, Array]) -> Sample:
         raise CorruptDataError(f"The fields of a sample can't be read: {error}.") from error
 
 
-def _pack_fields(sample: Sample, not_packed: frozenset[str]) -> Array:
+def _media_rows(samples: Sequence[Sample], name: str) -> Iterator[Array | None]:
+    """Each member's rows of a media column; an object that members share is packed once."""
+    packed: dict[int, bytes] = {}
+    first_with: dict[bytes, int] = {}
+    for member, sample in enumerate(samples):
+        value = vars(sample)[name]
+        if value is None:
+            yield None
+            continue
+        if id(value) not in packed:
+            packed[id(value)] = _packed(sample, {name: value})
+        content = packed[id(value)]
+        first = first_with.setdefault(content, member)
+        yield _rows(content if first == member else msgspec.msgpack.encode(first))
+
+
+def _pack_fields(sample: Sample, not_packed: frozenset[str]) -> bytes:
     values = {
         name: value
         for name, value in sorted(sample.to_dict().items())
@@ -60,7 +86,7 @@ def _pack_fields(sample: Sample, not_packed: frozenset[str]) -> Array:
     }
     if sample.remove_sample and sample.loss_mask is not None:
         values["loss_mask"] = sample.loss_mask
-    return _bytes(sample, values)
+    return _packed(sample, values)
 
 
 def _is_default(name: str, value: object) -> bool:
@@ -69,11 +95,15 @@ def _is_default(name: str, value: object) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
-def _bytes(sample: Sample, values: Mapping[str, object]) -> Array:
+def _packed(sample: Sample, values: Mapping[str, object]) -> bytes:
     try:
         packed = {name: pack(value, name) for name, value in values.items()}
     except SampleError as error:
         raise SampleError(
             f"{place(sample)}: {error.message}", next_step=error.next_step, reason=error.reason
         ) from error
-    return np.frombuffer(msgspec.msgpack.encode(packed), np.uint8)
+    return msgspec.msgpack.encode(packed)
+
+
+def _rows(content: bytes) -> Array:
+    return np.frombuffer(content, np.uint8)

@@ -14,10 +14,9 @@ import msgspec
 import straw
 from straw.backend import FilesystemBackend
 
-from storage.chunks import chunk_table, column_bytes
 from storage.columns import Array, EncodedGroup
 from storage.files import sync_directory, write_atomically
-from storage.group_index import column_specs
+from storage.group_records import group_payloads
 from storage.live import Live
 from storage.os_errors import os_error
 from storage.pool_writer import PoolWriter, check_in_place
@@ -28,8 +27,8 @@ from vime.errors import CorruptDataError, StorageError
 
 Profile = Literal["local", "juicefs"]
 CODECS = ("bytes.v1", "json.v1", "tensor.v1")
-MAX_PROMPTS_PER_SEGMENT = 64
-"""straw re-reads a segment's whole index for each input that a task names, so long segments cost quadratic time."""
+MAX_PROMPTS_TOGETHER = 256
+"""Prompts of one publication: who reads one of them parses the list of all, once."""
 
 
 class PoolFile(msgspec.Struct, frozen=True):
@@ -152,23 +151,21 @@ class Pool:
         for number, (group, lease_bytes) in enumerate(items):
             lease = lease_from_bytes(lease_bytes)
             owner = {"task_id": lease.task_id, "attempt_id": lease.attempt_id}
-            table = chunk_table(column_specs(group.header), group.columns)
-            records = [straw.Record(f"{number}.header", group.header, metadata=owner)]
-            records += [
-                straw.Record(f"{number}.{name}", column_bytes(array), metadata=owner)
-                for name, array in group.columns.items()
-            ]
-            records.append(straw.Record(f"{number}.chunks", table, metadata=owner))
-            publications.append(straw.Publication(tuple(records)))
+            records = tuple(
+                straw.Record(f"{number}.{place}", payload, metadata=owner)
+                for place, payload in enumerate(group_payloads(group))
+            )
+            publications.append(straw.Publication(records))
         return self._writer.publish(publications, submission_id)
 
     def publish_prompts(self, payloads: Sequence[bytes], *, submission_id: str) -> list[PoolRef]:
-        """Make prompt payloads durable, at most `MAX_PROMPTS_PER_SEGMENT` in one transaction."""
+        """Make prompt payloads durable, at most `MAX_PROMPTS_TOGETHER` in one publication."""
         refs: list[PoolRef] = []
-        for start in range(0, len(payloads), MAX_PROMPTS_PER_SEGMENT):
-            part = payloads[start : start + MAX_PROMPTS_PER_SEGMENT]
-            publications = [straw.Publication((straw.Record(f"{i}", data),)) for i, data in enumerate(part)]
-            refs += self._writer.publish(publications, f"{submission_id}:{start}")
+        for start in range(0, len(payloads), MAX_PROMPTS_TOGETHER):
+            part = payloads[start : start + MAX_PROMPTS_TOGETHER]
+            publication = straw.Publication(tuple(straw.Record(f"{i}", data) for i, data in enumerate(part)))
+            (ref,) = self._writer.publish([publication], f"{submission_id}:{start}")
+            refs += [msgspec.structs.replace(ref, record=record) for record in range(len(part))]
         return refs
 
     def publish_blob(self, data: bytes, *, submission_id: str) -> PoolRef:
@@ -177,11 +174,11 @@ class Pool:
 
     def read_header(self, ref: GroupRef) -> bytes:
         """Header bytes of a group. Raises `CorruptDataError` or `StorageError`."""
-        return self._reader.read_first(ref)
+        return self._reader.read_header(ref)
 
     def read_blob(self, ref: PoolRef) -> bytes:
         """The bytes of a blob or prompt. Raises `CorruptDataError` or `StorageError`."""
-        return self._reader.read_first(ref)
+        return self._reader.read_blob(ref)
 
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]:
         """Columns of a group by name; only these are read. Raises `StorageError` for a name that it lacks."""

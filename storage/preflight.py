@@ -15,6 +15,7 @@ from pathlib import Path
 from storage.files import sync_directory, write_atomically
 from storage.mounts import MOUNT_TABLE, mount_of
 from vime.errors import StorageError
+from vime.folders import existing_parent, file_in_the_way
 
 MIN_FREE_BYTES = 256 * 2**20
 MIN_FREE_INODES = 10_000
@@ -36,12 +37,6 @@ class Probe:
     found: str
 
 
-def existing_parent(folder: Path) -> Path:
-    """`folder` itself, or its nearest ancestor that exists: where the run would make it."""
-    absolute = folder.absolute()
-    return next(path for path in (absolute, *absolute.parents) if path.exists())
-
-
 def not_writable(folder: Path, table: str | None = None) -> str | None:
     """Why nothing can be written to `folder`, which need not exist; None when permissions and mount allow it.
 
@@ -49,8 +44,8 @@ def not_writable(folder: Path, table: str | None = None) -> str | None:
     """
     try:
         place = existing_parent(folder)
-        if not place.is_dir():
-            return f"{place} is a file"
+        if (file := file_in_the_way(folder)) is not None:
+            return f"{file} is a file"
         mount = mount_of(place.resolve(), MOUNT_TABLE.read_text() if table is None else table)
         if mount is not None and mount.file_system in _KERNEL_FILE_SYSTEMS:
             return f"{mount.point} is the kernel's ({mount.file_system}) and takes no files"

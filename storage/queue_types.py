@@ -33,7 +33,7 @@ class Stage(enum.IntEnum):
     """Members that are all finished and rewarded."""
 
 
-class LeasedGroup(msgspec.Struct, frozen=True):
+class LeasedGroup(msgspec.Struct, frozen=True, gc=False):
     """The right to generate one group."""
 
     lease: bytes
@@ -47,7 +47,7 @@ class LeasedGroup(msgspec.Struct, frozen=True):
     """Oldest policy version of the tokens that it has."""
 
 
-class GroupResult(msgspec.Struct, frozen=True):
+class GroupResult(msgspec.Struct, frozen=True, gc=False):
     """A published group, ready to be accepted."""
 
     lease: bytes
@@ -55,7 +55,7 @@ class GroupResult(msgspec.Struct, frozen=True):
     summary: GroupSummary
 
 
-class GroupReturn(msgspec.Struct, frozen=True):
+class GroupReturn(msgspec.Struct, frozen=True, gc=False):
     """A published group that goes back to the queue, so that any producer may go on with it."""
 
     lease: bytes
@@ -66,7 +66,7 @@ class GroupReturn(msgspec.Struct, frozen=True):
     """Oldest policy version of its tokens; None when it has none."""
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """Proof that a group was accepted.
 
     Positions grow in the order of acceptance within a segment, and from segment to segment (`storage.positions`).
@@ -76,7 +76,7 @@ class Receipt(msgspec.Struct, frozen=True):
     group_index: int
 
 
-class AcceptedGroup(msgspec.Struct, frozen=True):
+class AcceptedGroup(msgspec.Struct, frozen=True, gc=False):
     """An accepted result."""
 
     position: int

@@ -19,8 +19,9 @@ from storage.group_index import (
     GroupIndex,
     StoredColumn,
     column_specs,
-    member_records,
     read_group_index,
+    read_head,
+    read_payload,
     record_extents,
 )
 from storage.live import Live
@@ -31,19 +32,24 @@ from vime.errors import StorageError
 CACHE_BYTES = 64 << 20
 CACHED_TRANSACTIONS = 64
 """Transactions whose extents are remembered: straw parses the whole index of one at each look."""
+CACHED_PUBLICATIONS = 16
+"""Publications whose records are remembered: many prompts are one publication, and are read one after the other."""
 
 
 class ReadingStore:
     """An open store of straw with a reader that remembers the indexes of packs."""
 
     def __init__(self, store: straw.SharedFilesystemStore, session: Any) -> None:
-        self.manifest = session.manifest
         self.read_record = session.read_record
-        self._store = store
+        self._store, self._session = store, session
         self.extents = lru_cache(CACHED_TRANSACTIONS)(self._read_extents)
+        self.members = lru_cache(CACHED_PUBLICATIONS)(self._read_members)
 
     def _read_extents(self, ref: straw.SegmentRef) -> tuple[Extent, ...]:
         return record_extents(ref, self._store.inspect_segment(ref)["records"])
+
+    def _read_members(self, ref: straw.RecordSetRef) -> tuple[straw.RecordRef, ...]:
+        return tuple(straw.RecordRef.from_dict(member) for member in self._session.manifest(ref)["records"])
 
     @classmethod
     @contextmanager
@@ -64,13 +70,14 @@ class GroupReader:
         self._live, self._root = live, root
         self._cache = ByteCache(cache_bytes)
 
-    def read_first(self, ref: PoolRef) -> bytes:
-        """The first record of a publication: a group's header, a prompt or a blob."""
+    def read_blob(self, ref: PoolRef) -> bytes:
+        """A prompt or a blob."""
+        what = f"read {self._root / ref.path}"
+        return self._live.call(what, lambda store: read_payload(store, ref), hopeless=lambda: self._is_gone(ref))
 
-        def read(store: ReadingStore) -> bytes:
-            return bytes(store.read_record(member_records(store, ref)[0]).payload)
-
-        return self._live.call(f"read {self._root / ref.path}", read, hopeless=lambda: self._is_gone(ref))
+    def read_header(self, ref: GroupRef) -> bytes:
+        """The header of a group."""
+        return read_head(self.read_blob(ref)).header
 
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]:
         """Whole columns of a group by name, shaped as stored; only these are read."""
@@ -83,7 +90,7 @@ class GroupReader:
 
     def read_group(self, ref: GroupRef) -> EncodedGroup:
         """The whole group: header and all columns."""
-        header = self.read_first(ref)
+        header = self.read_header(ref)
         return EncodedGroup(header, self.read_columns(ref, [spec.name for spec in column_specs(header)]))
 
     def read_rows(self, ref: GroupRef, column: str, member: int, start: int = 0, stop: int | None = None) -> Array:

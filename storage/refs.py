@@ -13,8 +13,8 @@ from vime.errors import CorruptDataError, SchemaVersionError
 REF_VERSION = 1
 
 
-class PoolRef(msgspec.Struct, frozen=True):
-    """Where one publication (a group, a prompt or a blob) lies in a pool, and the digest of its content."""
+class PoolRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a group, a prompt or a blob lies in a pool, and the digest of the publication that holds it."""
 
     run_id: str
     path: str
@@ -30,13 +30,15 @@ class PoolRef(msgspec.Struct, frozen=True):
     num_records: int
     num_bytes: int
     version: int = REF_VERSION
+    record: int = 0
+    """Which record of the publication is meant: prompts share one publication, a group has its own."""
 
 
 GroupRef = PoolRef
 """A `PoolRef` to a group."""
 
 
-class Lease(msgspec.Struct, frozen=True):
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right of one attempt to give a group its result."""
 
     run_id: str

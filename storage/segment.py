@@ -52,7 +52,9 @@ class Segment:
         self.coordinator = coordinator
         self.first_position = first_position(entry.index)
         groups = list(self.groups())
-        self.num_accepted = sum(state.phase is GroupPhase.ACCEPTED for state in groups)
+        accepted = [state for state in groups if state.phase is GroupPhase.ACCEPTED]
+        self.packs_of_accepted = [packs_of(state) for state in sorted(accepted, key=_local_position)]
+        """Packs that hold a group's result and prompt, for each accepted group in order."""
         self.waiting = {state.group_index: state for state in groups if state.phase in _WAITING}
         """Groups that can be leased, by index."""
         self.held: dict[str, HeldLease] = {}
@@ -82,6 +84,11 @@ class Segment:
             logger.warning("%s", repair)
         return cls(entry, _straw_coordinator(pool, entry, owner, clock, recover=True))
 
+    @property
+    def num_accepted(self) -> int:
+        """Groups that were accepted."""
+        return len(self.packs_of_accepted)
+
     def cursor(self) -> PromptCursor:
         """The prompt cursor after the segment's newest submission."""
         return committed_cursor(self.coordinator) or self.entry.cursor
@@ -104,15 +111,13 @@ class Segment:
 
     def needed_packs(self, released: PositionRanges) -> set[str]:
         """Packs that hold a result which is not released, or what a group that has none starts from."""
-        packs: set[str] = set()
-        for state in self.groups():
-            position = state.notes.position
-            ended = position is not None and self.first_position + position in released
-            if state.phase is not GroupPhase.DROPPED and not ended:
-                packs.add(state.ref.path)
-                if state.notes.prompt is not None:
-                    packs.add(state.notes.prompt.path)
-        return packs
+        unfinished = [*self.waiting.values(), *(held.state for held in self.held.values())]
+        kept = [
+            packs
+            for position, packs in enumerate(self.packs_of_accepted, self.first_position)
+            if position not in released
+        ]
+        return set().union(*map(packs_of, unfinished), *kept)
 
     def end_expired_leases(self) -> None:
         """Let straw take back the groups whose leases have expired."""
@@ -122,6 +127,10 @@ class Segment:
         """The segment's summary when every group of it is dropped, or accepted and in `ended`; None before."""
         if ended.count_between(self.first_position, self.first_position + self.num_accepted - 1) < self.num_accepted:
             return None
+        if self.waiting or self.held:
+            return None
+        if self.num_accepted == self.num_groups():
+            return SegmentSummary(self.num_accepted, {})
         groups = list(self.groups())
         if any(state.phase not in (GroupPhase.ACCEPTED, GroupPhase.DROPPED) for state in groups):
             return None
@@ -130,6 +139,15 @@ class Segment:
 
     def close(self) -> None:
         self.coordinator.close()
+
+
+def packs_of(state: GroupState) -> tuple[str, ...]:
+    """Packs that hold a group's prompt, and what it starts from or resulted in."""
+    return tuple(ref.path for ref in (state.ref, state.notes.prompt) if ref is not None)
+
+
+def _local_position(state: GroupState) -> int:
+    return state.notes.position or 0
 
 
 def journal_path(root: Path, queue_id: str) -> Path:

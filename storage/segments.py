@@ -11,7 +11,7 @@ from storage.os_errors import os_error
 from vime.data.cursor import PromptCursor
 from vime.errors import CorruptDataError, SchemaVersionError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class SegmentSummary(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,8 +87,8 @@ def refuse_other_schema(path: Path, version: int) -> None:
         )
     if version < SCHEMA_VERSION:
         raise SchemaVersionError(
-            f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}: acceptances are recorded in "
-            "another form since then.",
+            f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}: groups and references are "
+            "stored in another form since then.",
             next_step="Finish the run with the vime that began it, or begin a new one.",
         )
 

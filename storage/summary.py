@@ -10,7 +10,7 @@ from vime.errors import SampleError
 from vime.utils.types import Sample
 
 
-class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
+class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Small columns over the members of one group; every list has one entry per member, in order."""
 
     group_index: int

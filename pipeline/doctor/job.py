@@ -15,10 +15,11 @@ from pipeline.preview.disk_need import DiskNeed, disk_need
 from pipeline.preview.folders import RESERVE_STEP, reserve_shortfall, written_folders
 from pipeline.preview.process_map import Machines, map_processes
 from pipeline.run_folder import RunFolder
-from storage.preflight import existing_parent, probe_folder
+from storage.preflight import probe_folder
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.counted import counted
 from vime.errors import VimeError
+from vime.folders import existing_parent
 from vime.settings.groups import Settings
 
 GIB = 2**30

@@ -12,9 +12,10 @@ from pipeline.doctor.juicefs import juicefs_mount
 from storage.folder_client import FileClient, FolderClient
 from storage.juicefs import FILE_SYSTEM, ClientOptions, read_options
 from storage.mounts import MOUNT_TABLE, Mount, mount_of
-from storage.preflight import Probe, existing_parent, probe_folder, probe_place, probe_space
+from storage.preflight import Probe, probe_folder, probe_place, probe_space
 from storage.two_clients import probe_two_clients
 from vime.errors import StorageError
+from vime.folders import existing_parent
 
 OpenPeer = Callable[[Path], "FileClient"]
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pipeline.run_folder import RunFolder
 from storage.disk_reserve import GIB, DiskReserve, Shortfall
-from storage.preflight import existing_parent, not_writable
+from storage.preflight import not_writable
 from vime.errors import SettingsError, StorageError, VimeError
+from vime.folders import existing_parent
 from vime.settings.groups import Settings
 
 RESERVE_STEP = "Free space, put the queue on a larger disk, or lower --rollout-disk-reserve-gib."

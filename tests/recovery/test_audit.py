@@ -102,11 +102,11 @@ def test_a_folder_without_a_queue_is_refused(tmp_path: Path) -> None:
         audit_run(tmp_path)
 
 
-@pytest.mark.parametrize("version", [2, 4])
+@pytest.mark.parametrize("version", [3, 5])
 def test_a_queue_of_another_schema_is_refused_as_everywhere(run: Path, version: int) -> None:
     path = run / "rollout_data" / "pool" / "vime" / "queue.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
-    with pytest.raises(SchemaVersionError, match=f"has schema version {version}, this code reads 3") as audited:
+    with pytest.raises(SchemaVersionError, match=f"has schema version {version}, this code reads 4") as audited:
         audit_run(run)
     with pytest.raises(SchemaVersionError) as looked:
         QueueView(path.parents[1])

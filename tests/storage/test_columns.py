@@ -232,6 +232,29 @@ def test_readers_of_tokens_need_no_fields_and_no_media() -> None:
     assert len(encoded.columns["multimodal_inputs"]) > 64 * 64 * 3
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_media_that_members_share_are_stored_once(copied: bool) -> None:
+    picture, other = np.full((64, 64), 7, np.uint8), np.full((64, 64), 9, np.uint8)
+    samples = [*samples_of(7), *samples_of(7), *samples_of(7)]
+    for sample, media in zip(samples, [None, picture, other, picture, None, other], strict=True):
+        sample.multimodal_inputs = None if media is None else {"image": media.copy() if copied else media}
+    encoded = encode_group(samples)
+    assert 2 * picture.nbytes < len(encoded.columns["multimodal_inputs"]) < 2 * picture.nbytes + 500
+    found = [sample.multimodal_inputs for sample in decode_group(encoded.header, encoded.columns)]
+    assert [None if media is None else int(media["image"][0, 0]) for media in found] == [None, 7, 9, 7, None, 9]
+
+
+def test_media_that_are_those_of_no_member_before_are_refused() -> None:
+    samples = samples_of(7)
+    for sample in samples:
+        sample.multimodal_inputs = {"image": np.zeros(100, np.uint8)}
+    encoded = encode_group(samples)
+    for number in (b"\x01", b"\x09", b"\xff", b"\xc1"):
+        damaged = np.frombuffer(encoded.columns["multimodal_inputs"][:-1].tobytes() + number, np.uint8)
+        with pytest.raises(CorruptDataError, match=r"allowed: a member before|media can't be read"):
+            decode_group(encoded.header, {**encoded.columns, "multimodal_inputs": damaged})
+
+
 def test_the_layout_of_a_column_says_which_axis_counts_rows() -> None:
     rows_first = ColumnSpec("heads", "int32", [6, 4], [0, 6])
     layers_first = ColumnSpec("routes", "uint8", [2, 6, 4], [0, 6], layout="layer_major")
@@ -359,7 +382,7 @@ def test_missing_values_are_not_numbers() -> None:
 
 def test_a_newer_header_is_refused_with_both_versions() -> None:
     header = msgspec.msgpack.encode({"schema_version": SCHEMA_VERSION + 1, "unheard_of": 1})
-    with pytest.raises(SchemaVersionError, match="schema version 2, this code reads up to 1"):
+    with pytest.raises(SchemaVersionError, match="schema version 3, this code reads up to 2"):
         read_header(header)
 
 

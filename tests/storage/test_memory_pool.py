@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from queue_helpers import new_memory_queue, publish, samples_of, submit
 
+from storage import memory_columns
 from storage.columns import ColumnSpec, EncodedGroup, encode_group, read_header
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
@@ -25,10 +26,13 @@ class CountingParts(PartTable[bytes]):
     def __init__(self) -> None:
         super().__init__()
         self.fetched: list[int] = []
+        self.num_bytes = 0
 
     def get(self, key: str, numbers: Sequence[int]) -> list[bytes]:
         self.fetched += numbers
-        return super().get(key, numbers)
+        found = super().get(key, numbers)
+        self.num_bytes += sum(map(len, found))
+        return found
 
     def put(self, entries: Mapping[str, Sequence[bytes]]) -> None:
         super().put(entries)
@@ -90,7 +94,28 @@ def test_parts_that_do_not_exist_are_refused(tmp_path: Path, read: object, messa
         read(pool, ref)
 
 
-def test_a_column_is_fetched_once_while_its_members_are_read(tmp_path: Path) -> None:
+def test_the_rows_of_a_member_of_a_large_column_are_fetched_without_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_columns, "SPLIT_BYTES", 24)
+    parts = CountingParts()
+    pool = MemoryPool("run", parts)
+    ref = with_routes(tmp_path, pool)
+    whole = np.arange(24, dtype=np.uint8).reshape(2, 6, 2)
+    parts.num_bytes = 0
+    pool.num_rows(ref, "routes", 1)
+    header_bytes = parts.num_bytes
+    assert np.array_equal(pool.read_layers(ref, "routes", 1, range(2)), whole[:, 3:])
+    assert np.array_equal(pool.read_layers(ref, "routes", 1, range(1, 2), 1, 3), whole[1:, 4:])
+    assert parts.num_bytes - header_bytes == whole.nbytes // 2
+    assert pool.read_rows(ref, "tokens", 0, 1).tolist() == [2, 10, 11, 12]
+    assert parts.num_bytes - header_bytes == whole.nbytes // 2 + 5 * 4
+    found = pool.read_group(ref)
+    assert np.array_equal(found.columns["routes"], whole)
+    assert found.columns["tokens"].tolist() == [1, 2, 10, 11, 12] * 2
+
+
+def test_a_small_column_is_fetched_once_while_its_members_are_read(tmp_path: Path) -> None:
     parts = CountingParts()
     pool = MemoryPool("run", parts)
     ref = with_routes(tmp_path, pool)

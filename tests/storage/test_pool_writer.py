@@ -259,13 +259,15 @@ def test_a_pool_that_is_only_read_writes_nothing(pool: Pool) -> None:
 
 GROWTH = """
 import sys, psutil
+from benchmarks.wide_groups import GroupShape, lease_bytes, wide_group
 from storage import pool_writer
 from storage.pool import Pool
+groups = [(wide_group(GroupShape(1, 10, 0, 0, 0)), lease_bytes(number)) for number in range(64)]
 pool_writer.MAX_PUBLICATIONS = int(sys.argv[2])
 resident = psutil.Process().memory_info
 with Pool.create(sys.argv[1], "run") as pool:
     for number in range(32):
-        pool.publish_prompts([b"x" * 100] * 64, submission_id=str(number))
+        pool.publish_groups(groups, submission_id=str(number))
         if number == 7:
             before = resident().rss
     print(resident().rss - before)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage.mounts import Mount, mount_of, mounted_at
-from storage.preflight import existing_parent, not_writable, probe_folder, probe_space
+from storage.preflight import not_writable, probe_folder, probe_space
 
 NAMES = ["writable", "fsync", "flock", "exclusive create", "rename"]
 
@@ -18,10 +18,6 @@ def test_ordinary_folder_passes_and_is_left_as_it_was(tmp_path: Path) -> None:
     probes = probe_folder(tmp_path)
     assert [(probe.name, probe.works) for probe in probes] == [(name, True) for name in NAMES]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_missing_folder_is_tried_where_it_would_be_made(tmp_path: Path) -> None:
-    assert existing_parent(tmp_path / "a" / "b") == tmp_path
 
 
 def broken(folder: Path) -> list[tuple[str, str]]:

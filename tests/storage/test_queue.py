@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import straw
 from queue_helpers import finish, new_queue, publish, samples_of, submit
 from straw.errors import QuotaExceeded
 
@@ -184,3 +185,26 @@ def test_a_hundred_groups_a_second_are_leased_and_accepted(tmp_path: Path) -> No
 def test_a_commit_keeps_nothing_of_a_queue_that_keeps_itself(opened: tuple[Pool, GroupQueue]) -> None:
     _, queue = opened
     assert queue.snapshot(PositionRanges()) is None
+
+
+def test_only_leases_that_come_near_their_end_are_extended_before_their_results_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    pool, queue = new_queue(tmp_path / "pool", 2, lease_seconds=10, clock=lambda: now_s)
+    asked: list[int] = []
+    heartbeat = straw.Coordinator.heartbeat
+
+    def counting(self: straw.Coordinator, leases: list[object]) -> object:
+        asked.append(len(leases))
+        return heartbeat(self, leases)
+
+    monkeypatch.setattr(straw.Coordinator, "heartbeat", counting)
+    with pool, queue:
+        early, late = queue.lease("w", 2)
+        now_s = 7.0
+        assert finish(pool, queue, early).position == 0
+        assert asked == []
+        now_s = 9.9
+        assert finish(pool, queue, late).position == 1
+        assert asked == [1]

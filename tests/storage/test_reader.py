@@ -295,7 +295,7 @@ def test_a_mount_that_stays_away_is_an_error_that_says_how_long(
 def test_a_group_whose_digests_are_of_other_columns_is_refused(pool: Pool) -> None:
     other = EncodedGroup(wide_group(GroupShape(2, 40, 0, 0, 0)).header, wide_group(GroupShape(2, 41, 0, 0, 0)).columns)
     ref = pool.publish_groups([(other, lease_bytes())], submission_id="other")[0]
-    with pytest.raises(CorruptDataError, match=r"column 'tokens' has 328 bytes and \d+ bytes of digests; expected 320"):
+    with pytest.raises(CorruptDataError, match=r"the columns .*'tokens'.* have \d+ bytes together, expected \d+"):
         pool.read_columns(ref, ["tokens"])
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from queue_helpers import finish, new_queue, publish, samples_of
 
 from recovery.audit import replay_journals
+from storage.columns import encode_group
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
@@ -29,6 +33,10 @@ DAMAGES: dict[str, Damage] = {
     "garbage to the end": lambda data, at: data[:at] + bytes(byte ^ 0xA5 for byte in data[at:]),
     "garbage beyond the end": lambda data, at: data[:at] + b"\xff" * (len(data) - at + 100),
 }
+
+
+ENCODED = [encode_group(samples_of(group_index)) for group_index in range(4)]
+SUMMARIES = [summarize(samples_of(group_index)) for group_index in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +57,12 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of thousands of cuts."""
+def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder for thousands of cuts; in memory where that is possible, so that none waits for a disk."""
     monkeypatch.setattr("os.fsync", lambda _: None)
+    shared_memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else tmp_path) as folder:
+        yield Path(folder)
 
 
 def journal_of(root: Path) -> Path:
@@ -70,21 +81,89 @@ def repairs(root: Path) -> list[Repair]:
     return [Repair(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def check_opens_with_what_was_accepted_before(root: Path, data: bytes, at: int, name: str) -> None:
-    journal = journal_of(root)
-    journal.write_bytes(DAMAGES[name](data, at))
-    shutil.rmtree(root / "vime" / "cut", ignore_errors=True)
-    (root / "vime" / "repairs.jsonl").unlink(missing_ok=True)
-    whole = sum(start <= at for start in starts(data)[-3:])
-    with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
-        facts = queue.facts()
-        assert facts.accepted == {index: index for index in range(whole)}
-        assert (facts.in_flight, facts.fresh) == (list(range(whole, 3)), [3])
-    for repair in repairs(root):
-        kept = DAMAGES[name](data, at)
-        assert (repair.kept_bytes, repair.cut_bytes) == (starts(data)[-4 + whole], len(kept) - repair.kept_bytes)
-        assert Path(repair.cut_to).read_bytes() == kept[repair.kept_bytes :]
-        assert journal.read_bytes().startswith(data[: repair.kept_bytes])
+@dataclass
+class Campaign:
+    """Damages the journal of one queue over and over, and opens it each time."""
+
+    pool: Pool
+    name: str
+    """Of the kind of damage."""
+
+    def __post_init__(self) -> None:
+        self.journal = journal_of(self.pool.root)
+        self.data = self.journal.read_bytes()
+        self.starts = starts(self.data)
+        self.last_three = range(self.starts[-4], len(self.data))
+        """Bytes of the last three transactions."""
+        self.brought_to_end: set[int] = set()
+        """How many of them were left whole when the groups were last brought to their end."""
+
+    @contextmanager
+    def opened_after_damage(self, at: int) -> Iterator[tuple[GroupQueue, int]]:
+        """The queue as a new coordinator finds it, and how many of the last three transactions were left whole."""
+        self.journal.write_bytes(DAMAGES[self.name](self.data, at))
+        shutil.rmtree(self.pool.control_dir / "cut", ignore_errors=True)
+        (self.pool.control_dir / "repairs.jsonl").unlink(missing_ok=True)
+        with GroupQueue.open(self.pool, owner="after", lease_seconds=60) as queue:
+            yield queue, sum(start <= at for start in self.starts[-3:])
+
+    def check_opens_with_what_was_accepted_before(self, at: int) -> None:
+        with self.opened_after_damage(at) as (queue, whole):
+            facts = queue.facts()
+            assert facts.accepted == {index: index for index in range(whole)}
+            assert (facts.in_flight, facts.fresh) == (list(range(whole, 3)), [3])
+        for repair in repairs(self.pool.root):
+            kept = DAMAGES[self.name](self.data, at)
+            kept_bytes = self.starts[-4 + whole]
+            assert (repair.kept_bytes, repair.cut_bytes) == (kept_bytes, len(kept) - kept_bytes)
+            assert Path(repair.cut_to).read_bytes() == kept[kept_bytes:]
+            assert self.journal.read_bytes().startswith(self.data[:kept_bytes])
+
+    def check_nothing_is_lost_and_nothing_accepted_twice(self, at: int) -> None:
+        """All groups are there after the damage, and each ends with one result, readable, at its place.
+
+        What a queue does once it is open depends on its journal alone. So the groups are brought to their end the
+        first time that so many transactions were left whole, and at every hundredth byte; in between it is enough
+        that the journal is what it was then.
+        """
+        with self.opened_after_damage(at) as (queue, whole):
+            facts = queue.facts()
+            assert facts.num_groups == 4
+            assert facts.accepted == ({0: 0, 1: 1, 2: 2} if whole == 3 else {})
+            kept, journal = self.data[: self.starts[-4 + whole]], self.journal.read_bytes()
+            assert journal.startswith(kept)
+            opening = journal[len(kept) :]
+            assert (opening.count(MAGIC), opening.count(b'"type":'), opening.count(b'"type":"Epoch"')) == (1, 1, 1)
+            if whole in self.brought_to_end and at % 100:
+                return
+            self.bring_to_end(queue, at, whole)
+        state = replay_journals(self.pool.root)
+        assert (state.accepted_twice, len(state.accepted)) == ([], 4)
+        self.brought_to_end.add(whole)
+
+    def bring_to_end(self, queue: GroupQueue, at: int, whole: int) -> None:
+        """Generate and accept what waits, and read all results."""
+        waiting = queue.lease("w", 4)
+        assert [group.stage for group in waiting] == [
+            Stage.PARTIAL if group.group_index < 2 and 1 <= whole < 3 else Stage.FRESH for group in waiting
+        ]
+        items = [(ENCODED[group.group_index], group.lease) for group in waiting]
+        refs = self.pool.publish_groups(items, submission_id=f"{at}")
+        queue.accept_many(
+            [
+                GroupResult(group.lease, ref, SUMMARIES[group.group_index])
+                for group, ref in zip(waiting, refs, strict=True)
+            ]
+        )
+        accepted = queue.accepted()
+        assert [group.position for group in accepted] == [0, 1, 2, 3]
+        assert sorted(group.group_index for group in accepted) == [0, 1, 2, 3]
+
+
+@contextmanager
+def campaign(pool_to_copy: Path, folder: Path, name: str) -> Iterator[Campaign]:
+    with Pool.open(shutil.copytree(pool_to_copy, folder / "pool")) as pool:
+        yield Campaign(pool, name)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -105,21 +184,24 @@ def test_whole_transactions_before_the_damage_stay(root: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_queue_with_a_damaged_end_opens_with_what_was_accepted_before_it(root: Path, name: str) -> None:
-    data = journal_of(root).read_bytes()
-    last = starts(data)[-2]
-    for at in (starts(data)[-4] + 500, last, len(data) - 1):
-        check_opens_with_what_was_accepted_before(root, data, at, name)
+def test_a_queue_with_a_damaged_end_opens_with_what_was_accepted_before_it(
+    original: Path, tmp_path: Path, name: str
+) -> None:
+    with campaign(original, tmp_path, name) as damaged:
+        last = damaged.starts[-2]
+        for at in (damaged.starts[-4] + 500, last, len(damaged.data) - 1):
+            damaged.check_opens_with_what_was_accepted_before(at)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_is_synced")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_queue_damaged_at_every_byte_opens_with_what_was_accepted_before_it(root: Path, name: str) -> None:
-    data = journal_of(root).read_bytes()
-    for at in range(starts(data)[-4], len(data)):
-        check_opens_with_what_was_accepted_before(root, data, at, name)
+def test_a_queue_damaged_at_every_byte_opens_with_what_was_accepted_before_it(
+    original: Path, in_memory: Path, name: str
+) -> None:
+    with campaign(original, in_memory, name) as damaged:
+        for at in damaged.last_three:
+            damaged.check_opens_with_what_was_accepted_before(at)
 
 
 def test_a_cut_is_reported_in_the_log_and_in_a_file(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,49 +265,22 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def check_nothing_is_lost_and_nothing_accepted_twice(root: Path, damage: Damage, data: bytes, at: int) -> None:
-    """All groups are there after the damage at that byte, and each ends with one result, readable, at its place."""
-    journal = journal_of(root)
-    journal.write_bytes(damage(data, at))
-    shutil.rmtree(root / "vime" / "cut", ignore_errors=True)
-    (root / "vime" / "repairs.jsonl").unlink(missing_ok=True)
-    whole = sum(start <= at for start in starts(data)[-3:])
-    with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
-        facts = queue.facts()
-        assert facts.num_groups == 4
-        assert facts.accepted == ({0: 0, 1: 1, 2: 2} if whole == 3 else {})
-        waiting = queue.lease("w", 4)
-        assert [group.stage for group in waiting] == [
-            Stage.PARTIAL if group.group_index < 2 and 1 <= whole < 3 else Stage.FRESH for group in waiting
-        ]
-        for group in waiting:
-            finish(pool, queue, group)
-        accepted = queue.accepted()
-        assert [group.position for group in accepted] == [0, 1, 2, 3]
-        assert sorted(group.group_index for group in accepted) == [0, 1, 2, 3]
-    state = replay_journals(root)
-    assert (state.accepted_twice, len(state.accepted)) == ([], 4)
-
-
 @pytest.mark.parametrize("name", ["cut short", "zeros to the end"])
 def test_damage_around_the_last_three_transactions_loses_nothing_and_accepts_nothing_twice(
     mixed: Path, tmp_path: Path, name: str
 ) -> None:
-    root = Path(shutil.copytree(mixed, tmp_path / "pool"))
-    data = journal_of(root).read_bytes()
-    for start in starts(data)[-3:]:
-        for at in (start - 1, start, start + 60):
-            check_nothing_is_lost_and_nothing_accepted_twice(root, DAMAGES[name], data, min(at, len(data)))
+    with campaign(mixed, tmp_path, name) as damaged:
+        places = {min(start + offset, len(damaged.data)) for start in damaged.starts[-3:] for offset in (-1, 0, 60)}
+        for at in sorted(places):
+            damaged.check_nothing_is_lost_and_nothing_accepted_twice(at)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_is_synced")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_at_every_byte_of_the_last_three_transactions_loses_nothing_and_accepts_nothing_twice(
-    mixed: Path, tmp_path: Path, name: str
+    mixed: Path, in_memory: Path, name: str
 ) -> None:
-    root = Path(shutil.copytree(mixed, tmp_path / "pool"))
-    data = journal_of(root).read_bytes()
-    for at in range(starts(data)[-4], len(data)):
-        check_nothing_is_lost_and_nothing_accepted_twice(root, DAMAGES[name], data, at)
+    with campaign(mixed, in_memory, name) as damaged:
+        for at in damaged.last_three:
+            damaged.check_nothing_is_lost_and_nothing_accepted_twice(at)

@@ -224,8 +224,8 @@ def test_a_segment_that_lost_submitted_groups_is_refused(opened: tuple[Pool, Gro
 def test_a_list_of_an_older_schema_is_refused_with_what_to_do(opened: tuple[Pool, GroupQueue]) -> None:
     pool, _ = opened
     path = pool.control_dir / "queue.json"
-    path.write_bytes(msgspec.json.encode({"schema_version": 2, "segments": []}))
-    with pytest.raises(SchemaVersionError, match=r"version 2, this code reads 3: .* Finish the run with the vime"):
+    path.write_bytes(msgspec.json.encode({"schema_version": 3, "segments": []}))
+    with pytest.raises(SchemaVersionError, match=r"version 3, this code reads 4: .* Finish the run with the vime"):
         read_segments(path)
 
 
@@ -233,8 +233,8 @@ def test_a_list_of_a_newer_schema_or_without_an_open_end_is_refused(opened: tupl
     pool, _ = opened
     path = pool.control_dir / "queue.json"
     content = path.read_bytes()
-    path.write_bytes(content.replace(b'"schema_version":3', b'"schema_version":4'))
-    with pytest.raises(SchemaVersionError, match="schema version 4, this code reads 3"):
+    path.write_bytes(content.replace(b'"schema_version":4', b'"schema_version":5'))
+    with pytest.raises(SchemaVersionError, match="schema version 5, this code reads 4"):
         read_segments(path)
     path.write_bytes(content.replace(b'"index":0', b'"index":1'))
     with pytest.raises(CorruptDataError, match=r"numbered from 0 and the last one open, found \[\(1, 'open'\)\]"):

@@ -21,13 +21,13 @@ from pipeline.preview.rehearsal import first_prompts
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
-from storage.preflight import existing_parent
 from vime.cli.exit_codes import ExitCode
 from vime.cli.passed_on import passed_on_problems
 from vime.cli.this_machine import asks_for_devices
 from vime.counted import counted
 from vime.data.prompts import PromptSource
 from vime.errors import SettingsError, VimeError
+from vime.folders import existing_parent
 from vime.settings.groups import Settings
 from vime.settings.passed_on import edit_distance, nearest, own_flag_names
 from vime.settings.resolve import resolve

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from vime.folders import file_in_the_way
 from vime.settings.groups import Settings
 from vime.settings.rules.data import without_slice
 from vime.settings.rules.evaluation import eval_data_sets
@@ -64,13 +65,12 @@ def folders_to_write_are_no_files(settings: Settings) -> Iterator[Problem]:
     for flag, path in folders.items():
         if path is None:
             continue
-        place = Path(path.partition("{")[0]).absolute()
-        there = next((folder for folder in (place, *place.parents) if folder.exists()), None)
-        if there is not None and there.is_file():
+        file = file_in_the_way(Path(path.partition("{")[0]))
+        if file is not None:
             yield problem(
                 settings,
                 flag,
-                found=f"{flag} {path}: {there} is a file",
+                found=f"{flag} {path}: {file} is a file",
                 allowed="a folder, or a place where one can be made",
                 reason="",
                 next_step="Give a folder, or move the file away.",
