@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import benchmark_parser, build_report, print_report
+from examples.reverse.prepare import prepare
 from pipeline.batch_wait import WAITING_BATCHES_VARIABLE
 from vime.cli.demo import train_command
 from vime.cli.demo_report import read_steps
 
 DESCRIPTION = """\
-Trains the model of examples/reverse by `vime train`, real engine and trainer, once for each correction and seed. A
-batch is trained only when four more wait behind it (VIME_TEST_WAITING_BATCHES, which serves experiments only) and no
-more than five batches may exist, so that in the steady state samples are four versions old.
+Trains the model of examples/reverse, warmed up on right answers only, by `vime train` with real engine and trainer,
+once for each correction and seed. A batch is trained only when four more wait behind it (VIME_TEST_WAITING_BATCHES,
+which serves experiments only) and no more than five batches may exist, so that in the steady state samples are four
+versions old.
 
   clip    the clipped objective (--eps-clip 0.2 --eps-clip-high 0.28) on the sampler's log-probabilities
   tis     no clip; tokens weighed by the truncated ratio of trainer and sampler (--use-tis --tis-clip 2)
@@ -129,9 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="vime-staleness-") as temporary:
         for seed in range(options.repeats or 1):
             example = Path(temporary) / f"example-{seed}"
-            prepare = [str(REPOSITORY / "examples/reverse/prepare.py"), "--output", str(example), "--seed", str(seed)]
-            environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-            subprocess.run([sys.executable, *prepare], env=environment, check=True, stdout=sys.stderr)
+            prepare(example, seed, mistake_rate=0.0, report=lambda line: print(line, file=sys.stderr))
             for correction, runs in curves.items():
                 runs.append(train(example, Path(temporary) / f"{correction}-{seed}", correction, steps, seed))
     report = build_report(
