@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,8 +12,11 @@ from pipeline.messages import ProducerStats, QueueCounts
 from pipeline.stall import StallWatch
 from storage.queue_types import AcceptedGroup
 from vime.counted import agreeing, counted
+from vime.errors import SettingsError
 
 WAIT_REPORT_S = 5.0
+WAITING_BATCHES_VARIABLE = "VIME_TEST_WAITING_BATCHES"
+"""For experiments only: the environment variable that makes samples old, by training a batch when so many more wait."""
 
 
 class GroupSource(Protocol):
@@ -21,6 +25,21 @@ class GroupSource(Protocol):
     async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None: ...
     async def counts(self) -> QueueCounts: ...
     async def stats(self) -> list[ProducerStats]: ...
+
+
+def groups_to_wait_for(batch: int, rollouts_left: int) -> int:
+    """Groups that must be there before a batch is planned: one batch, or more where an experiment wants old samples.
+
+    Raises:
+        SettingsError: the experiment's variable isn't a whole number.
+    """
+    words = os.environ.get(WAITING_BATCHES_VARIABLE, "0")
+    if not words.isdecimal():
+        raise SettingsError(
+            f"{WAITING_BATCHES_VARIABLE} is {words!r}, allowed: 0, 1, 2, ...",
+            next_step="Unset it: it serves experiments with old samples only.",
+        )
+    return batch * min(1 + int(words), rollouts_left)
 
 
 async def wait_for_batch(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.batch_wait import wait_for_batch
+from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.failed_fraction import check_failed_fraction
@@ -270,7 +270,7 @@ class _Session:
         self._clock.waits()
         groups = await wait_for_batch(
             self._workers,
-            batch,
+            groups_to_wait_for(batch, (data.num_rollout or 0) - rollout_id),
             stall_timeout_s=self._settings.queue.stall_timeout,
             report=self._view.waiting,
             check=self._stop_when_too_many_failed,

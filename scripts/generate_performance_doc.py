@@ -55,8 +55,30 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ("memory_ratio_gc", "<=", 1.3, "memory of that"),
         ("disk_ratio", "<=", 1.3, "bytes on disk, storage reclaimed"),
     ],
+    "packing": [
+        ("fill", ">=", 0.98, "tokens of 10,000 sequences over what their microbatches could hold"),
+        ("imbalance", "<=", 1.02, "most tokens of a rank over the mean of 8 ranks"),
+        ("seconds", "<=", 0.2, "processor time to pack"),
+        ("first_fit_fill", "", 0, "first fit in order of arrival"),
+        ("first_fit_seconds", "", 0, "processor time of that"),
+    ],
+    "logprob_memory": [
+        ("memory_over_dense", "<=", 0.15, "peak memory of the output head with score centering, over the dense one"),
+        ("time_over_dense_logprob", "<=", 1.5, "time of that, over the dense one's log-probabilities alone"),
+    ],
+    "staleness": [
+        ("reward_first", "", 0, "mean reward of the start's weights"),
+        ("staleness_none", "", 0, "age of the trained samples in policy versions"),
+        ("reward_last_clip", ">=", 0.6, "reward of the last tenth of the steps with the clipped objective: it learns"),
+        ("reward_last_tis", "", 0, "with truncated importance weights and no clip"),
+        ("reward_last_none", "<=", 0.1, "without any correction: it collapses"),
+    ],
 }
 """Benchmark -> (value, comparison, floor, meaning); no comparison where the value is only told."""
+PICTURES = {
+    "staleness": "![reward over steps with samples four policy versions old](images/staleness.png)",
+}
+"""Drawn by the same run of the benchmark."""
 COMPARISONS = {"<=": operator.le, ">=": operator.ge}
 
 
@@ -88,6 +110,8 @@ def _section(folder: str, report: dict[str, Any]) -> str:
         lines.append(f"| `{value}` | {wanted} | {measured} | {found['min']:.3g} to {found['max']:.3g} | {meaning} |")
     if name == "queue_ops":
         lines += ["", _bound_of_the_queue(report)]
+    if name in PICTURES:
+        lines += ["", PICTURES[name]]
     return "\n".join(lines) + "\n"
 
 
@@ -95,7 +119,7 @@ def _machine(report: dict[str, Any]) -> str:
     machine = report["machine"]
     return (
         f"on {machine['num_cores']} cores ({machine['processor']}), {machine['memory_gib']:g} GiB, "
-        f"{machine['file_system']}, load {machine['load_1min']:g}"
+        f"{machine['file_system'] + ', ' if 'file_system' in machine else ''}load {machine['load_1min']:g}"
     )
 
 

@@ -59,10 +59,10 @@ def question(number: int) -> dict[str, str]:
     return {"prompt": f"r{digits}=", "label": digits[::-1]}
 
 
-def demonstration(number: int, rng: random.Random) -> dict[str, str]:
-    """Return `question(number)` with each digit of its label replaced at the rate `MISTAKE_RATE` by a random one."""
+def demonstration(number: int, rng: random.Random, mistake_rate: float) -> dict[str, str]:
+    """Return `question(number)` with each digit of its label replaced at a rate by a random one."""
     record = question(number)
-    digits = [rng.choice("0123456789") if rng.random() < MISTAKE_RATE else digit for digit in record["label"]]
+    digits = [rng.choice("0123456789") if rng.random() < mistake_rate else digit for digit in record["label"]]
     return {**record, "label": "".join(digits)}
 
 
@@ -117,7 +117,11 @@ def _mean_probability(log_probs: torch.Tensor) -> float:
 
 
 def warm_start(
-    model: Qwen3ForCausalLM, numbers: Iterator[int], rng: random.Random, report: Callable[[str], None]
+    model: Qwen3ForCausalLM,
+    numbers: Iterator[int],
+    rng: random.Random,
+    mistake_rate: float,
+    report: Callable[[str], None],
 ) -> tuple[float, int]:
     """Train `model` in place on demonstrations until a sampled answer is right with probability `WARM_TARGET`.
 
@@ -129,7 +133,9 @@ def warm_start(
     )
     exact_match = 0.0
     for step in range(1, MAX_WARM_STEPS + 1):
-        log_probs = answer_log_probs(model, [demonstration(next(numbers), rng) for _ in range(WARM_BATCH)])
+        log_probs = answer_log_probs(
+            model, [demonstration(next(numbers), rng, mistake_rate) for _ in range(WARM_BATCH)]
+        )
         loss = -log_probs.mean()
         optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -171,6 +177,7 @@ def prepare(
     seed: int = 0,
     *,
     num_prompts: int = 8000,
+    mistake_rate: float = MISTAKE_RATE,
     report: Callable[[str], None] = lambda _: None,
 ) -> PreparedExample:
     """Write the example into `directory`, which must be new or empty; the same seed gives the same bytes.
@@ -182,6 +189,10 @@ def prepare(
     limit = NUM_QUESTIONS // 2
     if not 0 <= seed < 2**32:
         raise SettingsError(f"--seed is {seed}, allowed: 0 to {2**32 - 1}.", next_step="Choose another seed.")
+    if not 0 <= mistake_rate < 1:
+        raise SettingsError(
+            f"--mistake-rate is {mistake_rate}, allowed: 0 to below 1.", next_step="Choose another rate."
+        )
     if not 1 <= num_prompts <= limit:
         raise SettingsError(
             f"--num-prompts is {num_prompts}, allowed: 1 to {limit}.", next_step="Choose another number."
@@ -195,7 +206,7 @@ def prepare(
     try:
         with _own_state(seed):
             model = build_model()
-            exact_match, warm_steps = warm_start(model, iter(numbers[num_prompts:]), rng, report)
+            exact_match, warm_steps = warm_start(model, iter(numbers[num_prompts:]), rng, mistake_rate, report)
             model.save_pretrained(staging / "model")
         build_tokenizer().save_pretrained(staging / "model")
         lines = [json.dumps(question(number)) + "\n" for number in numbers[:num_prompts]]
@@ -214,9 +225,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-prompts", type=int, default=8000)
+    parser.add_argument(
+        "--mistake-rate",
+        type=float,
+        default=MISTAKE_RATE,
+        help=f"share of wrong digits in the demonstrations of the warm start (default {MISTAKE_RATE})",
+    )
     args = parser.parse_args(argv)
     try:
-        prepare(args.output, args.seed, num_prompts=args.num_prompts, report=lambda line: print(line, flush=True))
+        prepare(
+            args.output,
+            args.seed,
+            num_prompts=args.num_prompts,
+            mistake_rate=args.mistake_rate,
+            report=lambda line: print(line, flush=True),
+        )
     except VimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.batch_wait import wait_for_batch
+from pipeline.batch_wait import WAITING_BATCHES_VARIABLE, groups_to_wait_for, wait_for_batch
 from pipeline.messages import ProducerStats, QueueCounts
 from pipeline.stall import StallWatch
 from storage.queue_types import AcceptedGroup
 from tests.pipeline.stream_parts import Parts, stream
 from tests.support.standin_engine import StandinEngine
-from vime.errors import StalledError, TooManyFailuresError
+from vime.errors import SettingsError, StalledError, TooManyFailuresError
 from vime.utils.types import Sample
 
 COUNTS = QueueCounts(generated=5, trained=0, pending=2, in_flight=3, dropped={}, fresh=7, backpressured=False)
@@ -56,8 +56,8 @@ async def test_stream_whose_reward_never_answers_stalls_and_says_so(tmp_path: Pa
     reports: list[str] = []
     with StandinEngine() as engine, pytest.raises(StalledError) as caught:
         async with stream(tmp_path, engine, reward=never, reward_timeout_s=60.0) as parts:
-            await wait(parts, 4, 1.0, reports)
-    assert "--stall-timeout is 1. The trainer waits for 4 groups, 0 are there." in caught.value.message
+            await wait(parts, 4, 3.0, reports)
+    assert "--stall-timeout is 3. The trainer waits for 4 groups, 0 are there." in caught.value.message
     assert "The producers have 4 groups in flight but no request at an engine" in caught.value.message
     assert "--stall-timeout" in caught.value.next_step
     assert "for 4 groups (0 are there)" in reports[0]
@@ -135,3 +135,15 @@ def test_the_message_names_what_producers_wait_for(
     stats = ProducerStats(0, 0, 0, 0, 0, 0, requests, 0.0, 0.0, 0.0)
     with pytest.raises(StalledError, match=words):
         StallWatch(1.0, 0.0).check(counts, [stats], 4, 2.0)
+
+
+def test_one_batch_is_waited_for_unless_an_experiment_wants_old_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert groups_to_wait_for(32, 10) == 32
+    monkeypatch.setenv(WAITING_BATCHES_VARIABLE, "3")
+    assert [groups_to_wait_for(32, left) for left in (10, 4, 2, 1)] == [128, 128, 64, 32]
+
+
+def test_a_wrong_number_of_waiting_batches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WAITING_BATCHES_VARIABLE, "some")
+    with pytest.raises(SettingsError, match=r"VIME_TEST_WAITING_BATCHES is 'some', allowed: 0, 1, 2"):
+        groups_to_wait_for(32, 10)

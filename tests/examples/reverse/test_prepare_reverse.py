@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def short_warm_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 def test_the_warm_start_leaves_two_answers_in_three_to_learn(tmp_path: Path, seed: int) -> None:
     prepared = example.prepare(tmp_path / "out", seed)
     assert 0.30 <= prepared.exact_match <= 0.38
+
+
+def test_demonstrations_have_mistakes_at_the_rate_that_is_asked_for() -> None:
+    rng = random.Random(0)
+    assert all(example.demonstration(n, rng, 0.0) == example.question(n) for n in range(100))
+    wrong = sum(example.demonstration(n, rng, 0.5) != example.question(n) for n in range(100))
+    assert wrong > 80
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
@@ -108,6 +116,7 @@ def test_a_warm_start_that_does_not_arrive_leaves_nothing_behind(
     ("arguments", "message"),
     [
         (["--seed", "-1"], "--seed is -1, allowed: 0 to 4294967295"),
+        (["--mistake-rate", "1"], "--mistake-rate is 1.0, allowed: 0 to below 1"),
         (["--num-prompts", "0"], "--num-prompts is 0, allowed: 1 to 50000"),
         (["--num-prompts", "50001"], "--num-prompts is 50001, allowed: 1 to 50000"),
     ],
