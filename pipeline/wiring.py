@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.candidates import candidate_needs
 from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
@@ -16,6 +15,7 @@ from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
+from pipeline.shard_needs import shard_needs
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
@@ -199,6 +199,8 @@ def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
         log_probs_chunk_size=LOG_PROBS_CHUNK_SIZE
         if objective.log_probs_chunk_size == -1
         else objective.log_probs_chunk_size,
+        replay_routes=objective.use_routing_replay or objective.use_rollout_routing_replay,
+        record_routes=objective.use_routing_replay and not objective.use_rollout_routing_replay,
         num_threads=trainer.trainer_num_threads or max(1, (os.cpu_count() or 1) // processes),
         timeout_s=60.0 * trainer.distributed_timeout_minutes,
     )
@@ -210,4 +212,4 @@ def build_trainer_worker(
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
-    return TrainerWorker(model, pool, rank, folder.training_log(rank), candidate_needs(settings))
+    return TrainerWorker(model, pool, rank, folder.training_log(rank), shard_needs(settings, model.route_part))

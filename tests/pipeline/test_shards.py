@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.candidates import CandidateNeeds
 from pipeline.planner import BatchPlan, PlannedGroup, PlannedSample, StepPlan
+from pipeline.shard_needs import ShardNeeds
 from pipeline.shards import RankShard, totals
 from storage.columns import Array
 from storage.refs import GroupRef, PoolRef
@@ -51,6 +52,11 @@ class Rows:
             "top_k_ids": np.stack([values, values + 1], -1).astype(np.int32),
             "top_k_log_probs": np.stack([-values - 1, -values - 2], -1).astype(np.float16),
         }[column]
+
+    def read_layers(
+        self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
+    ) -> Array:
+        raise NotImplementedError(f"{ref.path}: {column} has no layers")
 
     def num_rows(self, ref: GroupRef, column: str, member: int) -> int:
         total, response = LENGTHS[REFS.index(ref), member]
@@ -136,7 +142,7 @@ def test_damage_found_ahead_surfaces_at_the_microbatch_that_has_it() -> None:
 
 def test_candidates_are_read_only_where_they_are_asked_for() -> None:
     rows = Rows()
-    with RankShard(rows, plan([[[0], [1]]]), 0, candidates=CandidateNeeds(top_k=2)) as shard:
+    with RankShard(rows, plan([[[0], [1]]]), 0, needs=ShardNeeds(CandidateNeeds(top_k=2))) as shard:
         narrow = list(shard.step(0).without_candidates())
         assert "top_k_ids" not in rows.columns
         whole = list(shard.step(0))

@@ -198,9 +198,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "on-policy distillation",
     ),
     *unless_default(
-        "--use-routing-replay --use-rollout-routing-replay --routing-replay-prefetch-microbatches",
-        "Routes are not recorded.",
-        "routing replay in engine, queue and trainer",
+        "--use-rollout-routing-replay", "The engine's routes are not stored.", "routes of the engine in samples"
     ),
     *unless_default("--recompute-loss-function", "The loss is computed once.", "a checkpointed loss"),
     # Trainer and checkpoints

@@ -44,7 +44,10 @@ class TrainerConfig:
     log_probs_chunk_size: int = 2048
     """Rows of float32 logits that exist at once."""
     replay_routes: bool = False
-    """Let the sampler's recorded experts be chosen in old log-probabilities and in training."""
+    """Let recorded experts be chosen in training: the sampler's, in old log-probabilities too."""
+    record_routes: bool = False
+    """With `replay_routes`: replay not the sampler's experts but those that the trainer chooses before the first step
+    of a rollout batch, which a forward pass records."""
     num_threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's choice."""
     timeout_s: float = 600.0
@@ -56,3 +59,5 @@ class TrainerConfig:
         for name, value in values.items():
             if not (math.isfinite(value) and value > 0):
                 raise SettingsError(f"{name} is {value}, allowed: a finite number above 0.")
+        if self.record_routes and not self.replay_routes:
+            raise SettingsError("record_routes is true without replay_routes, allowed: both.")

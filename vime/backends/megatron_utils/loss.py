@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ OPTIONAL_METRIC_NAMES = (
     "sc_importance_weight",
     "num_replayed_routes",
     "num_routes",
+    "routing_replay_fraction",
 )
 """Reported beside them where the settings ask for it; a custom weighting adds its own."""
 
@@ -95,6 +97,13 @@ def _counts(microbatch: MicrobatchTensors) -> dict[str, torch.Tensor]:
         counts["num_replayed_routes"] = microbatch.mask_sums.new_tensor(microbatch.routes.num_replayed)
         counts["num_routes"] = microbatch.mask_sums.new_tensor(microbatch.routes.num_needed)
     return counts
+
+
+def with_replayed_fraction(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of a step with the fraction of tokens whose recorded experts were replayed, where any could be."""
+    needed = metrics.get("num_routes", 0.0)
+    fraction = {"routing_replay_fraction": metrics["num_replayed_routes"] / needed} if needed else {}
+    return {**metrics, **fraction}
 
 
 def vanilla_tis_function(

@@ -31,9 +31,12 @@ from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
 from vime.backends.megatron_utils.parallel import context_share, sum_over_context
 from vime.backends.megatron_utils.recorded import check_recorded
-from vime.backends.megatron_utils.routes import RoutingReplay, check_routes
-from vime.data.batch import PackedMicrobatch
+from vime.backends.megatron_utils.route_part import RoutePart
+from vime.backends.megatron_utils.routes import check_routes
+from vime.backends.megatron_utils.routing_replay import Routing, RoutingReplay
+from vime.data.batch import PackedMicrobatch, RouteRows
 from vime.data.lazy import token_counts
+from vime.errors import TrainerError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class _HeadCall:
     rule: WeightRule | None
     """Of score centering; None without it."""
     replay_nucleus: bool = True
-    replay_routes: bool = True
+    routing: Routing = Routing.REPLAY
 
 
 class ForwardPass:
@@ -60,11 +63,13 @@ class ForwardPass:
     ) -> None:
         self.device = training_device()
         self._chunks = list(chunks)
-        self._replay = RoutingReplay(self._chunks, core_config) if config.replay_routes else None
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self._sequence_parallel = core_config.sequence_parallel
         self._multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
         self._share = context_share(args)
+        self._replay: RoutingReplay | None = None
+        if config.replay_routes:
+            self._replay = RoutingReplay(self._chunks, core_config, self._share, self._multiple)
         self._sum_over_context = sum_over_context()
         self._hidden_size = args.hidden_size
         self._rule = config.objective.weight_rule if config.objective.centers_scores else None
@@ -99,13 +104,39 @@ class ForwardPass:
         `replay_nucleus` keeps to the recorded nucleus where there is one; else they are over the whole vocabulary.
         `replay_routes` keeps to recorded experts, where they are replayed at all.
         """
+        routing = Routing.REPLAY if replay_routes else Routing.FREE
+        return self._score(microbatches, replay_nucleus, routing)[0]
+
+    def log_probs_and_routes(
+        self, microbatches: Sequence[PackedMicrobatch]
+    ) -> tuple[list[npt.NDArray[np.float32]], list[RouteRows]]:
+        """Log-probabilities of each microbatch, and the experts that this rank's routers chose for its own tokens.
+
+        Raises `TrainerError` where routes are not replayed at all.
+        """
+        if self._replay is None:
+            raise TrainerError("routes can be recorded only where they are replayed.")
+        found, lengths = self._score(microbatches, True, Routing.RECORD)
+        return found, self._replay.take_recorded(lengths)
+
+    @property
+    def route_part(self) -> RoutePart | None:
+        """Which routes this rank replays; None where none are."""
+        return None if self._replay is None else self._replay.part
+
+    def _score(
+        self, microbatches: Sequence[PackedMicrobatch], replay_nucleus: bool, routing: Routing
+    ) -> tuple[list[npt.NDArray[np.float32]], list[list[int]]]:
+        """(log-probabilities of each microbatch, lengths of its sequences)."""
         results: list[torch.Tensor] = []
         response_counts: list[int] = []
+        lengths: list[list[int]] = []
 
         def step(data: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Any, Any]:
             microbatch = next(data)
             if model is self._chunks[0]:
                 response_counts.append(len(microbatch.own))
+                lengths.append(microbatch.total_lengths.tolist())
 
             def collect(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
                 whole = terms.log_prob.new_zeros(len(microbatch.own))
@@ -118,13 +149,13 @@ class ForwardPass:
                 with_entropy=False,
                 rule=None,
                 replay_nucleus=replay_nucleus,
-                replay_routes=replay_routes,
+                routing=routing,
             )
             return self._call(model, call), collect
 
         with torch.no_grad():
             self._schedule(step, microbatches, forward_only=True)
-        return [array.cpu().numpy() for array in self._from_last_stage(results, response_counts)]
+        return [array.cpu().numpy() for array in self._from_last_stage(results, response_counts)], lengths
 
     def _from_last_stage(self, results: list[torch.Tensor], response_counts: Sequence[int]) -> list[torch.Tensor]:
         group = parallel_state.get_pipeline_model_parallel_group()
@@ -169,7 +200,7 @@ class ForwardPass:
         microbatch = call.microbatch
         replay: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._replay is not None:
-            replay = self._replay.forward(model, microbatch.routes if call.replay_routes else None)
+            replay = self._replay.forward(model, call.routing, microbatch.routes)
         with replay:
             return model(
                 microbatch.tokens,

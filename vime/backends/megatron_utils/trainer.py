@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from vime.backends.megatron_utils.arguments import parse_megatron_args
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import read_hf_config
+from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import PreparedMicrobatches
@@ -28,7 +28,7 @@ from megatron.training.argument_utils import core_transformer_config_from_args  
 
 from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
 from vime.backends.megatron_utils.advantages import with_token_advantages  # noqa: E402
-from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss  # noqa: E402
+from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss, with_replayed_fraction  # noqa: E402
 from vime.backends.megatron_utils.model import build_model  # noqa: E402
 from vime.backends.megatron_utils.optimizer import build_learner  # noqa: E402
 from vime.backends.megatron_utils.parallel import (  # noqa: E402
@@ -39,8 +39,6 @@ from vime.backends.megatron_utils.parallel import (  # noqa: E402
     sum_over_context,
 )
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
-
-logger = logging.getLogger(__name__)
 
 
 class MegatronTrainer:
@@ -78,6 +76,11 @@ class MegatronTrainer:
     def data_parallel_size(self) -> int:
         return int(parallel_state.get_data_parallel_world_size())
 
+    @property
+    def route_part(self) -> RoutePart | None:
+        """Which of the sampler's routes this rank replays; None where it replays none of them."""
+        return None if self._config.record_routes else self._forward.route_part
+
     def load_hf(self) -> None:
         """Load the weights of the Hugging Face checkpoint; raises `ModelError` when they don't fit."""
         hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
@@ -87,14 +90,18 @@ class MegatronTrainer:
         """This rank's microbatches of a rollout batch, step by step, with all that its objective needs of them.
 
         Call it before the first step: old log-probabilities are those of the weights at this moment. Adds
-        `old_log_probs` where the ratio is taken against them, and `token_advantages` where the estimator needs them.
+        `old_log_probs` where the ratio is taken against them, `token_advantages` where the estimator needs them, and
+        `routes` where the trainer's own experts are replayed: those that it chooses at this moment.
         Lazy microbatches stay lazy: they are read one after the other, and only what is added is kept. Where nothing
         is added, nothing is read.
         """
         self._use_threads()
         objective = self._config.objective
         prepared = steps
-        if objective.recomputes_old_log_probs(len(steps)):
+        recomputes = objective.recomputes_old_log_probs(len(steps))
+        if self._config.record_routes:
+            prepared = [self._with_own_routes(step, keep_log_probs=recomputes) for step in prepared]
+        elif recomputes:
             prepared = [self._with_old_log_probs(step) for step in prepared]
         if objective.has_token_advantages:
             prepared = with_token_advantages(prepared, objective, self._sum_over_replicas)
@@ -129,8 +136,7 @@ class MegatronTrainer:
         if not succeeded:
             raise TrainerError(f"rank {dist.get_rank()}: the optimizer skipped the step on overflow.")
         learner.scheduler.step(self._args.global_batch_size)
-        metrics = self._reduce(step_loss)
-        _warn_of_free_routes(metrics)
+        metrics = with_replayed_fraction(self._reduce(step_loss))
         return {**metrics, "grad_norm": float(grad_norm or 0.0), "lr": lr}
 
     def log_probs(
@@ -141,10 +147,7 @@ class MegatronTrainer:
         Among the recorded nucleus where there is one, unless `replay_nucleus` is off; with the recorded experts where
         the settings replay them, unless `replay_routes` is off.
         """
-        self._use_threads()
-        self._check_equal_counts(len(microbatches))
-        for chunk in self._learner.chunks:
-            chunk.eval()
+        self._begin_scoring(microbatches)
         return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -180,6 +183,20 @@ class MegatronTrainer:
 
     def _with_old_log_probs(self, step: Sequence[PackedMicrobatch]) -> PreparedMicrobatches:
         return PreparedMicrobatches(step, [{"old_log_probs": values} for values in self.log_probs(step)])
+
+    def _with_own_routes(self, step: Sequence[PackedMicrobatch], *, keep_log_probs: bool) -> PreparedMicrobatches:
+        self._begin_scoring(step)
+        log_probs, routes = self._forward.log_probs_and_routes(step)
+        results: list[dict[str, Any]] = [{"routes": rows} for rows in routes]
+        if keep_log_probs:
+            results = [{**result, "old_log_probs": values} for result, values in zip(results, log_probs, strict=True)]
+        return PreparedMicrobatches(step, results)
+
+    def _begin_scoring(self, microbatches: Sequence[PackedMicrobatch]) -> None:
+        self._use_threads()
+        self._check_equal_counts(len(microbatches))
+        for chunk in self._learner.chunks:
+            chunk.eval()
 
     def _use_threads(self) -> None:
         if self._config.num_threads is not None:  # a setting of the calling thread, not of the process
@@ -246,12 +263,6 @@ class MegatronTrainer:
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, value)
         return gathered
-
-
-def _warn_of_free_routes(metrics: Mapping[str, float]) -> None:
-    replayed, needed = metrics.get("num_replayed_routes", 0.0), metrics.get("num_routes", 0.0)
-    if replayed < needed and dist.get_rank() == 0:
-        logger.warning("routes were replayed for %d of %d tokens; the others chose experts in turn", replayed, needed)
 
 
 def _listed(items: Sequence[int], most: int = 16) -> str:
