@@ -49,6 +49,8 @@ class _HeadCall:
     """Of score centering; None without it."""
     replay_nucleus: bool = True
     routing: Routing = Routing.REPLAY
+    head: HeadOptions | None = None
+    """Other than that of the settings."""
 
 
 class ForwardPass:
@@ -73,7 +75,7 @@ class ForwardPass:
         self._sum_over_context = sum_over_context()
         self._hidden_size = args.hidden_size
         self._rule = config.objective.weight_rule if config.objective.centers_scores else None
-        self._head = HeadOptions(args.vocab_size, config.temperature, config.fp32_lm_head, config.log_probs_chunk_size)
+        self.head = HeadOptions(args.vocab_size, config.temperature, config.fp32_lm_head, config.log_probs_chunk_size)
 
     def run(self, microbatches: Sequence[PackedMicrobatch], step_loss: StepLoss) -> None:
         """Forward and backward through all microbatches; gradients are summed over data-parallel ranks.
@@ -97,15 +99,21 @@ class ForwardPass:
         self._schedule(step, microbatches, checks, forward_only=False)
 
     def log_probs(
-        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True, replay_routes: bool = True
+        self,
+        microbatches: Sequence[PackedMicrobatch],
+        *,
+        replay_nucleus: bool = True,
+        replay_routes: bool = True,
+        head: HeadOptions | None = None,
     ) -> list[npt.NDArray[np.float32]]:
         """Log-probabilities [R] of each microbatch, on every rank.
 
         `replay_nucleus` keeps to the recorded nucleus where there is one; else they are over the whole vocabulary.
-        `replay_routes` keeps to recorded experts, where they are replayed at all.
+        `replay_routes` keeps to recorded experts, where they are replayed at all. `head` takes the place of the
+        settings' own.
         """
         routing = Routing.REPLAY if replay_routes else Routing.FREE
-        return self._score(microbatches, replay_nucleus, routing)[0]
+        return self._score(microbatches, replay_nucleus, routing, head)[0]
 
     def log_probs_and_routes(
         self, microbatches: Sequence[PackedMicrobatch]
@@ -125,7 +133,11 @@ class ForwardPass:
         return None if self._replay is None else self._replay.part
 
     def _score(
-        self, microbatches: Sequence[PackedMicrobatch], replay_nucleus: bool, routing: Routing
+        self,
+        microbatches: Sequence[PackedMicrobatch],
+        replay_nucleus: bool,
+        routing: Routing,
+        head: HeadOptions | None = None,
     ) -> tuple[list[npt.NDArray[np.float32]], list[list[int]]]:
         """(log-probabilities of each microbatch, lengths of its sequences)."""
         results: list[torch.Tensor] = []
@@ -150,6 +162,7 @@ class ForwardPass:
                 rule=None,
                 replay_nucleus=replay_nucleus,
                 routing=routing,
+                head=head,
             )
             return self._call(model, call), collect
 
@@ -226,12 +239,14 @@ class ForwardPass:
         else:
             hidden_states = copy_to_tensor_model_parallel_region(hidden_states, group=self._tensor_group)
         weight = output_layer.weight if output_weight is None else output_weight
-        microbatch = context.microbatch
+        microbatch, head = context.microbatch, context.head or self.head
+        if head.bf16:
+            hidden_states, weight = hidden_states.bfloat16(), weight.bfloat16()
         return response_log_probs(
             hidden_states[:, 0].index_select(0, microbatch.response_rows),
             weight,
             microbatch.targets,
-            self._head,
+            head,
             self._tensor_group,
             with_entropy=context.with_entropy,
             candidates=microbatch.candidates if context.rule is not None and microbatch.nucleus is None else None,

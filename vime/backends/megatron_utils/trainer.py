@@ -28,6 +28,7 @@ from megatron.training.argument_utils import core_transformer_config_from_args  
 
 from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
 from vime.backends.megatron_utils.advantages import with_token_advantages  # noqa: E402
+from vime.backends.megatron_utils.frozen_weights import FrozenWeights  # noqa: E402
 from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss, with_replayed_fraction  # noqa: E402
 from vime.backends.megatron_utils.model import build_model  # noqa: E402
 from vime.backends.megatron_utils.optimizer import build_learner  # noqa: E402
@@ -38,6 +39,7 @@ from vime.backends.megatron_utils.parallel import (  # noqa: E402
     stop_parallel,
     sum_over_context,
 )
+from vime.backends.megatron_utils.probe_scores import probe_scores  # noqa: E402
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
 
 
@@ -149,6 +151,21 @@ class MegatronTrainer:
         """
         self._begin_scoring(microbatches)
         return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
+
+    def probe(self, microbatches: Sequence[PackedMicrobatch]) -> dict[str, npt.NDArray[np.float32]]:
+        """The response tokens of all `microbatches` scored in each way of `probe_scores`, [R] by its name."""
+        self._begin_scoring(microbatches)
+        return probe_scores(self._forward, microbatches)
+
+    def probe_start_weights(self, microbatches: Sequence[PackedMicrobatch]) -> npt.NDArray[np.float32]:
+        """The response tokens [R] scored under the Hugging Face checkpoint's weights; the trainer keeps its own.
+
+        Raises `ModelError` as `load_hf`.
+        """
+        self._begin_scoring(microbatches)
+        with FrozenWeights(self._learner.chunks).in_place():
+            hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
+            return np.concatenate(self._forward.log_probs(microbatches))
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
