@@ -21,6 +21,7 @@ from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
+from pipeline.parity_probe import engine_parity, refuse_difference
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside
@@ -220,8 +221,27 @@ class _Session:
         await workers.guarded(publisher.connect())
         first = await workers.guarded(publisher.publish())
         self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
+        await workers.guarded(self._check_parity())
         self._clock.start()
         return publisher
+
+    async def _check_parity(self) -> None:
+        """Compare each engine with the trainer on a few sequences. Raises `ParityError`."""
+        engine, rollout = self._settings.engine, self._settings.rollout
+        if not engine.parity_probes:
+            return
+        found = []
+        for number, sequences in enumerate(await self._workers.probe_engines()):
+            compared = await engine_parity(
+                f"Engine {number}",
+                sequences,
+                self._workers.score_probe,
+                temperature=rollout.rollout_temperature,
+                threshold=engine.parity_threshold,
+            )
+            self._view.note(str(compared))
+            found.append(compared)
+        refuse_difference(found, engine.parity_threshold)
 
     async def _start_trainers(self) -> None:
         self._packing = packing_settings(self._settings, await self._workers.start_trainers())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.messages import TrainReport
+from pipeline.parity_probe import ProbeSequence, pack_probe
 from pipeline.planner import BatchPlan
 from pipeline.shard_needs import NO_NEEDS, ShardNeeds
 from pipeline.shards import RankShard, totals
@@ -54,6 +56,13 @@ class TrainerWorker:
         return TrainReport(
             metrics, train_s=train_s, read_s=read_s, tokens=tokens, samples_without_routes=without_routes
         )
+
+    def probe(self, sequences: Sequence[ProbeSequence], *, start_weights: bool) -> dict[str, list[float]]:
+        """Scores of all response tokens by field of `Readings`: the usual ones, or those under the start weights."""
+        packed = [pack_probe(sequence, self._trainer.route_part) for sequence in sequences]
+        if start_weights:
+            return {"start_weights": self._trainer.probe_start_weights(packed).tolist()}
+        return {name: values.tolist() for name, values in self._trainer.probe(packed).items()}
 
     def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         """Listen for the engines (rank 0 only); returns what each engine needs to join, one worker an engine."""
