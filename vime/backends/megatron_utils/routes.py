@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +45,13 @@ def routes_of(microbatch: PackedMicrobatch, places: Positions, held: Positions) 
     return Routes(torch.from_numpy(ids), rows.layers, int(replayed.sum()), int(needed.sum()))
 
 
-def _in_turn(rows: RouteRows, held: Positions) -> npt.NDArray[np.int32]:
-    """[T, L, K] different experts for each token."""
+def _in_turn(rows: RouteRows, held: Positions) -> npt.NDArray[np.integer[Any]]:
+    """[T, L, K] different experts for each token, in the narrowest type that torch has for the recorded ones."""
     top_k = rows.ids.shape[2]
     num_experts = max(int(rows.ids.max(initial=0)) + 1, top_k)
     ids = held[:, None, None] * top_k + np.arange(top_k)
-    return np.broadcast_to(ids % num_experts, (len(held), *rows.ids.shape[1:])).astype(np.int32)
+    dtype = np.uint8 if rows.ids.dtype == np.uint8 else np.int32
+    return np.broadcast_to(ids % num_experts, (len(held), *rows.ids.shape[1:])).astype(dtype)
 
 
 def check_routes(microbatch: PackedMicrobatch) -> None:

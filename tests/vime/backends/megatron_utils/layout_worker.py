@@ -139,7 +139,17 @@ _ALONE: dict[tuple[str, tuple[str, ...], str], Outcome] = {}
 def batches_of(trainer: MegatronTrainer, kind: str, seed: int) -> list[PackedMicrobatch]:
     sequences = make_sequences(seed)
     members = SHARES[trainer.data_parallel_size][trainer.data_parallel_rank]
-    return [pack_kind(kind, sequences, each) for each in members]
+    return [own_part(pack_kind(kind, sequences, each), trainer) for each in members]
+
+
+def own_part(packed: PackedMicrobatch, trainer: MegatronTrainer) -> PackedMicrobatch:
+    """With the routes of the rank's own layers and tokens alone, as it reads them."""
+    rows, part = packed.routes, trainer.route_part
+    if rows is None or part is None:
+        return packed
+    own = np.isin(rows.tokens, part.tokens(np.diff(packed.cu_seqlens).tolist()))
+    ids = rows.ids[own][:, list(part.places)]
+    return dataclasses.replace(packed, routes=RouteRows(ids, rows.tokens[own], part.layers, rows.recorded))
 
 
 def pack_kind(kind: str, sequences: Sequence[Sequence_], members: Sequence[int]) -> PackedMicrobatch:
