@@ -64,6 +64,8 @@ def _refuse(resolved: Resolved) -> None:
         raise SettingsError("--dry-run starts nothing, `vime parity` compares what runs.", next_step="Leave it out.")
     if not resolved.settings.engine.parity_probes:
         raise SettingsError("--parity-probes is 0, allowed here: 1 or more.", next_step="Leave it out.")
+    if not resolved.settings.cluster.num_engines:
+        raise SettingsError("This job starts no engine that could be compared.", next_step="Give --rollout-num-gpus 1.")
 
 
 def _print(found: Sequence[EngineParity], *, as_record: bool) -> None:

@@ -65,7 +65,10 @@ def test_json_has_every_number_also_when_the_command_fails(finds: Any, capsys: p
     assert {finding["fault"] for finding in found["report"]["findings"]} == {fault.value for fault in Fault}
 
 
-@pytest.mark.parametrize(("words", "said"), [("--dry-run", "--dry-run"), ("--parity-probes 0", "--parity-probes is 0")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("--dry-run", "--dry-run"), ("--parity-probes 0", "--parity-probes is 0"), ("--rollout-num-gpus 0", "no engine")],
+)
 def test_what_means_nothing_here_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parity", *words.split()]) == 1
     assert said in capsys.readouterr().err
