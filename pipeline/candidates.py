@@ -71,6 +71,23 @@ def read_nucleus(members: Sequence[StoredMember], masks: Sequence[Array], *, log
     return NucleusRows(np.concatenate(ids), np.concatenate(offsets), np.concatenate(values) if log_probs else None)
 
 
+def read_teacher(members: Sequence[StoredMember], masks: Sequence[Array]) -> Array:
+    """A teacher's log-probabilities [R] that came with the samples of `members`, whose loss masks are `masks` [R].
+
+    A sample without them, which may not be trained, has zeros. Raises `TrainerError` for a trained one.
+    """
+    name = "teacher_log_probs"
+    for member, mask in zip(members, masks, strict=True):
+        if not member.has(name):
+            require_masked(member, mask, "log-probabilities of the teacher", "--use-opd")
+    return np.concatenate(
+        [
+            member.rows(name, len(mask)) if member.has(name) else np.zeros(len(mask), np.float32)
+            for member, mask in zip(members, masks, strict=True)
+        ]
+    )
+
+
 def _top_k_of(member: StoredMember, mask: Array, k: int) -> tuple[Array, Array]:
     """Ids int32 [R, k] and log-probabilities float32 [R, k]."""
     length = member.sample.response_length

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import numpy as np
 
-from pipeline.candidates import NO_CANDIDATES, read_nucleus, read_top_k, require_masked
+from pipeline.candidates import NO_CANDIDATES, read_nucleus, read_teacher, read_top_k
 from pipeline.members import RowSource, StoredMember
 from pipeline.planner import BatchPlan, StepPlan
 from pipeline.routes import read_routes
@@ -174,21 +174,7 @@ def _read(members: Sequence[StoredMember], filler: bool, needs: ShardNeeds) -> P
         advantages=np.asarray([0.0 if filler else sample.advantage for sample in samples], np.float32),
         mask_sums=np.asarray([sample.mask_sum for sample in samples], np.float32),
         sample_indices=np.asarray([sample.sample_index for sample in samples], np.int64),
-        teacher_log_probs=_read_teacher(members, masks) if needs.teacher else None,
+        teacher_log_probs=read_teacher(members, masks) if needs.teacher else None,
         top_k=None if wanted.top_k is None else read_top_k(members, masks, wanted.top_k),
         nucleus=read_nucleus(members, masks, log_probs=wanted.nucleus_log_probs) if wanted.nucleus else None,
-    )
-
-
-def _read_teacher(members: Sequence[StoredMember], masks: Sequence[Array]) -> Array:
-    """[R]; zeros for a sample without them, which may not be trained: raises `TrainerError` for a trained one."""
-    name = "teacher_log_probs"
-    for member, mask in zip(members, masks, strict=True):
-        if not member.has(name):
-            require_masked(member, mask, "log-probabilities of the teacher", "--use-opd")
-    return np.concatenate(
-        [
-            member.rows(name, len(mask)) if member.has(name) else np.zeros(len(mask), np.float32)
-            for member, mask in zip(members, masks, strict=True)
-        ]
     )
