@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,18 +16,16 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.settings.groups import Settings
 
 
-def measure_parity(settings: Settings, report: Callable[[str], None]) -> list[EngineParity]:
+def measure_parity(settings: Settings, folder: Path, report: Callable[[str], None]) -> list[EngineParity]:
     """Start the job's engines and trainer ranks, publish the weights of --hf-checkpoint, and compare each engine.
 
-    `report` is told what is waited for. Raises `VimeError` for what doesn't start; the logs are then kept.
+    Logs go to `folder`, which takes the place of --save. `report` is told what is waited for. Raises `VimeError` for
+    what doesn't start.
     """
-    alone = _alone(settings, Path(tempfile.mkdtemp(prefix="vime-parity-")))
-    folder = RunFolder.of(alone)
-    folder.make()
+    alone = _alone(settings, folder)
+    RunFolder.of(alone).make()
     with Cluster(alone.cluster, 0) as cluster:
-        found = asyncio.run(_measure(alone, Workers(alone, folder, cluster), report))
-    shutil.rmtree(folder.root)
-    return found
+        return asyncio.run(_measure(alone, Workers(alone, RunFolder.of(alone), cluster), report))
 
 
 def _alone(settings: Settings, folder: Path) -> Settings:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pipeline.parity_probe import EngineParity, refuse_difference
 from vime.algorithms.parity import Gap, ParityReport
@@ -53,7 +56,9 @@ def parity(words: list[str]) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     from pipeline.parity_run import measure_parity
 
-    found = measure_parity(settings, lambda line: print(line, file=sys.stderr))
+    folder = Path(tempfile.mkdtemp(prefix="vime-parity-"))
+    found = measure_parity(settings, folder, lambda line: print(line, file=sys.stderr))
+    shutil.rmtree(folder)  # what doesn't start names its log in there
     _print(found, as_record=settings.command.json)
     refuse_difference(found, settings.engine.parity_threshold)
     return ExitCode.DONE
