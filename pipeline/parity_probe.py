@@ -1,23 +1,23 @@
-"""A few sequences from each engine, scored by the trainer: do the two agree, and if not, why."""
+"""A few sequences from each engine, and how the trainer reads them."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from pipeline.preview.rehearsal import first_prompts
 from pipeline.prompt_source import build_prompt_source
-from vime.algorithms.parity import REMEDIES, Fault, ParityReport, Readings, compare
 from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
 from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows
-from vime.errors import EngineError, ParityError
+from vime.data.cursor import PromptTask
+from vime.errors import EngineError, SampleError
 from vime.rollout.generate import GenerateSettings, SampleGenerator, Tokenizer
 from vime.settings.groups import Settings
 
@@ -40,26 +40,11 @@ class ProbeSequence(msgspec.Struct, frozen=True):
     """The tokens among which each response token was chosen, where the engine returns them."""
 
 
-class EngineParity(msgspec.Struct, frozen=True):
-    """One engine against the trainer."""
-
-    engine: str
-    report: ParityReport
-
-    def __str__(self) -> str:
-        report = self.report
-        named = [f"; {finding.fault}: {finding.meaning}" for finding in report.findings if finding.differs]
-        return f"{self.engine} against the trainer on {report.num_tokens} tokens: {report.gap}{''.join(named)}."
-
-
-Score = Callable[[Sequence[ProbeSequence], bool], Awaitable[dict[str, list[float]]]]
-"""The trainer's scores of sequences by field of `Readings`; true: only those under the start weights."""
-
-
 async def probe_engines(settings: Settings, addresses: Sequence[str]) -> list[list[ProbeSequence]]:
     """What each engine makes of the first prompts, each asked twice, the second time with its prefix cached.
 
-    Raises `EngineError`, and `DataError` or `SampleError` for prompts that can't be used.
+    Prompts that can't be rendered, and those that an engine refuses (too long ones), are left out. Raises what is
+    wrong with the first where none is left.
     """
     from transformers import AutoTokenizer
 
@@ -68,27 +53,50 @@ async def probe_engines(settings: Settings, addresses: Sequence[str]) -> list[li
     most = min(MAX_TOKENS, rollout.rollout_max_response_len or MAX_TOKENS)
     generate = GenerateSettings(most, rollout.rollout_temperature, settings.data.apply_chat_template)
     generator = SampleGenerator(tokenizer, generate)
-    tasks = first_prompts(build_prompt_source(settings), settings.engine.parity_probes)
-    prompts = [tokenizer.encode(generator.render(task.prompt), add_special_tokens=False) for task in tasks]
+    prompts = _rendered(generator, first_prompts(build_prompt_source(settings), settings.engine.parity_probes))
+    token_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     sampling = Sampling(most, rollout.rollout_temperature, rollout.rollout_top_p, rollout.rollout_top_k)
-    return list(await asyncio.gather(*(_probe(address, prompts, sampling) for address in addresses)))
+    return list(await asyncio.gather(*(_probe(address, token_ids, sampling) for address in addresses)))
+
+
+def _rendered(generator: SampleGenerator, tasks: Sequence[PromptTask]) -> list[str]:
+    prompts: list[str] = []
+    errors: list[SampleError] = []
+    for task in tasks:
+        try:
+            prompts.append(generator.render(task.prompt))
+        except SampleError as error:
+            errors.append(error)
+    if errors and not prompts:
+        raise errors[0]
+    return prompts
 
 
 async def _probe(address: str, prompts: Sequence[list[int]], sampling: Sampling) -> list[ProbeSequence]:
+    found: list[ProbeSequence] = []
+    errors: list[EngineError] = []
     async with EngineClient(address) as engine:
         salt = f"parity-{uuid.uuid4().hex}"
-        found = []
         for _ in range(2):
             asked = (
                 _ask(engine, prompt, dataclasses.replace(sampling, seed=number), salt)
                 for number, prompt in enumerate(prompts)
             )
-            found += await asyncio.gather(*asked)
+            for answer in await asyncio.gather(*asked):
+                if isinstance(answer, EngineError):
+                    errors.append(answer)
+                else:
+                    found.append(answer)
+    if errors and not found:
+        raise errors[0]
     return [sequence for sequence in found if sequence.response_length]
 
 
-async def _ask(engine: EngineClient, prompt: list[int], sampling: Sampling, salt: str) -> ProbeSequence:
-    result = await engine.generate(GenerateRequest(uuid.uuid4().hex, prompt, sampling, salt))
+async def _ask(engine: EngineClient, prompt: list[int], sampling: Sampling, salt: str) -> ProbeSequence | EngineError:
+    try:
+        result = await engine.generate(GenerateRequest(uuid.uuid4().hex, prompt, sampling, salt))
+    except EngineError as error:
+        return error
     return ProbeSequence(
         tokens=prompt + result.token_ids,
         response_length=len(result.token_ids),
@@ -130,40 +138,3 @@ def _routes(sequence: ProbeSequence, part: RoutePart | None) -> RouteRows | None
     tokens = tokens[tokens < len(sequence.routes)]
     ids = np.array(sequence.routes, np.int32)[tokens][:, list(part.places)]
     return RouteRows(ids, tokens, part.layers, np.ones(1, bool))
-
-
-async def engine_parity(
-    name: str, sequences: Sequence[ProbeSequence], score: Score, *, temperature: float, threshold: float
-) -> EngineParity:
-    """Compare one engine; above `threshold` and without another explanation its start weights are tried too.
-
-    Raises `EngineError` where it sampled nothing.
-    """
-    if not sequences:
-        raise EngineError(f"{name} sampled no token of any probe.", next_step="Look at the engine's log.")
-    known = {name: np.array(values) for name, values in (await score(sequences, False)).items()}
-    lengths = [sequence.response_length for sequence in sequences]
-    readings = Readings(
-        sampler=np.array([value for sequence in sequences for value in sequence.log_probs]),
-        cached=np.repeat([sequence.cached for sequence in sequences], lengths),
-        temperature=temperature,
-        **known,
-    )
-    report = compare(readings)
-    if report.fault is None and report.gap.mean > threshold:
-        more = {name: np.array(values) for name, values in (await score(sequences, True)).items()}
-        report = compare(Readings(**{**vars(readings), **more}))
-    return EngineParity(name, report)
-
-
-def refuse_difference(found: Sequence[EngineParity], threshold: float) -> None:
-    """Raise `ParityError` for the engines whose mean difference is above `threshold`."""
-    wrong = [each for each in found if each.report.gap.mean > threshold]
-    if wrong:
-        fault = next((each.report.fault for each in wrong if each.report.fault is not None), None)
-        raise ParityError(
-            " ".join(map(str, wrong)) + f" Allowed: a mean of {threshold:g} (--parity-threshold).",
-            next_step="No known fault explains it: compare the engine's and the trainer's model settings."
-            if fault is None
-            else REMEDIES[Fault(fault)],
-        )

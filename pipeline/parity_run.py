@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.cluster import Cluster
-from pipeline.parity_probe import EngineParity, engine_parity, probe_engines
+from pipeline.parity_probe import probe_engines
+from pipeline.parity_verdict import EngineParity, engine_parity
 from pipeline.publisher import WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers

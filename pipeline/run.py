@@ -21,7 +21,7 @@ from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
-from pipeline.parity_probe import engine_parity, refuse_difference
+from pipeline.parity_verdict import engine_parity, refuse_difference
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside

@@ -1,28 +1,19 @@
-"""What is asked of the engines, what the trainer gets of it, and what becomes of a difference."""
+"""What is asked of the engines, and what the trainer gets of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline.parity_probe import (
-    MAX_TOKENS,
-    EngineParity,
-    ProbeSequence,
-    engine_parity,
-    pack_probe,
-    probe_engines,
-    refuse_difference,
-)
+from pipeline.parity_probe import MAX_TOKENS, ProbeSequence, pack_probe, probe_engines
 from tests.support.standin_engine import BLOCK_TOKENS, StandinEngine
 from tests.support.tiny_models import build_tokenizer
 from vime.backends.megatron_utils.context import ContextLayout, ContextShare
 from vime.backends.megatron_utils.route_part import RoutePart
-from vime.errors import EngineError, ParityError
+from vime.errors import EngineError, SampleError
 from vime.settings.groups import Settings
 from vime.settings.parse import parse_settings
 
@@ -59,6 +50,34 @@ async def test_long_responses_are_cut_short(tmp_path: Path) -> None:
     assert max(sequence.response_length for sequence in found) <= MAX_TOKENS
 
 
+async def test_a_prompt_that_the_engine_refuses_is_left_out_of_the_comparison(tmp_path: Path) -> None:
+    with StandinEngine() as engine:
+        settings = job(tmp_path, "--parity-probes", "3")
+        engine.faults.num_null_log_probs = 1
+        (found,) = await probe_engines(settings, [engine.address])
+    assert len(found) == 5
+
+
+async def test_an_engine_that_refuses_every_prompt_is_told_with_its_reason(tmp_path: Path) -> None:
+    with StandinEngine() as engine:
+        settings = job(tmp_path, "--parity-probes", "2")
+        engine.faults.num_null_log_probs = 4
+        with pytest.raises(EngineError, match="the engine's answer can't be read"):
+            await probe_engines(settings, [engine.address])
+
+
+async def test_prompts_that_cannot_be_rendered_are_left_out_unless_all_are(tmp_path: Path) -> None:
+    with StandinEngine() as engine:
+        settings = job(tmp_path, "--parity-probes", "2")
+        chat, text = '{"input": [{"role": "user", "content": "1="}]}\n', '{"input": "1="}\n'
+        (tmp_path / "prompts.jsonl").write_text(chat + text)
+        (found,) = await probe_engines(settings, [engine.address])
+        assert len(found) == 2
+        (tmp_path / "prompts.jsonl").write_text(chat)
+        with pytest.raises(SampleError, match="The prompt is a chat"):
+            await probe_engines(settings, [engine.address])
+
+
 def sequence(num_tokens: int = 7, response: int = 3, **fields: object) -> ProbeSequence:
     return ProbeSequence(list(range(num_tokens)), response, [-0.5] * response, **fields)  # type: ignore[arg-type]
 
@@ -82,62 +101,3 @@ def test_a_rank_gets_the_routes_of_its_layers_and_tokens() -> None:
     assert np.array_equal(packed.routes.ids, routes[4:6][:, [1, 3]])
     assert packed.routes.layers == (1, 3)
     assert pack_probe(sequence(), part).routes is None
-
-
-class Trainer:
-    """Scores -0.5 for each token, plus what it is told to be off, and remembers what it was asked for."""
-
-    def __init__(self, off: float, start_off: float = 0.0) -> None:
-        self._off, self._start_off = off, start_off
-        self.asked: list[bool] = []
-
-    async def score(self, sequences: Sequence[ProbeSequence], start_weights: bool) -> dict[str, list[float]]:
-        self.asked.append(start_weights)
-        count = sum(each.response_length for each in sequences)
-        if start_weights:
-            return {"start_weights": [-0.5 + self._start_off] * count}
-        values = [-0.5 + self._off] * count
-        return dict.fromkeys(("trainer", "raw", "unscaled", "other_head"), values)
-
-
-async def compared(trainer: Trainer, *sequences: ProbeSequence) -> EngineParity:
-    return await engine_parity("Engine 0", sequences, trainer.score, temperature=1.0, threshold=0.05)
-
-
-async def test_where_engine_and_trainer_agree_start_weights_are_not_tried() -> None:
-    trainer = Trainer(0.0)
-    found = await compared(trainer, sequence(), sequence(9, 4))
-    assert trainer.asked == [False]
-    assert str(found) == "Engine 0 against the trainer on 7 tokens: mean 0, p99 0, max 0."
-    refuse_difference([found], 0.05)
-
-
-async def test_a_difference_below_the_threshold_is_told_and_allowed() -> None:
-    trainer = Trainer(0.01)
-    found = await compared(trainer, sequence())
-    assert trainer.asked == [False]
-    assert "Engine 0 against the trainer on 3 tokens: mean 0.01" in str(found)
-    refuse_difference([found], 0.05)
-
-
-async def test_weights_of_the_start_are_tried_where_nothing_else_explains_a_difference() -> None:
-    trainer = Trainer(0.3, start_off=0.001)
-    found = await compared(trainer, sequence())
-    assert trainer.asked == [False, True]
-    with pytest.raises(ParityError, match="stale_weights: the sampler still has the weights") as caught:
-        refuse_difference([found], 0.05)
-    assert "mean 0.3" in str(caught.value)
-    assert "Allowed: a mean of 0.05 (--parity-threshold)" in str(caught.value)
-    assert "restart the run" in (caught.value.next_step or "")
-
-
-async def test_a_difference_without_a_known_fault_stops_too() -> None:
-    found = await compared(Trainer(0.3, start_off=0.3), sequence())
-    with pytest.raises(ParityError) as caught:
-        refuse_difference([found], 0.05)
-    assert "No known fault explains it" in (caught.value.next_step or "")
-
-
-async def test_an_engine_that_samples_nothing_is_refused() -> None:
-    with pytest.raises(EngineError, match="Engine 0 sampled no token of any probe"):
-        await compared(Trainer(0.0))

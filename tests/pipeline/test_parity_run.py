@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import parity_run
-from pipeline.parity_probe import refuse_difference
+from pipeline.parity_verdict import refuse_difference
 from pipeline.workers import Workers
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import build_tiny_qwen3

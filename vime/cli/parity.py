@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.parity_probe import EngineParity, refuse_difference
+from pipeline.parity_verdict import EngineParity, refuse_difference
 from vime.algorithms.parity import Gap, ParityReport
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.look import print_json, show, table

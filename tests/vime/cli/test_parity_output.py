@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline import parity_run
-from pipeline.parity_probe import EngineParity
+from pipeline.parity_verdict import EngineParity
 from vime.algorithms.parity import MEANINGS, Fault, Finding, Gap, ParityReport
 from vime.cli import parity
 from vime.cli.main import main
