@@ -17,6 +17,7 @@ from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.failed_fraction import check_failed_fraction
 from pipeline.fixed_settings import fixed_settings
+from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
@@ -87,6 +88,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             return Ending.DONE
         for words in transport_words(settings, None if start.state is None else start.state.memory):
             view.note(words)
+        check_sources(settings)
         if not settings.queue.is_in_memory:
             prove_here(folder.queue, settings.queue)
             claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
@@ -220,8 +222,9 @@ class _Session:
         await workers.record_processes()
         await workers.guarded(publisher.connect())
         first = await workers.guarded(publisher.publish())
-        self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
-        await workers.guarded(self._check_parity())
+        if clients:
+            self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
+            await workers.guarded(self._check_parity())
         self._clock.start()
         return publisher
 
@@ -247,7 +250,7 @@ class _Session:
         self._packing = packing_settings(self._settings, await self._workers.start_trainers())
         plan = self._start.plan
         if plan.commit_directory is None:
-            await self._workers.on_trainers(lambda trainer: trainer.load_hf.remote())
+            await self._workers.on_trainers(lambda trainer: trainer.load_start.remote())
         else:
             directory = str(self._folder.root / plan.commit_directory)
             await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, plan.commit_rollout))
@@ -350,7 +353,8 @@ class _Session:
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
-        self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
+        if self._settings.cluster.num_engines:
+            self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:
             self._view.note(

@@ -54,6 +54,7 @@ class ReadingTrainer:
         self.candidates: list[int] = []
         self.teachers: list[float] = []
         self.routes: list[Any] = []
+        self.finished: list[tuple[int, int]] = []
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
         self.prepared.append(len(steps))
@@ -74,6 +75,9 @@ class ReadingTrainer:
         self.tokens += sum(batch.num_tokens for batch in found)
         assert [batch.num_tokens for batch in found] == list(microbatches.token_counts)
         return {"loss": float(len(self.trained))}
+
+    def rollout_trained(self, rollout_id: int) -> None:
+        self.finished.append((rollout_id, len(self.trained)))
 
 
 def samples(group: int) -> list[Sample]:
@@ -123,6 +127,7 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
     assert trainer.trained == shares
     assert len(shares) == 2
     assert trainer.prepared == [2]
+    assert trainer.finished == [(0, 2)], "after the last step, and once"
     assert set(trainer.candidates) == {2}
     assert set(trainer.teachers) == {-0.25, 0.0}
     assert {tuple(ids) for batch in trainer.routes for row in batch for ids in row} == {(2, 3)}

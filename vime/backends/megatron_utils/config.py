@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from vime.algorithms.objective_config import ObjectiveConfig
+from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import SettingsError
 
 
@@ -48,6 +49,14 @@ class TrainerConfig:
     record_routes: bool = False
     """With `replay_routes`: replay not the sampler's experts but those that the trainer chooses before the first step
     of a rollout batch, which a forward pass records."""
+    reference: WeightSource | None = None
+    """Where the actor of a new run starts, and what its KL is measured against."""
+    reference_update_interval: int | None = None
+    """The actor becomes the reference after every so many rollout batches; None keeps the first one."""
+    teacher: WeightSource | None = None
+    """Model of the same shape that the actor distils from."""
+    log_probs_max_tokens: int | None = None
+    """Most tokens of a pass without gradients, in which microbatches then go together; None keeps them apart."""
     num_threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's choice."""
     timeout_s: float = 600.0

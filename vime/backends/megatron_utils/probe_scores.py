@@ -28,6 +28,8 @@ def probe_scores(forward: ForwardPass, microbatches: Sequence[PackedMicrobatch])
         "other_head": (other, True),
     }
     return {
-        name: np.concatenate(forward.log_probs(microbatches, head=head, replay_nucleus=replay_nucleus))
+        name: np.concatenate(
+            [log_probs for (log_probs,) in forward.scores(microbatches, head=head, replay_nucleus=replay_nucleus)]
+        )
         for name, (head, replay_nucleus) in ways.items()
     }

@@ -98,33 +98,36 @@ class ForwardPass:
             checks.append(check_routes)
         self._schedule(step, microbatches, checks, forward_only=False)
 
-    def log_probs(
+    def scores(
         self,
         microbatches: Sequence[PackedMicrobatch],
         *,
         replay_nucleus: bool = True,
         replay_routes: bool = True,
+        with_entropy: bool = False,
         head: HeadOptions | None = None,
     ) -> list[npt.NDArray[np.float32]]:
-        """Log-probabilities [R] of each microbatch, on every rank.
+        """Log-probabilities and, `with_entropy`, entropies of each microbatch [1 or 2, R], on every rank.
 
         `replay_nucleus` keeps to the recorded nucleus where there is one; else they are over the whole vocabulary.
         `replay_routes` keeps to recorded experts, where they are replayed at all. `head` takes the place of the
         settings' own.
         """
         routing = Routing.REPLAY if replay_routes else Routing.FREE
-        return self._score(microbatches, replay_nucleus, routing, head)[0]
+        return self._scored(
+            microbatches, replay_nucleus=replay_nucleus, routing=routing, with_entropy=with_entropy, head=head
+        )[0]
 
-    def log_probs_and_routes(
-        self, microbatches: Sequence[PackedMicrobatch]
+    def scores_and_routes(
+        self, microbatches: Sequence[PackedMicrobatch], *, with_entropy: bool = False
     ) -> tuple[list[npt.NDArray[np.float32]], list[RouteRows]]:
-        """Log-probabilities of each microbatch, and the experts that this rank's routers chose for its own tokens.
+        """As `scores`, and for each microbatch the experts that this rank's routers chose for its own tokens.
 
         Raises `TrainerError` where routes are not replayed at all.
         """
         if self._replay is None:
             raise TrainerError("routes can be recorded only where they are replayed.")
-        found, lengths = self._score(microbatches, True, Routing.RECORD)
+        found, lengths = self._scored(microbatches, routing=Routing.RECORD, with_entropy=with_entropy)
         return found, self._replay.take_recorded(lengths)
 
     @property
@@ -132,14 +135,16 @@ class ForwardPass:
         """Which routes this rank replays; None where none are."""
         return None if self._replay is None else self._replay.part
 
-    def _score(
+    def _scored(
         self,
         microbatches: Sequence[PackedMicrobatch],
-        replay_nucleus: bool,
+        *,
+        replay_nucleus: bool = True,
         routing: Routing,
+        with_entropy: bool,
         head: HeadOptions | None = None,
     ) -> tuple[list[npt.NDArray[np.float32]], list[list[int]]]:
-        """(log-probabilities of each microbatch, lengths of its sequences)."""
+        """(scores of each microbatch, lengths of its sequences)."""
         results: list[torch.Tensor] = []
         response_counts: list[int] = []
         lengths: list[list[int]] = []
@@ -151,14 +156,15 @@ class ForwardPass:
                 lengths.append(microbatch.total_lengths.tolist())
 
             def collect(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-                whole = terms.log_prob.new_zeros(len(microbatch.own))
-                whole[microbatch.own] = terms.log_prob
+                rows = [terms.log_prob] if terms.entropy is None else [terms.log_prob, terms.entropy]
+                whole = terms.log_prob.new_zeros(len(rows), len(microbatch.own))
+                whole[:, microbatch.own] = torch.stack(rows)
                 results.append(self._sum_over_context(whole))
                 return terms.log_prob.sum(), {}
 
             call = _HeadCall(
                 microbatch=microbatch,
-                with_entropy=False,
+                with_entropy=with_entropy,
                 rule=None,
                 replay_nucleus=replay_nucleus,
                 routing=routing,
@@ -168,14 +174,18 @@ class ForwardPass:
 
         with torch.no_grad():
             self._schedule(step, microbatches, forward_only=True)
-        return [array.cpu().numpy() for array in self._from_last_stage(results, response_counts)], lengths
+        return [
+            array.cpu().numpy() for array in self._from_last_stage(results, 1 + with_entropy, response_counts)
+        ], lengths
 
-    def _from_last_stage(self, results: list[torch.Tensor], response_counts: Sequence[int]) -> list[torch.Tensor]:
+    def _from_last_stage(
+        self, results: list[torch.Tensor], num_rows: int, response_counts: Sequence[int]
+    ) -> list[torch.Tensor]:
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() == 1:
             return results
         if not results:
-            results = [torch.empty(count, device=self.device) for count in response_counts]
+            results = [torch.empty(num_rows, count, device=self.device) for count in response_counts]
         for result in results:
             dist.broadcast(result, src=dist.get_global_rank(group, group.size() - 1), group=group)
         return results
