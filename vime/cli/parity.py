@@ -8,7 +8,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from pipeline.parity_verdict import EngineParity, refuse_difference
+from pipeline.progress import ProgressView
 from vime.algorithms.parity import Gap, ParityReport
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.look import print_json, show, table
@@ -57,7 +60,8 @@ def parity(words: list[str]) -> int:
     from pipeline.parity_run import measure_parity
 
     folder = Path(tempfile.mkdtemp(prefix="vime-parity-"))
-    found = measure_parity(settings, folder, lambda line: print(line, file=sys.stderr))
+    with ProgressView(Console(stderr=True, highlight=False, soft_wrap=True)) as view:
+        found = measure_parity(settings, folder, view.waiting)
     shutil.rmtree(folder)  # what doesn't start names its log in there
     _print(found, as_record=settings.command.json)
     refuse_difference(found, settings.engine.parity_threshold)
