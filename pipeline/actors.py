@@ -16,6 +16,7 @@ import ray
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, encode
+from pipeline.parity_probe import ProbeSequence, probe_engines
 from pipeline.planner import BatchPlan
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
@@ -235,6 +236,10 @@ class ProducerActor:
     async def stop(self) -> None:
         self._started().stop()
 
+    async def probe(self) -> bytes:
+        """See `probe_engines`."""
+        return encode(await probe_engines(self._settings, self._addresses))
+
     async def stats(self) -> bytes:
         return encode(self._started().stats())
 
@@ -276,8 +281,8 @@ class TrainerActor:
 
         return await self._on_thread(build)
 
-    async def load_hf(self) -> None:
-        await self._on_thread(lambda: self._worker.load_hf())
+    async def load_start(self) -> None:
+        await self._on_thread(lambda: self._worker.load_start())
 
     async def load(self, directory: str, rollout_id: int) -> None:
         await self._on_thread(lambda: self._worker.load(Path(directory), rollout_id))
@@ -287,6 +292,11 @@ class TrainerActor:
 
     async def train(self, plan: bytes) -> bytes:
         return encode(await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan))))
+
+    async def probe(self, sequences: bytes, start_weights: bool) -> bytes:
+        """See `TrainerWorker.probe`."""
+        decoded = decode(sequences, list[ProbeSequence])
+        return encode(await self._on_thread(lambda: self._worker.probe(decoded, start_weights=start_weights)))
 
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         address = ray.util.get_node_ip_address()

@@ -26,6 +26,9 @@ class CandidateNeeds:
     nucleus_log_probs: bool = False
 
 
+NO_CANDIDATES = CandidateNeeds()
+
+
 def candidate_needs(settings: Settings) -> CandidateNeeds:
     """Score centering runs over the nucleus where top-p leaves one, over the most probable tokens elsewhere."""
     centers, has_nucleus = settings.objective.use_score_centering, settings.rollout.rollout_top_p < 1
@@ -57,7 +60,7 @@ def read_nucleus(members: Sequence[StoredMember], masks: Sequence[Array], *, log
     for member, mask in zip(members, masks, strict=True):
         length = member.sample.response_length
         if not member.has("top_p_offsets"):
-            _require_masked(member, mask, "tokens that top-p left")
+            require_masked(member, mask, "tokens that top-p left")
             offsets.append(np.repeat(offsets[-1][-1:], length))
             continue
         ends = member.rows("top_p_offsets", length + 1)[1:].astype(np.int64)
@@ -68,11 +71,28 @@ def read_nucleus(members: Sequence[StoredMember], masks: Sequence[Array], *, log
     return NucleusRows(np.concatenate(ids), np.concatenate(offsets), np.concatenate(values) if log_probs else None)
 
 
+def read_teacher(members: Sequence[StoredMember], masks: Sequence[Array]) -> Array:
+    """A teacher's log-probabilities [R] that came with the samples of `members`, whose loss masks are `masks` [R].
+
+    A sample without them, which may not be trained, has zeros. Raises `TrainerError` for a trained one.
+    """
+    name = "teacher_log_probs"
+    for member, mask in zip(members, masks, strict=True):
+        if not member.has(name):
+            require_masked(member, mask, "log-probabilities of the teacher", "--use-opd")
+    return np.concatenate(
+        [
+            member.rows(name, len(mask)) if member.has(name) else np.zeros(len(mask), np.float32)
+            for member, mask in zip(members, masks, strict=True)
+        ]
+    )
+
+
 def _top_k_of(member: StoredMember, mask: Array, k: int) -> tuple[Array, Array]:
     """Ids int32 [R, k] and log-probabilities float32 [R, k]."""
     length = member.sample.response_length
     if not member.has("top_k_ids"):
-        _require_masked(member, mask, "candidates")
+        require_masked(member, mask, "candidates")
         return np.tile(np.arange(k, dtype=np.int32), (length, 1)), np.full((length, k), -math.log(2 * k), np.float32)
     ids, log_probs = member.rows("top_k_ids", length), member.rows("top_k_log_probs", length)
     if ids.shape[1] < k:
@@ -84,11 +104,13 @@ def _top_k_of(member: StoredMember, mask: Array, k: int) -> tuple[Array, Array]:
     return ids[:, :k], log_probs[:, :k].astype(np.float32)
 
 
-def _require_masked(member: StoredMember, mask: Array, what: str) -> None:
+def require_masked(
+    member: StoredMember, mask: Array, what: str, by: str = "score centering and --rollout-top-p"
+) -> None:
+    """Raise `TrainerError` where a sample with trained tokens has no `what` stored, which is needed `by` something."""
     if mask.any():
         raise TrainerError(
             f"sample {member.sample.sample_index}: no {what} are stored, but it has {int(np.count_nonzero(mask))} "
             "trained tokens, allowed: none.",
-            next_step="It was generated without them: start with an empty queue, or train without score centering "
-            "and --rollout-top-p.",
+            next_step=f"It was generated without them: start with an empty queue, or train without {by}.",
         )

@@ -15,6 +15,9 @@ class RowSource(Protocol):
 
     def read_rows(self, ref: GroupRef, column: str, member: int, start: int = 0, stop: int | None = None) -> Array: ...
     def num_rows(self, ref: GroupRef, column: str, member: int) -> int: ...
+    def read_layers(
+        self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
+    ) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,14 @@ class StoredMember:
         """The first `num_rows` of a column, all of them without a number: [num_rows, ...]."""
         return self.pool.read_rows(self.ref, column, self.sample.member, 0, num_rows)
 
+    def layers(self, column: str, layers: range, start: int, stop: int) -> Array:
+        """Rows `start:stop` in some layers of a column whose layers come first: [L, stop - start, ...]."""
+        return self.pool.read_layers(self.ref, column, self.sample.member, layers, start, stop)
+
+    def num_rows(self, column: str) -> int:
+        """Rows of this sample in a column."""
+        return self.pool.num_rows(self.ref, column, self.sample.member)
+
     def has(self, column: str) -> bool:
         """Whether there are rows of this sample in a column."""
-        return self.pool.num_rows(self.ref, column, self.sample.member) > 0
+        return self.num_rows(column) > 0

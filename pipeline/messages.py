@@ -100,3 +100,5 @@ class TrainReport(msgspec.Struct, frozen=True):
     train_s: float
     read_s: float
     tokens: int
+    samples_without_routes: list[int] = []
+    """`Sample.index` of the rank's samples that lack what routing replay replays."""

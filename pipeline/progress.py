@@ -56,6 +56,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     """Reason -> samples of this session that failed, also those whose group was tried again."""
     train: dict[str, float]
     """The trainer's own metrics: loss, pg_clipfrac, ppo_kl, entropy, grad_norm, lr, ..."""
+    alarms: list[str] = []
+    """What is wrong with this batch though it was trained: a sentence each."""
 
 
 def bottleneck(trainer_idle_share: float, generator_idle_share: float) -> str:
@@ -99,7 +101,9 @@ class ProgressView:
             self.note(line)
 
     def step(self, record: StepRecord) -> None:
-        """The newest step."""
+        """The newest step, and what is wrong with it."""
+        for alarm in record.alarms:
+            self.note(f"warning: step {record.rollout_id + 1}: {alarm}")
         if self._live is not None:
             self._live.update(step_table(record), refresh=True)
         else:

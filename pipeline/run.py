@@ -17,10 +17,12 @@ from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.failed_fraction import check_failed_fraction
 from pipeline.fixed_settings import fixed_settings
+from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
+from pipeline.parity_verdict import engine_parity, refuse_difference
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside
@@ -86,6 +88,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             return Ending.DONE
         for words in transport_words(settings, None if start.state is None else start.state.memory):
             view.note(words)
+        check_sources(settings)
         if not settings.queue.is_in_memory:
             prove_here(folder.queue, settings.queue)
             claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
@@ -219,15 +222,35 @@ class _Session:
         await workers.record_processes()
         await workers.guarded(publisher.connect())
         first = await workers.guarded(publisher.publish())
-        self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
+        if clients:
+            self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
+            await workers.guarded(self._check_parity())
         self._clock.start()
         return publisher
+
+    async def _check_parity(self) -> None:
+        """Compare each engine with the trainer on a few sequences. Raises `ParityError`."""
+        engine, rollout = self._settings.engine, self._settings.rollout
+        if not engine.parity_probes:
+            return
+        found = []
+        for number, sequences in enumerate(await self._workers.probe_engines()):
+            compared = await engine_parity(
+                f"Engine {number}",
+                sequences,
+                self._workers.score_probe,
+                temperature=rollout.rollout_temperature,
+                threshold=engine.parity_threshold,
+            )
+            self._view.note(str(compared))
+            found.append(compared)
+        refuse_difference(found, engine.parity_threshold)
 
     async def _start_trainers(self) -> None:
         self._packing = packing_settings(self._settings, await self._workers.start_trainers())
         plan = self._start.plan
         if plan.commit_directory is None:
-            await self._workers.on_trainers(lambda trainer: trainer.load_hf.remote())
+            await self._workers.on_trainers(lambda trainer: trainer.load_start.remote())
         else:
             directory = str(self._folder.root / plan.commit_directory)
             await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, plan.commit_rollout))
@@ -330,7 +353,8 @@ class _Session:
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
-        self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
+        if self._settings.cluster.num_engines:
+            self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:
             self._view.note(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 
 import numpy as np
 
-from pipeline.candidates import CandidateNeeds, read_nucleus, read_top_k
+from pipeline.candidates import NO_CANDIDATES, read_nucleus, read_teacher, read_top_k
 from pipeline.members import RowSource, StoredMember
 from pipeline.planner import BatchPlan, StepPlan
+from pipeline.routes import read_routes
+from pipeline.shard_needs import NO_NEEDS, ShardNeeds
 from storage.columns import Array
 from storage.prefetch import Prefetcher
-from vime.data.batch import PackedMicrobatch, StepTotals
+from vime.data.batch import PackedMicrobatch, RouteRows, StepTotals
 from vime.data.lazy import LazyMicrobatches
 
 MICROBATCHES_AHEAD = 2
-NO_CANDIDATES = CandidateNeeds()
 
 
 class RankShard:
@@ -32,32 +35,41 @@ class RankShard:
         plan: BatchPlan,
         rank: int,
         *,
-        candidates: CandidateNeeds = NO_CANDIDATES,
+        needs: ShardNeeds = NO_NEEDS,
         ahead: int = MICROBATCHES_AHEAD,
     ) -> None:
         self._steps = [_members(pool, plan, step, rank) for step in plan.steps]
+        microbatches = [microbatch for step in self._steps for microbatch in step]
 
-        def prefetcher(needs: CandidateNeeds) -> Prefetcher[PackedMicrobatch]:
-            loads = [partial(_read, *microbatch, needs) for step in self._steps for microbatch in step]
-            return Prefetcher(loads, ahead=ahead)
+        def prefetcher(needs: ShardNeeds) -> Prefetcher[PackedMicrobatch]:
+            return Prefetcher([partial(_read, *microbatch, needs) for microbatch in microbatches], ahead=ahead)
 
-        self._whole = prefetcher(candidates)
-        self._narrow = self._whole if candidates == NO_CANDIDATES else prefetcher(NO_CANDIDATES)
+        whole = prefetcher(needs)
+        narrow = dataclasses.replace(needs, candidates=NO_CANDIDATES)
+        self._sources = _Sources(whole, whole if narrow == needs else prefetcher(narrow))
+        if (part := needs.routes) is not None:
+            loads = [partial(read_routes, members, part, trained=not filler) for members, filler in microbatches]
+            self._sources.routes = Prefetcher(loads, ahead=needs.routes_ahead)
 
     def step(self, number: int) -> StepMicrobatches:
         """The microbatches of one optimizer step."""
         first = sum(map(len, self._steps[:number]))
         token_counts = [sum(member.sample.total_length for member in members) for members, _ in self._steps[number]]
-        return StepMicrobatches(self._whole, self._narrow, first, token_counts)
+        return StepMicrobatches(self._sources, first, token_counts)
 
     @property
     def waited_s(self) -> float:
         """Seconds that callers waited for microbatches."""
-        return sum(prefetcher.waited_s for prefetcher in {self._whole, self._narrow})
+        return sum(prefetcher.waited_s for prefetcher in self._sources.prefetchers)
+
+    @property
+    def samples_without_routes(self) -> list[int]:
+        """`Sample.index` of those among the microbatches taken so far that have none, where routes are read."""
+        return sorted(self._sources.without_routes)
 
     def close(self) -> None:
         """Stop reading ahead."""
-        for prefetcher in (self._whole, self._narrow):
+        for prefetcher in self._sources.prefetchers:
             prefetcher.close()
 
     def __enter__(self) -> RankShard:
@@ -69,30 +81,52 @@ class RankShard:
         self.close()
 
 
+@dataclass
+class _Sources:
+    """Where the microbatches of a plan come from, by number over all its steps."""
+
+    whole: Prefetcher[PackedMicrobatch]
+    narrow: Prefetcher[PackedMicrobatch]
+    """Without candidates."""
+    routes: Prefetcher[RouteRows] | None = None
+    without_routes: set[int] = field(default_factory=set)
+
+    @property
+    def prefetchers(self) -> set[Prefetcher[PackedMicrobatch] | Prefetcher[RouteRows]]:
+        return {self.whole, self.narrow, *([] if self.routes is None else [self.routes])}
+
+    def take(self, number: int) -> PackedMicrobatch:
+        packed = self.whole.take(number)
+        if self.routes is None:
+            return packed
+        routes = self.routes.take(number)
+        self.without_routes.update(packed.sample_indices[~routes.recorded].tolist())
+        return dataclasses.replace(packed, routes=routes)
+
+
 class StepMicrobatches(LazyMicrobatches):
     """One step's microbatches, each read when it is asked for (or shortly before).
 
-    Asking raises what reading raised: `CorruptDataError`, `StorageError`, or `TrainerError` for missing candidates.
+    Asking raises what reading raised: `CorruptDataError`, `StorageError`, or `TrainerError` for what is needed of a
+    trained sample and isn't stored.
     """
 
     def __init__(
-        self,
-        whole: Prefetcher[PackedMicrobatch],
-        narrow: Prefetcher[PackedMicrobatch],
-        first: int,
-        token_counts: Sequence[int],
+        self, sources: _Sources, first: int, token_counts: Sequence[int], *, with_candidates: bool = True
     ) -> None:
-        self._whole, self._narrow, self._first, self._token_counts = whole, narrow, first, token_counts
+        self._sources, self._first, self._token_counts = sources, first, token_counts
+        self._with_candidates = with_candidates
 
     @property
     def token_counts(self) -> Sequence[int]:
         return self._token_counts
 
     def read(self, number: int) -> PackedMicrobatch:
-        return self._whole.take(self._first + number)
+        take = self._sources.take if self._with_candidates else self._sources.narrow.take
+        return take(self._first + number)
 
     def without_candidates(self) -> StepMicrobatches:
-        return StepMicrobatches(self._narrow, self._narrow, self._first, self._token_counts)
+        return StepMicrobatches(self._sources, self._first, self._token_counts, with_candidates=False)
 
 
 def totals(step: StepPlan) -> StepTotals:
@@ -118,7 +152,8 @@ def _shortest(plan: BatchPlan, step: StepPlan, rank: int) -> list[int]:
     return [min(numbers, key=lambda number: (plan.samples[number].total_length, number))]
 
 
-def _read(members: Sequence[StoredMember], filler: bool, candidates: CandidateNeeds) -> PackedMicrobatch:
+def _read(members: Sequence[StoredMember], filler: bool, needs: ShardNeeds) -> PackedMicrobatch:
+    """All of a microbatch but its routes."""
     samples = [member.sample for member in members]
     total_lengths = [sample.total_length for sample in samples]
     response_lengths = [sample.response_length for sample in samples]
@@ -129,6 +164,7 @@ def _read(members: Sequence[StoredMember], filler: bool, candidates: CandidateNe
     masks = rows("loss_mask", response_lengths)
     if filler:
         masks = [np.zeros_like(mask) for mask in masks]
+    wanted = needs.candidates
     return PackedMicrobatch(
         tokens=np.concatenate(rows("tokens", total_lengths)),
         cu_seqlens=np.cumsum([0, *total_lengths], dtype=np.int32),
@@ -138,6 +174,7 @@ def _read(members: Sequence[StoredMember], filler: bool, candidates: CandidateNe
         advantages=np.asarray([0.0 if filler else sample.advantage for sample in samples], np.float32),
         mask_sums=np.asarray([sample.mask_sum for sample in samples], np.float32),
         sample_indices=np.asarray([sample.sample_index for sample in samples], np.int64),
-        top_k=None if candidates.top_k is None else read_top_k(members, masks, candidates.top_k),
-        nucleus=read_nucleus(members, masks, log_probs=candidates.nucleus_log_probs) if candidates.nucleus else None,
+        teacher_log_probs=read_teacher(members, masks) if needs.teacher else None,
+        top_k=None if wanted.top_k is None else read_top_k(members, masks, wanted.top_k),
+        nucleus=read_nucleus(members, masks, log_probs=wanted.nucleus_log_probs) if wanted.nucleus else None,
     )

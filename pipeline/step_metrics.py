@@ -12,6 +12,7 @@ from pipeline.messages import ProducerStats, QueueCounts, TrainReport
 from pipeline.planner import BatchPlan
 from pipeline.progress import StepRecord
 from pipeline.publisher import Publication
+from vime.counted import counted
 
 
 class StepClock:
@@ -106,7 +107,18 @@ def step_record(
         groups_aborted=sum(stat.groups_aborted for stat in stats),
         failed_samples=dict(sum((Counter(stat.failed_samples) for stat in stats), Counter())),
         train=reports[0].metrics,
+        alarms=[alarm] if (alarm := routes_alarm(reports)) else [],
     )
+
+
+def routes_alarm(reports: Sequence[TrainReport]) -> str | None:
+    """Which samples' tokens took experts in turn where the sampler's should have been replayed."""
+    samples = sorted({index for report in reports for index in report.samples_without_routes})
+    fraction = min((report.metrics.get("routing_replay_fraction", 1.0) for report in reports), default=1.0)
+    if not samples and fraction >= 1.0:
+        return None
+    named = f"{counted(len(samples), 'sample')} without routes: {', '.join(map(str, samples))}."
+    return f"Routes were replayed for {fraction:.1%} of the tokens of the last step; {named}"
 
 
 def _signal_share(plan: BatchPlan) -> float:

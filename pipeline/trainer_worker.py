@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.candidates import CandidateNeeds
 from pipeline.messages import TrainReport
+from pipeline.parity_probe import ProbeSequence, pack_probe
 from pipeline.planner import BatchPlan
-from pipeline.shards import NO_CANDIDATES, RankShard, totals
+from pipeline.shard_needs import NO_NEEDS, ShardNeeds
+from pipeline.shards import RankShard, totals
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
@@ -26,11 +28,11 @@ class TrainerWorker:
         pool: PayloadPool,
         rank: int,
         training_log: Path,
-        candidates: CandidateNeeds = NO_CANDIDATES,
+        needs: ShardNeeds = NO_NEEDS,
     ) -> None:
-        """Take which of the sampler's candidates the objective asks for."""
+        """Take what the objective needs of each sample."""
         self._trainer, self._pool, self._rank, self._training_log = trainer, pool, rank, training_log
-        self._candidates = candidates
+        self._needs = needs
         self._replica = trainer.data_parallel_rank
         self._sender: GlooSender | None = None
 
@@ -43,14 +45,25 @@ class TrainerWorker:
         started = time.monotonic()
         metrics: dict[str, float] = {}
         tokens = 0
-        with RankShard(self._pool, plan, self._replica, candidates=self._candidates) as shard:
+        with RankShard(self._pool, plan, self._replica, needs=self._needs) as shard:
             steps = self._trainer.prepare([shard.step(number) for number in range(len(plan.steps))])
             for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
                 tokens += sum(token_counts(microbatches))
                 metrics = self._trainer.train_step(microbatches, totals(step))
                 log_step(self._training_log, plan, number, self._replica)
-            read_s = shard.waited_s
-        return TrainReport(metrics, train_s=time.monotonic() - started - read_s, read_s=read_s, tokens=tokens)
+            self._trainer.rollout_trained(plan.rollout_id)
+            read_s, without_routes = shard.waited_s, shard.samples_without_routes
+        train_s = time.monotonic() - started - read_s
+        return TrainReport(
+            metrics, train_s=train_s, read_s=read_s, tokens=tokens, samples_without_routes=without_routes
+        )
+
+    def probe(self, sequences: Sequence[ProbeSequence], *, start_weights: bool) -> dict[str, list[float]]:
+        """Scores of all response tokens by field of `Readings`: the usual ones, or those under the start weights."""
+        packed = [pack_probe(sequence, self._trainer.route_part) for sequence in sequences]
+        if start_weights:
+            return {"start_weights": self._trainer.probe_start_weights(packed).tolist()}
+        return {name: values.tolist() for name, values in self._trainer.probe(packed).items()}
 
     def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         """Listen for the engines (rank 0 only); returns what each engine needs to join, one worker an engine."""
@@ -81,8 +94,8 @@ class TrainerWorker:
     def load(self, directory: Path, rollout_id: int) -> None:
         self._trainer.load(directory, rollout_id)
 
-    def load_hf(self) -> None:
-        self._trainer.load_hf()
+    def load_start(self) -> None:
+        self._trainer.load_start()
 
     def close(self) -> None:
         self._close_sender()

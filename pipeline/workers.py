@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from pipeline.actors import CoordinatorActor, EngineActor, ProducerActor, TrainerActor, encode_settings
 from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
+from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
 from pipeline.process_log import last_lines
 from pipeline.run_folder import RunFolder
@@ -141,6 +142,16 @@ class Workers:
 
     async def record_plan(self, plan: BatchPlan, content: bytes) -> None:
         await self._coordinator_call(self.coordinator.record_plan.remote(plan.batch_id, plan.positions, content))
+
+    async def probe_engines(self) -> list[list[ProbeSequence]]:
+        """A few sequences of each engine; see `pipeline.parity_probe`."""
+        return decode(await answer(self.producers[0].probe.remote(), "producer 0"), list[list[ProbeSequence]])
+
+    async def score_probe(self, sequences: Sequence[ProbeSequence], start_weights: bool) -> dict[str, list[float]]:
+        """The trainer's scores of them."""
+        content = encode(sequences)
+        scores = await self.on_trainers(lambda trainer: trainer.probe.remote(content, start_weights))
+        return decode(scores[0], dict[str, list[float]])
 
     async def training_completed(self, plan: BatchPlan) -> None:
         await self._coordinator_call(

@@ -48,6 +48,10 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ("bytes_over_shard", "<=", 1.25, "bytes read by one of 8 ranks, over its shard"),
         ("peak_over_shard", "<=", 2, "peak memory of it, over its shard"),
     ],
+    "routing_replay": [
+        ("max_gap_cut", ">=", 3, "largest distance of fp32 trainer and bf16 sampler, without over with replay"),
+        ("k3_gap_cut", ">=", 3, "mean k3 distance of them, without over with replay"),
+    ],
     "history": [
         ("restart_ratio", "<=", 1.3, "time to restart, long over short history"),
         ("memory_ratio", "<=", 1.3, "memory of that"),

@@ -92,6 +92,10 @@ class PublicationError(EngineError):
     """A weight publication was not confirmed by the engine; its version was not raised."""
 
 
+class ParityError(VimeError):
+    """Trainer and sampler give the same tokens different log-probabilities."""
+
+
 class StorageError(VimeError):
     """The pool, a pack or a journal can't be written or read."""
 

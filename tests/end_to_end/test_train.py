@@ -72,6 +72,11 @@ def test_identity_is_printed_at_start_and_end(finished: Finished) -> None:
     assert "bottleneck" in finished.output or "keep pace" in finished.output
 
 
+def test_the_engine_is_compared_with_the_trainer_at_the_start(finished: Finished) -> None:
+    (line,) = [line for line in finished.output.splitlines() if line.startswith("Engine 0 against the trainer on ")]
+    assert float(line.rpartition("max ")[2].rstrip(".")) < 1e-4
+
+
 def test_nothing_is_left_running_after_the_job(finished: Finished) -> None:
     assert survivors(finished.processes) == []
     assert finished.new_segments == set()

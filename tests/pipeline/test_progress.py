@@ -13,9 +13,13 @@ from pipeline.progress import ProgressView, StepRecord, bottleneck, step_line
 def record(**changes: Any) -> StepRecord:
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(StepRecord):
-        values[field.name] = {"branch": "b", "dropped": {"reward": 2}, "failed_samples": {}, "train": {}}.get(
-            field.name, 1
-        )
+        values[field.name] = {
+            "branch": "b",
+            "dropped": {"reward": 2},
+            "failed_samples": {},
+            "train": {},
+            "alarms": [],
+        }.get(field.name, 1)
     return StepRecord(**{**values, "rollout_id": 6, "num_rollout": 20, "reward_mean": 0.25, **changes})
 
 
@@ -46,6 +50,13 @@ def test_plain_output_repeats_no_waiting_line() -> None:
         view.step(record())
     assert output.getvalue().count("warming up") == 1
     assert "step 7/20" in output.getvalue()
+
+
+def test_an_alarm_is_told_with_its_step() -> None:
+    output = io.StringIO()
+    with ProgressView(Console(file=output, force_terminal=False)) as view:
+        view.step(record(alarms=["Routes were replayed for 50.0% of the tokens."]))
+    assert "warning: step 7: Routes were replayed for 50.0% of the tokens." in output.getvalue()
 
 
 def test_a_terminal_shows_a_table_with_the_bottleneck_below() -> None:

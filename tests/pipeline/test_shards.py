@@ -9,10 +9,11 @@ import pytest
 
 from pipeline.candidates import CandidateNeeds
 from pipeline.planner import BatchPlan, PlannedGroup, PlannedSample, StepPlan
+from pipeline.shard_needs import ShardNeeds
 from pipeline.shards import RankShard, totals
 from storage.columns import Array
 from storage.refs import GroupRef, PoolRef
-from vime.errors import CorruptDataError
+from vime.errors import CorruptDataError, TrainerError
 
 LENGTHS = {(0, 0): (5, 2), (0, 1): (4, 3), (1, 0): (3, 1), (1, 1): (6, 4)}
 REFS = [PoolRef("r", f"group {number}", "s", 1, "c", 1, "sha256", 0, 0, "d", 4, 100) for number in range(2)]
@@ -48,9 +49,15 @@ class Rows:
             "tokens": values.astype(np.int32),
             "loss_mask": (values % 2).astype(np.uint8),
             "sampler_log_probs": -values.astype(np.float32),
+            "teacher_log_probs": -2 * values.astype(np.float32),
             "top_k_ids": np.stack([values, values + 1], -1).astype(np.int32),
             "top_k_log_probs": np.stack([-values - 1, -values - 2], -1).astype(np.float16),
         }[column]
+
+    def read_layers(
+        self, ref: GroupRef, column: str, member: int, layers: range, start: int = 0, stop: int | None = None
+    ) -> Array:
+        raise NotImplementedError(f"{ref.path}: {column} has no layers")
 
     def num_rows(self, ref: GroupRef, column: str, member: int) -> int:
         total, response = LENGTHS[REFS.index(ref), member]
@@ -136,7 +143,7 @@ def test_damage_found_ahead_surfaces_at_the_microbatch_that_has_it() -> None:
 
 def test_candidates_are_read_only_where_they_are_asked_for() -> None:
     rows = Rows()
-    with RankShard(rows, plan([[[0], [1]]]), 0, candidates=CandidateNeeds(top_k=2)) as shard:
+    with RankShard(rows, plan([[[0], [1]]]), 0, needs=ShardNeeds(CandidateNeeds(top_k=2))) as shard:
         narrow = list(shard.step(0).without_candidates())
         assert "top_k_ids" not in rows.columns
         whole = list(shard.step(0))
@@ -146,6 +153,37 @@ def test_candidates_are_read_only_where_they_are_asked_for() -> None:
         [[0, 1], [1, 2]],
         [[10, 11], [11, 12], [12, 13]],
     ]
+
+
+def test_the_teachers_log_probabilities_are_read_where_asked_also_without_candidates() -> None:
+    needs = ShardNeeds(CandidateNeeds(top_k=2), teacher=True)
+    with RankShard(Rows(), plan([[[3, 0]]]), 0, needs=needs) as shard:
+        (packed,), (narrow,) = shard.step(0), shard.step(0).without_candidates()
+    for batch in (packed, narrow):
+        assert batch.teacher_log_probs is not None
+        assert batch.teacher_log_probs.tolist() == [-220, -222, -224, -226, 0, -2]
+    with RankShard(Rows(), plan([[[3, 0]]]), 0) as shard:
+        assert shard.step(0)[0].teacher_log_probs is None
+
+
+class WithoutTeacher(Rows):
+    """The first group has no teacher."""
+
+    def num_rows(self, ref: GroupRef, column: str, member: int) -> int:
+        return 0 if ref == REFS[0] else super().num_rows(ref, column, member)
+
+
+def test_a_trained_sample_without_a_teacher_is_refused_and_a_masked_copy_gets_zeros() -> None:
+    needs = ShardNeeds(teacher=True)
+    with (
+        RankShard(WithoutTeacher(), plan([[[2], [1]]]), 0, needs=needs) as shard,
+        pytest.raises(TrainerError, match="sample 1: no log-probabilities of the teacher are stored, but it has"),
+    ):
+        list(shard.step(0))
+    with RankShard(WithoutTeacher(), plan([[[0], []], [[1], [2]]]), 0, needs=needs) as shard:
+        filler = shard.step(0)[1]
+    assert filler.teacher_log_probs is not None
+    assert filler.teacher_log_probs.tolist() == [0.0, 0.0]
 
 
 def test_a_step_can_be_read_again() -> None:

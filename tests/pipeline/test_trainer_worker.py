@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from benchmarks.wide_groups import lease_bytes
 from pipeline.candidates import CandidateNeeds
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
+from pipeline.shard_needs import ShardNeeds
 from pipeline.trainer_worker import TrainerWorker
 from storage.columns import encode_group
 from storage.pool import Pool
 from storage.queue_types import AcceptedGroup
 from storage.summary import summarize
+from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import LazyMicrobatches, PreparedMicrobatches
@@ -30,6 +34,14 @@ SETTINGS = PlanSettings(
 )
 
 
+def given(values: np.ndarray | None) -> list[float]:
+    return [] if values is None else values.tolist()
+
+
+MASKED = (3, 4)
+"""Samples without routes and teacher."""
+
+
 class ReadingTrainer:
     """Prepares a batch before its steps, then reads each microbatch once, in order, as the real one does."""
 
@@ -40,6 +52,9 @@ class ReadingTrainer:
         self.tokens = 0
         self.prepared: list[int] = []
         self.candidates: list[int] = []
+        self.teachers: list[float] = []
+        self.routes: list[Any] = []
+        self.finished: list[tuple[int, int]] = []
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
         self.prepared.append(len(steps))
@@ -53,11 +68,16 @@ class ReadingTrainer:
         assert totals.num_rollouts == 4
         found = list(microbatches)
         assert all((batch.old_log_probs == -batch.sampler_log_probs).all() for batch in found)
+        self.teachers += [value for batch in found for value in given(batch.teacher_log_probs)]
+        self.routes += [batch.routes.ids.tolist() for batch in found if batch.routes is not None]
         self.candidates += [batch.top_k.ids.shape[1] for batch in found if batch.top_k is not None]
         self.trained.append([int(index) for batch in found if batch.advantages.any() for index in batch.sample_indices])
         self.tokens += sum(batch.num_tokens for batch in found)
         assert [batch.num_tokens for batch in found] == list(microbatches.token_counts)
         return {"loss": float(len(self.trained))}
+
+    def rollout_trained(self, rollout_id: int) -> None:
+        self.finished.append((rollout_id, len(self.trained)))
 
 
 def samples(group: int) -> list[Sample]:
@@ -70,11 +90,15 @@ def samples(group: int) -> list[Sample]:
             rollout_log_probs=[-0.5] * 5,
             rollout_topk_token_ids=[[1, 2]] * 5,
             rollout_topk_log_probs=[[-0.5, -1.5]] * 5,
+            rollout_routed_experts=None if is_masked else np.full((9 + group + member, 2, 2), [[0, 1], [2, 3]]),
+            teacher_log_probs=None if is_masked else [-0.25] * 5,
+            loss_mask=[int(not is_masked)] * 5,
             version_spans=[(0, 0, 5)],
             reward=float(member),
             status=Sample.Status.COMPLETED,
         )
         for member in range(2)
+        for is_masked in [2 * group + member in MASKED]
     ]
 
 
@@ -90,7 +114,11 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
         ]
         plan = plan_batch(accepted, SETTINGS, branch="b", rollout_id=0, policy_version=1)
         worker = TrainerWorker(
-            cast(MegatronTrainer, cast(Any, trainer)), pool, 1, tmp_path / "rank_1.jsonl", CandidateNeeds(2)
+            cast(MegatronTrainer, cast(Any, trainer)),
+            pool,
+            1,
+            tmp_path / "rank_1.jsonl",
+            ShardNeeds(CandidateNeeds(2), RoutePart((1,), (1,), 2), teacher=True),
         )
         report = worker.train(plan)
     shares = [
@@ -99,7 +127,12 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
     assert trainer.trained == shares
     assert len(shares) == 2
     assert trainer.prepared == [2]
+    assert trainer.finished == [(0, 2)], "after the last step, and once"
     assert set(trainer.candidates) == {2}
+    assert set(trainer.teachers) == {-0.25, 0.0}
+    assert {tuple(ids) for batch in trainer.routes for row in batch for ids in row} == {(2, 3)}
+    mine = {plan.samples[number].sample_index for step in plan.steps for each in step.ranks[1] for number in each}
+    assert report.samples_without_routes == sorted(mine & set(MASKED)) != []
     assert (report.metrics, report.tokens) == ({"loss": 2.0}, trainer.tokens)
     assert report.read_s >= 0
     logged = [json.loads(line) for line in (tmp_path / "rank_1.jsonl").read_text().splitlines()]

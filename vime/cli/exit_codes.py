@@ -45,6 +45,7 @@ EXIT_CODES: dict[type[Exception], ExitCode] = {
     errors.RestoreError: ExitCode.USER,
     errors.VersionMismatchError: ExitCode.ENVIRONMENT,
     errors.EngineStartError: ExitCode.ENVIRONMENT,
+    errors.ParityError: ExitCode.ENVIRONMENT,
     errors.StorageError: ExitCode.ENVIRONMENT,
     errors.CommitError: ExitCode.ENVIRONMENT,
     errors.BadRecordError: ExitCode.DATA,

@@ -20,6 +20,7 @@ commands:
   import-script   turn a bash launch script into a file for `vime train --config`
   demo            learn to reverse strings on this machine, be killed twice, and go on without losing a sample
   doctor          check this machine, and whether the flags of a job fit it
+  parity          compare the engines of a job with its trainer, token by token
   queue           look into a run's queue: groups, leases, dead letters, versions; requeue or drop groups
   sample          show a sample's tokens, or follow it from prompt line to optimizer step and back
   audit           count a stopped run's groups from its raw journal and training logs
@@ -38,6 +39,7 @@ def _run(words: list[str]) -> int:
         "import-script": _import_script,
         "demo": _demo,
         "doctor": _doctor,
+        "parity": _parity,
         "queue": _queue,
         "sample": _sample,
         "audit": _audit,
@@ -91,6 +93,12 @@ def _doctor(words: list[str]) -> int:
     from vime.cli.doctor import doctor
 
     return doctor(words)
+
+
+def _parity(words: list[str]) -> int:
+    from vime.cli.parity import parity
+
+    return parity(words)
 
 
 def _queue(words: list[str]) -> int:

@@ -33,14 +33,16 @@ class NucleusRows:
 
 @dataclass(frozen=True)
 class RouteRows:
-    """The sampler's experts for each token but the last of each of S sequences, end to end, in L layers."""
+    """Recorded experts of N of the tokens of S sequences end to end, in L layers."""
 
     ids: npt.NDArray[np.integer[Any]]
-    """[T - S, L, K]"""
+    """[N, L, K]"""
+    tokens: npt.NDArray[np.int64]
+    """[N] places of the tokens in the microbatch, ascending; at least those of the rank that were recorded."""
     layers: tuple[int, ...]
     """[L] numbers of the layers in the whole model, from 0; at least those that the rank holds."""
     recorded: npt.NDArray[np.bool_]
-    """[S] whether a sequence has routes; the ids of one without are not looked at."""
+    """[S] whether a sequence has routes, which may be other ranks' alone."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class PackedMicrobatch:
     """[R] the critic's value of the state before each token; None without one."""
     old_log_probs: npt.NDArray[np.float32] | None = None
     """[R] natural log, under the trainer's weights before the batch's first step; None where not computed."""
+    old_entropies: npt.NDArray[np.float32] | None = None
+    """[R] nats, at the same weights; None where not asked for."""
     reference_log_probs: npt.NDArray[np.float32] | None = None
     """[R] natural log, under the reference model; None without one."""
     teacher_log_probs: npt.NDArray[np.float32] | None = None
@@ -84,7 +88,7 @@ class PackedMicrobatch:
     nucleus: NucleusRows | None = None
     """Replayed in log-probabilities; with log-probabilities of its own, score centering runs over it."""
     routes: RouteRows | None = None
-    """Replayed by the routers of a mixture of experts."""
+    """Replayed by the routers of a mixture of experts, the sampler's or the trainer's own."""
 
     @property
     def num_sequences(self) -> int:
@@ -93,6 +97,14 @@ class PackedMicrobatch:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+
+def tokens_with_successor(cu_seqlens: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Places [T - S] of all tokens but the last of each sequence. A sampler has no routes of the last one."""
+    lengths = np.diff(cu_seqlens)
+    has_next = np.ones(int(cu_seqlens[-1]), bool)
+    has_next[cu_seqlens[1:][lengths > 0] - 1] = False
+    return np.flatnonzero(has_next)
 
 
 @dataclass(frozen=True)

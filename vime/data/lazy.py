@@ -27,7 +27,7 @@ class LazyMicrobatches(Sequence[PackedMicrobatch]):
 
     @abstractmethod
     def without_candidates(self) -> LazyMicrobatches:
-        """The same microbatches without `top_k` and `nucleus`, by far the largest part, which isn't read then."""
+        """The same without `top_k`, `nucleus` and `routes`, by far the largest part, which isn't read then."""
 
     def __len__(self) -> int:
         return len(self.token_counts)
@@ -67,5 +67,5 @@ def token_counts(microbatches: Sequence[PackedMicrobatch]) -> Sequence[int]:
 
 
 def without_candidates(microbatches: Sequence[PackedMicrobatch]) -> Sequence[PackedMicrobatch]:
-    """For what doesn't look at `top_k` and `nucleus`: lazy microbatches are read without them."""
+    """For what doesn't look at `top_k`, `nucleus` and `routes`: lazy microbatches are read without them."""
     return microbatches.without_candidates() if isinstance(microbatches, LazyMicrobatches) else microbatches

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from vime.algorithms.objective_config import ObjectiveConfig
+from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import SettingsError
 
 
@@ -44,7 +45,18 @@ class TrainerConfig:
     log_probs_chunk_size: int = 2048
     """Rows of float32 logits that exist at once."""
     replay_routes: bool = False
-    """Let the sampler's recorded experts be chosen in old log-probabilities and in training."""
+    """Let recorded experts be chosen in training: the sampler's, in old log-probabilities too."""
+    record_routes: bool = False
+    """With `replay_routes`: replay not the sampler's experts but those that the trainer chooses before the first step
+    of a rollout batch, which a forward pass records."""
+    reference: WeightSource | None = None
+    """Where the actor of a new run starts, and what its KL is measured against."""
+    reference_update_interval: int | None = None
+    """The actor becomes the reference after every so many rollout batches; None keeps the first one."""
+    teacher: WeightSource | None = None
+    """Model of the same shape that the actor distils from."""
+    log_probs_max_tokens: int | None = None
+    """Most tokens of a pass without gradients, in which microbatches then go together; None keeps them apart."""
     num_threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's choice."""
     timeout_s: float = 600.0
@@ -56,3 +68,5 @@ class TrainerConfig:
         for name, value in values.items():
             if not (math.isfinite(value) and value > 0):
                 raise SettingsError(f"{name} is {value}, allowed: a finite number above 0.")
+        if self.record_routes and not self.replay_routes:
+            raise SettingsError("record_routes is true without replay_routes, allowed: both.")

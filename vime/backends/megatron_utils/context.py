@@ -84,6 +84,29 @@ def positions_of_rank(boundaries: Positions, share: ContextShare) -> Positions:
     return np.concatenate(spans)
 
 
+def token_places(lengths: Sequence[int], boundaries: Positions) -> Positions:
+    """Where in the padded pack each of the T tokens of sequences of `lengths` end to end is, [T] ascending."""
+    starts = np.cumsum([0, *lengths], dtype=np.int64)
+    shifts = np.repeat(boundaries[: len(lengths)] - starts[:-1], lengths)
+    return np.arange(int(starts[-1])) + shifts
+
+
+def find(wanted: Positions, held: Positions) -> tuple[npt.NDArray[np.bool_], Positions]:
+    """(which of the `wanted` places are among the ascending `held` ones, where those are in `held`)."""
+    if not len(held):
+        return np.zeros(len(wanted), bool), np.zeros(0, np.int64)
+    found = np.searchsorted(held, wanted).clip(max=len(held) - 1)
+    own = held[found] == wanted
+    return own, found[own]
+
+
+def tokens_of_rank(lengths: Sequence[int], share: ContextShare, rank_multiple: int = 1) -> tuple[Positions, Positions]:
+    """(which tokens of sequences of `lengths` end to end this rank holds, where among its own, padding included)."""
+    boundaries = padded_boundaries(lengths, share, rank_multiple)
+    own, rows = find(token_places(lengths, boundaries), positions_of_rank(boundaries, share))
+    return np.flatnonzero(own), rows
+
+
 def gathered_order(boundaries: Positions, share: ContextShare) -> Positions:
     """Where each token of the pack [T] lies in the parts of all ranks laid end to end."""
     return np.argsort(np.concatenate([positions_of_rank(boundaries, share.of_rank(r)) for r in range(share.size)]))

@@ -14,8 +14,10 @@ from vime.backends.megatron_utils.context import (
     WHOLE,
     ContextShare,
     Positions,
+    find,
     padded_boundaries,
     positions_of_rank,
+    token_places,
 )
 from vime.backends.megatron_utils.head.types import Nucleus, TopKCandidates
 from vime.backends.megatron_utils.recorded import recorded_tensors
@@ -59,6 +61,8 @@ class MicrobatchTensors:
     sample_indices: tuple[int, ...]
     old_log_probs: torch.Tensor | None = None
     """[R] float32"""
+    old_entropies: torch.Tensor | None = None
+    """[R] float32"""
     reference_log_probs: torch.Tensor | None = None
     """[R] float32"""
     teacher_log_probs: torch.Tensor | None = None
@@ -77,7 +81,7 @@ def to_tensors(
     positions = np.arange(len(tokens)) - np.repeat(boundaries[:-1], np.diff(boundaries))
     held = positions_of_rank(boundaries, share)
     predictors = _response_rows(microbatch)
-    own, rows = _find(places[predictors], held)
+    own, rows = find(places[predictors], held)
     lengths = microbatch.response_lengths.astype(np.int64)
 
     def move(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
@@ -111,31 +115,21 @@ def to_tensors(
         mask_sums=move(microbatch.mask_sums, torch.float32),
         sample_indices=tuple(int(index) for index in microbatch.sample_indices),
         old_log_probs=move_if_given(microbatch.old_log_probs),
+        old_entropies=move_if_given(microbatch.old_entropies),
         reference_log_probs=move_if_given(microbatch.reference_log_probs),
         teacher_log_probs=move_if_given(microbatch.teacher_log_probs),
         candidates=candidates,
         nucleus=nucleus,
-        routes=routes_of(microbatch, places, held, len(tokens)),
+        routes=routes_of(microbatch, places, held),
     )
 
 
 def _padded_tokens(microbatch: PackedMicrobatch, boundaries: Positions) -> tuple[npt.NDArray[np.int64], Positions]:
     """(tokens of the padded pack, place in it of each of the microbatch's tokens)."""
-    starts = microbatch.cu_seqlens[:-1].astype(np.int64)
-    shifts = np.repeat(boundaries[: len(starts)] - starts, np.diff(microbatch.cu_seqlens))
-    places = np.arange(microbatch.num_tokens) + shifts
+    places = token_places(np.diff(microbatch.cu_seqlens).tolist(), boundaries)
     tokens = np.zeros(int(boundaries[-1]), np.int64)
     tokens[places] = microbatch.tokens
     return tokens, places
-
-
-def _find(wanted: Positions, held: Positions) -> tuple[npt.NDArray[np.bool_], Positions]:
-    """(which of the `wanted` places are among the ascending `held` ones, where those are in `held`)."""
-    if not len(held):
-        return np.zeros(len(wanted), bool), np.zeros(0, np.int64)
-    found = np.searchsorted(held, wanted).clip(max=len(held) - 1)
-    own = held[found] == wanted
-    return own, found[own]
 
 
 def _response_rows(microbatch: PackedMicrobatch) -> npt.NDArray[np.int64]:

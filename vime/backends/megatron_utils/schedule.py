@@ -31,9 +31,12 @@ from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
 from vime.backends.megatron_utils.parallel import context_share, sum_over_context
 from vime.backends.megatron_utils.recorded import check_recorded
-from vime.backends.megatron_utils.routes import RoutingReplay, check_routes
-from vime.data.batch import PackedMicrobatch
+from vime.backends.megatron_utils.route_part import RoutePart
+from vime.backends.megatron_utils.routes import check_routes
+from vime.backends.megatron_utils.routing_replay import Routing, RoutingReplay
+from vime.data.batch import PackedMicrobatch, RouteRows
 from vime.data.lazy import token_counts
+from vime.errors import TrainerError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,9 @@ class _HeadCall:
     rule: WeightRule | None
     """Of score centering; None without it."""
     replay_nucleus: bool = True
-    replay_routes: bool = True
+    routing: Routing = Routing.REPLAY
+    head: HeadOptions | None = None
+    """Other than that of the settings."""
 
 
 class ForwardPass:
@@ -60,15 +65,17 @@ class ForwardPass:
     ) -> None:
         self.device = training_device()
         self._chunks = list(chunks)
-        self._replay = RoutingReplay(self._chunks, core_config) if config.replay_routes else None
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self._sequence_parallel = core_config.sequence_parallel
         self._multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
         self._share = context_share(args)
+        self._replay: RoutingReplay | None = None
+        if config.replay_routes:
+            self._replay = RoutingReplay(self._chunks, core_config, self._share, self._multiple)
         self._sum_over_context = sum_over_context()
         self._hidden_size = args.hidden_size
         self._rule = config.objective.weight_rule if config.objective.centers_scores else None
-        self._head = HeadOptions(args.vocab_size, config.temperature, config.fp32_lm_head, config.log_probs_chunk_size)
+        self.head = HeadOptions(args.vocab_size, config.temperature, config.fp32_lm_head, config.log_probs_chunk_size)
 
     def run(self, microbatches: Sequence[PackedMicrobatch], step_loss: StepLoss) -> None:
         """Forward and backward through all microbatches; gradients are summed over data-parallel ranks.
@@ -91,47 +98,94 @@ class ForwardPass:
             checks.append(check_routes)
         self._schedule(step, microbatches, checks, forward_only=False)
 
-    def log_probs(
-        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True, replay_routes: bool = True
+    def scores(
+        self,
+        microbatches: Sequence[PackedMicrobatch],
+        *,
+        replay_nucleus: bool = True,
+        replay_routes: bool = True,
+        with_entropy: bool = False,
+        head: HeadOptions | None = None,
     ) -> list[npt.NDArray[np.float32]]:
-        """Log-probabilities [R] of each microbatch, on every rank.
+        """Log-probabilities and, `with_entropy`, entropies of each microbatch [1 or 2, R], on every rank.
 
         `replay_nucleus` keeps to the recorded nucleus where there is one; else they are over the whole vocabulary.
-        `replay_routes` keeps to recorded experts, where they are replayed at all.
+        `replay_routes` keeps to recorded experts, where they are replayed at all. `head` takes the place of the
+        settings' own.
         """
+        routing = Routing.REPLAY if replay_routes else Routing.FREE
+        return self._scored(
+            microbatches, replay_nucleus=replay_nucleus, routing=routing, with_entropy=with_entropy, head=head
+        )[0]
+
+    def scores_and_routes(
+        self, microbatches: Sequence[PackedMicrobatch], *, with_entropy: bool = False
+    ) -> tuple[list[npt.NDArray[np.float32]], list[RouteRows]]:
+        """As `scores`, and for each microbatch the experts that this rank's routers chose for its own tokens.
+
+        Raises `TrainerError` where routes are not replayed at all.
+        """
+        if self._replay is None:
+            raise TrainerError("routes can be recorded only where they are replayed.")
+        found, lengths = self._scored(microbatches, routing=Routing.RECORD, with_entropy=with_entropy)
+        return found, self._replay.take_recorded(lengths)
+
+    @property
+    def route_part(self) -> RoutePart | None:
+        """Which routes this rank replays; None where none are."""
+        return None if self._replay is None else self._replay.part
+
+    def _scored(
+        self,
+        microbatches: Sequence[PackedMicrobatch],
+        *,
+        replay_nucleus: bool = True,
+        routing: Routing,
+        with_entropy: bool,
+        head: HeadOptions | None = None,
+    ) -> tuple[list[npt.NDArray[np.float32]], list[list[int]]]:
+        """(scores of each microbatch, lengths of its sequences)."""
         results: list[torch.Tensor] = []
         response_counts: list[int] = []
+        lengths: list[list[int]] = []
 
         def step(data: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Any, Any]:
             microbatch = next(data)
             if model is self._chunks[0]:
                 response_counts.append(len(microbatch.own))
+                lengths.append(microbatch.total_lengths.tolist())
 
             def collect(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-                whole = terms.log_prob.new_zeros(len(microbatch.own))
-                whole[microbatch.own] = terms.log_prob
+                rows = [terms.log_prob] if terms.entropy is None else [terms.log_prob, terms.entropy]
+                whole = terms.log_prob.new_zeros(len(rows), len(microbatch.own))
+                whole[:, microbatch.own] = torch.stack(rows)
                 results.append(self._sum_over_context(whole))
                 return terms.log_prob.sum(), {}
 
             call = _HeadCall(
                 microbatch=microbatch,
-                with_entropy=False,
+                with_entropy=with_entropy,
                 rule=None,
                 replay_nucleus=replay_nucleus,
-                replay_routes=replay_routes,
+                routing=routing,
+                head=head,
             )
             return self._call(model, call), collect
 
         with torch.no_grad():
             self._schedule(step, microbatches, forward_only=True)
-        return [array.cpu().numpy() for array in self._from_last_stage(results, response_counts)]
+        return [
+            array.cpu().numpy() for array in self._from_last_stage(results, 1 + with_entropy, response_counts)
+        ], lengths
 
-    def _from_last_stage(self, results: list[torch.Tensor], response_counts: Sequence[int]) -> list[torch.Tensor]:
+    def _from_last_stage(
+        self, results: list[torch.Tensor], num_rows: int, response_counts: Sequence[int]
+    ) -> list[torch.Tensor]:
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() == 1:
             return results
         if not results:
-            results = [torch.empty(count, device=self.device) for count in response_counts]
+            results = [torch.empty(num_rows, count, device=self.device) for count in response_counts]
         for result in results:
             dist.broadcast(result, src=dist.get_global_rank(group, group.size() - 1), group=group)
         return results
@@ -169,7 +223,7 @@ class ForwardPass:
         microbatch = call.microbatch
         replay: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._replay is not None:
-            replay = self._replay.forward(model, microbatch.routes if call.replay_routes else None)
+            replay = self._replay.forward(model, call.routing, microbatch.routes)
         with replay:
             return model(
                 microbatch.tokens,
@@ -195,12 +249,14 @@ class ForwardPass:
         else:
             hidden_states = copy_to_tensor_model_parallel_region(hidden_states, group=self._tensor_group)
         weight = output_layer.weight if output_weight is None else output_weight
-        microbatch = context.microbatch
+        microbatch, head = context.microbatch, context.head or self.head
+        if head.bf16:
+            hidden_states, weight = hidden_states.bfloat16(), weight.bfloat16()
         return response_log_probs(
             hidden_states[:, 0].index_select(0, microbatch.response_rows),
             weight,
             microbatch.targets,
-            self._head,
+            head,
             self._tensor_group,
             with_entropy=context.with_entropy,
             candidates=microbatch.candidates if context.rule is not None and microbatch.nucleus is None else None,

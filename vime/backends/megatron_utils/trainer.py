@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ import torch.distributed as dist
 from vime.backends.megatron_utils.arguments import parse_megatron_args
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import read_hf_config
+from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.megatron_utils.shim import prepare_megatron
-from vime.data.batch import PackedMicrobatch, StepTotals
-from vime.data.lazy import PreparedMicrobatches
+from vime.data.batch import PackedMicrobatch, RouteRows, StepTotals
+from vime.data.lazy import token_counts
+from vime.data.merged import MergedMicrobatches
 from vime.errors import TrainerError
 
 prepare_megatron()
@@ -27,8 +28,9 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 
 from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
-from vime.backends.megatron_utils.advantages import with_token_advantages  # noqa: E402
-from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss  # noqa: E402
+from vime.backends.megatron_utils.frozen_models import FrozenModels  # noqa: E402
+from vime.backends.megatron_utils.frozen_weights import FrozenWeights  # noqa: E402
+from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss, with_replayed_fraction  # noqa: E402
 from vime.backends.megatron_utils.model import build_model  # noqa: E402
 from vime.backends.megatron_utils.optimizer import build_learner  # noqa: E402
 from vime.backends.megatron_utils.parallel import (  # noqa: E402
@@ -38,9 +40,9 @@ from vime.backends.megatron_utils.parallel import (  # noqa: E402
     stop_parallel,
     sum_over_context,
 )
+from vime.backends.megatron_utils.preparation import prepared_steps  # noqa: E402
+from vime.backends.megatron_utils.probe_scores import probe_scores  # noqa: E402
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
-
-logger = logging.getLogger(__name__)
 
 
 class MegatronTrainer:
@@ -68,6 +70,7 @@ class MegatronTrainer:
         self._core_config.calculate_per_token_loss = False  # both aggregations are ours; see StepLoss
         self._learner = build_learner(build_model(self._args, self._core_config), self._args, self._core_config)
         self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, config)
+        self._frozen = FrozenModels(self._learner, self._args, self._hf_config, config)
 
     @property
     def data_parallel_rank(self) -> int:
@@ -78,33 +81,50 @@ class MegatronTrainer:
     def data_parallel_size(self) -> int:
         return int(parallel_state.get_data_parallel_world_size())
 
+    @property
+    def route_part(self) -> RoutePart | None:
+        """Which of the sampler's routes this rank replays; None where it replays none of them."""
+        return None if self._config.record_routes else self._forward.route_part
+
     def load_hf(self) -> None:
         """Load the weights of the Hugging Face checkpoint; raises `ModelError` when they don't fit."""
         hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
         self._learner.optimizer.reload_model_params()
 
+    def load_start(self) -> None:
+        """Load what a new run starts from: the Hugging Face checkpoint or the reference, and frozen models.
+
+        Raises `ModelError`, `RestoreError` or `SettingsError` when weights are absent or don't fit.
+        """
+        if self._config.reference is None:
+            self.load_hf()
+        self._frozen.load_start()
+
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
         """This rank's microbatches of a rollout batch, step by step, with all that its objective needs of them.
 
         Call it before the first step: old log-probabilities are those of the weights at this moment. Adds
-        `old_log_probs` where the ratio is taken against them, and `token_advantages` where the estimator needs them.
+        `reference_log_probs` and `teacher_log_probs` of the frozen models, `old_log_probs` where the ratio is taken
+        against them, `token_advantages` where the estimator needs them, and `routes` where the trainer's own experts
+        are replayed: those that it chooses at this moment.
         Lazy microbatches stay lazy: they are read one after the other, and only what is added is kept. Where nothing
         is added, nothing is read.
         """
         self._use_threads()
-        objective = self._config.objective
-        prepared = steps
-        if objective.recomputes_old_log_probs(len(steps)):
-            prepared = [self._with_old_log_probs(step) for step in prepared]
-        if objective.has_token_advantages:
-            prepared = with_token_advantages(prepared, objective, self._sum_over_replicas)
-        return prepared
+        record = self._recorded_scores if self._config.record_routes else None
+        return prepared_steps(
+            steps, self._config.objective, self._frozen, self._scores, self._sum_over_replicas, record=record
+        )
+
+    def rollout_trained(self, rollout_id: int) -> None:
+        """Call it after the last step of each rollout batch: the reference may follow the actor."""
+        self._frozen.rollout_trained(rollout_id)
 
     def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
         """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
 
         Ranks of one data-parallel share pass the same microbatches; all ranks pass the same number of them. Returns,
-        equal on all ranks: `METRIC_NAMES` and what else the objective reports, each aggregated like the loss except
+        equal on all ranks: what the objective reports, `METRIC_NAMES` first, each aggregated like the loss except
         num_tokens (trained), grad_norm (before clipping) and lr (used in this step).
         Raises `TrainerError`, before any weight changes, when ranks disagree about the number of microbatches or a
         loss or gradient isn't finite.
@@ -129,8 +149,7 @@ class MegatronTrainer:
         if not succeeded:
             raise TrainerError(f"rank {dist.get_rank()}: the optimizer skipped the step on overflow.")
         learner.scheduler.step(self._args.global_batch_size)
-        metrics = self._reduce(step_loss)
-        _warn_of_free_routes(metrics)
+        metrics = with_replayed_fraction(self._reduce(step_loss))
         return {**metrics, "grad_norm": float(grad_norm or 0.0), "lr": lr}
 
     def log_probs(
@@ -141,11 +160,23 @@ class MegatronTrainer:
         Among the recorded nucleus where there is one, unless `replay_nucleus` is off; with the recorded experts where
         the settings replay them, unless `replay_routes` is off.
         """
-        self._use_threads()
-        self._check_equal_counts(len(microbatches))
-        for chunk in self._learner.chunks:
-            chunk.eval()
-        return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
+        scores = self._scores(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
+        return [log_probs for (log_probs,) in scores]
+
+    def probe(self, microbatches: Sequence[PackedMicrobatch]) -> dict[str, npt.NDArray[np.float32]]:
+        """The response tokens of all `microbatches` scored in each way of `probe_scores`, [R] by its name."""
+        self._begin_scoring(microbatches)
+        return probe_scores(self._forward, microbatches)
+
+    def probe_start_weights(self, microbatches: Sequence[PackedMicrobatch]) -> npt.NDArray[np.float32]:
+        """The response tokens [R] scored under the Hugging Face checkpoint's weights; the trainer keeps its own.
+
+        Raises `ModelError` as `load_hf`.
+        """
+        self._begin_scoring(microbatches)
+        with FrozenWeights(self._learner.chunks).in_place():
+            hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
+            return np.concatenate([log_probs for (log_probs,) in self._forward.scores(microbatches)])
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
@@ -162,11 +193,16 @@ class MegatronTrainer:
 
     def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
         """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
-        return checkpoint.save_checkpoint(self._learner, self._args, directory, iteration, write_tracker=write_tracker)
+        folder = checkpoint.save_checkpoint(
+            self._learner, self._args, directory, iteration, write_tracker=write_tracker
+        )
+        self._frozen.save(folder)
+        return folder
 
     def load(self, directory: Path, iteration: int) -> None:
-        """Restore the state that `save` wrote; see `checkpoint.load_checkpoint`."""
+        """Restore the state that `save` wrote, and the frozen models; see `checkpoint.load_checkpoint`."""
         checkpoint.load_checkpoint(self._learner, self._args, directory, iteration)
+        self._frozen.load(checkpoint.checkpoint_folder(directory, iteration))
 
     def close(self) -> None:
         """Leave the other ranks; a second call does nothing."""
@@ -178,8 +214,43 @@ class MegatronTrainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _with_old_log_probs(self, step: Sequence[PackedMicrobatch]) -> PreparedMicrobatches:
-        return PreparedMicrobatches(step, [{"old_log_probs": values} for values in self.log_probs(step)])
+    def _scores(
+        self,
+        microbatches: Sequence[PackedMicrobatch],
+        *,
+        replay_nucleus: bool = True,
+        replay_routes: bool = True,
+        with_entropy: bool = False,
+    ) -> list[npt.NDArray[np.float32]]:
+        """See `Score`."""
+        self._begin_scoring(microbatches)
+        size = self._merged_size(microbatches, replays_routes=replay_routes and self._config.replay_routes)
+        source = MergedMicrobatches(microbatches, size) if size > 1 else microbatches
+        found = self._forward.scores(
+            source, replay_nucleus=replay_nucleus, replay_routes=replay_routes, with_entropy=with_entropy
+        )
+        return source.taken_apart(found) if isinstance(source, MergedMicrobatches) else found
+
+    def _merged_size(self, microbatches: Sequence[PackedMicrobatch], *, replays_routes: bool) -> int:
+        """Neighbours that go through the model together; the same on all ranks. Those with routes go alone."""
+        most = self._config.log_probs_max_tokens
+        if most is None or replays_routes or self._args.virtual_pipeline_model_parallel_size is not None:
+            return 1
+        longest: int = max(self._on_all_ranks(max(token_counts(microbatches))))
+        return max(1, most // longest)
+
+    def _recorded_scores(
+        self, microbatches: Sequence[PackedMicrobatch], *, with_entropy: bool = False
+    ) -> tuple[list[npt.NDArray[np.float32]], list[RouteRows]]:
+        """See `RecordedScore`."""
+        self._begin_scoring(microbatches)
+        return self._forward.scores_and_routes(microbatches, with_entropy=with_entropy)
+
+    def _begin_scoring(self, microbatches: Sequence[PackedMicrobatch]) -> None:
+        self._use_threads()
+        self._check_equal_counts(len(microbatches))
+        for chunk in self._learner.chunks:
+            chunk.eval()
 
     def _use_threads(self) -> None:
         if self._config.num_threads is not None:  # a setting of the calling thread, not of the process
@@ -234,7 +305,7 @@ class MegatronTrainer:
         values = dict(zip(names, total.tolist(), strict=True))
         if not all(math.isfinite(value) for value in values.values()):
             raise TrainerError(f"metrics are not finite: {values}.", next_step="Look at the sampler log-probabilities.")
-        return {name: values[name] for name in [*METRIC_NAMES, *(name for name in names if name not in METRIC_NAMES)]}
+        return {name: values[name] for name in sorted(names, key=_place_of_metric)}
 
     def _sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over ranks that hold different sequences."""
@@ -248,10 +319,9 @@ class MegatronTrainer:
         return gathered
 
 
-def _warn_of_free_routes(metrics: Mapping[str, float]) -> None:
-    replayed, needed = metrics.get("num_replayed_routes", 0.0), metrics.get("num_routes", 0.0)
-    if replayed < needed and dist.get_rank() == 0:
-        logger.warning("routes were replayed for %d of %d tokens; the others chose experts in turn", replayed, needed)
+def _place_of_metric(name: str) -> int:
+    """Those that most objectives report come first."""
+    return METRIC_NAMES.index(name) if name in METRIC_NAMES else len(METRIC_NAMES)
 
 
 def _listed(items: Sequence[int], most: int = 16) -> str:

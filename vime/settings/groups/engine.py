@@ -21,6 +21,14 @@ class EngineSettings:
     prefill_num_servers: int | None = flag(
         None, "Engines that only prefill, when prefill and decode are separated.", check=at_least(0)
     )
+    parity_probes: int = flag(
+        4, "Prompts on which each engine is compared with the trainer at the start; 0 leaves it out.", check=at_least(0)
+    )
+    parity_threshold: float = flag(
+        0.05,
+        "Mean absolute difference of trainer's and sampler's log-probabilities above which the run stops.",
+        check=above(0),
+    )
     vllm_enable_deterministic_inference: bool = flag(
         False, "Give each member of a group its own seed: --rollout-seed plus its number."
     )

@@ -32,7 +32,7 @@ from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
 from vime.backends.megatron_utils.trainer import MegatronTrainer
-from vime.data.batch import PackedMicrobatch, RouteRows
+from vime.data.batch import PackedMicrobatch, RouteRows, tokens_with_successor
 from vime.errors import VimeError
 
 SHARES = {
@@ -69,10 +69,12 @@ OBJECTIVES["own_functions"] = ObjectiveConfig(
     weighting=weigh_by_position,
     reducer=lambda _, lengths, masks, __: lambda term: weigh_first_and_last(term, lengths, masks),
 )
-OBJECTIVES["nucleus"] = OBJECTIVES["routes"] = OBJECTIVES["top_k"]
+OBJECTIVES["nucleus"] = OBJECTIVES["routes"] = OBJECTIVES["own_routes"] = OBJECTIVES["top_k"]
 DENSE_KINDS = ("sequence_ratio", "top_k", "nucleus", "own_functions")
-EXPERT_KINDS = ("sequence_ratio", "routes")
+EXPERT_KINDS = ("sequence_ratio", "routes", "own_routes")
 MASKED_SAMPLE = 103
+
+LAYOUT_MODELS = {**MODELS, "deep_experts": {**MODELS["experts"], "num_hidden_layers": 4}}
 
 TENSOR = ("--tensor-model-parallel-size", "2")
 PIPELINE = ("--pipeline-model-parallel-size", "2")
@@ -97,16 +99,17 @@ class Layout:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return EXPERT_KINDS if self.model == "experts" else DENSE_KINDS
+        return EXPERT_KINDS if "experts" in self.model else DENSE_KINDS
 
     @property
     def optimizer(self) -> tuple[tuple[str, ...], dict[str, float]]:
         return ADAM if "--use-distributed-optimizer" in self.argv else DESCENT
 
     def options(self, world: World, kind: str) -> dict[str, Any]:
-        checkpoint = world.checkpoint(self.model, seed=3, **MODELS[self.model])
+        checkpoint = world.checkpoint(self.model, seed=3, **LAYOUT_MODELS[self.model])
         options = {"hf_checkpoint": checkpoint, "objective": OBJECTIVES[kind], "temperature": 0.8}
-        return {**options, "replay_routes": kind == "routes", **self.optimizer[1]}
+        replay = {"replay_routes": kind in ("routes", "own_routes"), "record_routes": kind == "own_routes"}
+        return {**options, **replay, **self.optimizer[1]}
 
     def compare(self, world: World) -> dict[str, dict[str, float]]:
         found = {}
@@ -136,12 +139,22 @@ _ALONE: dict[tuple[str, tuple[str, ...], str], Outcome] = {}
 def batches_of(trainer: MegatronTrainer, kind: str, seed: int) -> list[PackedMicrobatch]:
     sequences = make_sequences(seed)
     members = SHARES[trainer.data_parallel_size][trainer.data_parallel_rank]
-    return [pack_kind(kind, sequences, each) for each in members]
+    return [own_part(pack_kind(kind, sequences, each), trainer) for each in members]
+
+
+def own_part(packed: PackedMicrobatch, trainer: MegatronTrainer) -> PackedMicrobatch:
+    """With the routes of the rank's own layers and tokens alone, as it reads them."""
+    rows, part = packed.routes, trainer.route_part
+    if rows is None or part is None:
+        return packed
+    own = np.isin(rows.tokens, part.tokens(np.diff(packed.cu_seqlens).tolist()))
+    ids = rows.ids[own][:, list(part.places)]
+    return dataclasses.replace(packed, routes=RouteRows(ids, rows.tokens[own], part.layers, rows.recorded))
 
 
 def pack_kind(kind: str, sequences: Sequence[Sequence_], members: Sequence[int]) -> PackedMicrobatch:
     packed = pack_recorded("nucleus" if kind == "nucleus" else "top_k", sequences, members)
-    return with_routes(packed, absent=[MASKED_SAMPLE]) if kind == "routes" else packed
+    return with_routes(packed, num_layers=4, absent=[MASKED_SAMPLE]) if kind == "routes" else packed
 
 
 def train(trainer: MegatronTrainer, kind: str, seeds: Sequence[int] = (0, 1)) -> Outcome:
@@ -183,6 +196,7 @@ LAYOUTS = {
     "experts_zigzag": Layout(ZIGZAG, "experts"),
     "experts_contiguous": Layout(CONTIGUOUS, "experts"),
     "experts_pipeline": Layout(PIPELINE, "experts"),
+    "experts_virtual": Layout((*VIRTUAL, *RECOMPUTE), "deep_experts"),
     "experts_distributed": Layout((*EXPERTS, "--use-distributed-optimizer"), "experts"),
     "tensor_data_distributed": Layout((*TENSOR, "--sequence-parallel", "--use-distributed-optimizer")),
     "tensor_pipeline": Layout((*TENSOR, *PIPELINE, "--sequence-parallel"), "untied"),
@@ -208,7 +222,7 @@ def replayed_routes(world: World) -> dict[str, Any]:
             tokens = torch.tensor(item.tokens[None].astype(np.int64))
             layers = model(tokens, output_router_logits=True).router_logits
             chosen.append(torch.stack([logits.topk(2).indices for logits in layers], 1)[:-1].numpy().astype(np.uint8))
-    own = RouteRows(np.concatenate(chosen), (0, 1), np.ones(8, bool))
+    own = RouteRows(np.concatenate(chosen), tokens_with_successor(packed.cu_seqlens), (0, 1), np.ones(8, bool))
     said = ""
     with world.trainer(hf_checkpoint=checkpoint, replay_routes=True) as trainer:
         free = trainer.log_probs([packed])[0]
@@ -220,7 +234,21 @@ def replayed_routes(world: World) -> dict[str, Any]:
             trainer.train_step([with_routes(packed, absent=[102])], totals(sequences))
         except VimeError as error:
             said = f"{type(error).__name__}: {error}"
+    with world.trainer(hf_checkpoint=checkpoint, replay_routes=True, record_routes=True, lr=0.1) as trainer:
+        ((prepared,),) = trainer.prepare([[packed]])
+        metrics = trainer.train_step([prepared], totals(sequences))
+        later = {
+            name: trainer.log_probs([dataclasses.replace(packed, routes=rows)])[0]
+            for name, rows in {"recorded": prepared.routes, "own": own, "free": None}.items()
+        }
+    recorded = prepared.routes
+    assert recorded is not None
+    found = recorded.ids[np.isin(recorded.tokens, own.tokens)]
     return {
+        "recorded": bool((np.sort(found) == np.sort(own.ids)).all()),
+        "fraction": metrics["routing_replay_fraction"],
+        "recorded_later": float(np.abs(later["recorded"] - later["own"]).max()),
+        "free_later": float(np.abs(later["recorded"] - later["free"]).max()),
         "same": float(np.abs(same - free).max()),
         "other": float(np.abs(other - free).max()),
         "ignored": float(np.abs(ignored - free).max()),
@@ -274,7 +302,7 @@ class Chain:
 
     def trainer(self, world: World, number: int, argv: tuple[str, ...], size: int) -> Any:
         options: dict[str, Any] = {"lr": 0.02, "adam_eps": 0.1, "objective": OBJECTIVES["top_k"]}
-        options["hf_checkpoint"] = world.checkpoint(self.model, seed=3, **MODELS[self.model])
+        options["hf_checkpoint"] = world.checkpoint(self.model, seed=3, **LAYOUT_MODELS[self.model])
         return world.trainer(*argv, size=size, load=number == 0, **options)
 
     def step(self, trainer: MegatronTrainer, seed: int) -> dict[str, float]:

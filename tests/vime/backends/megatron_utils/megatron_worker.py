@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_batches import make_sequences, pack, totals
+from tiny_batches import Sequence_, make_sequences, pack, totals
 from tiny_recorded import pack_recorded
 
 from tests.support.tiny_models import build_tiny_qwen3
 from tests.support.watched_batches import WatchedBatches
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
+from vime.algorithms.parity import Readings, compare
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.trainer import MegatronTrainer
@@ -331,6 +332,73 @@ def refusals(world: World) -> dict[str, str]:
     return said
 
 
+SAMPLER_TEMPERATURE = 0.7
+
+
+@torch.no_grad()
+def sampled_by(
+    model: Any, *, draw_temperature: float, said_temperature: float, bf16_head: bool = False, count: int = 24
+) -> PackedMicrobatch:
+    """Sequences that a Hugging Face model writes token by token, with what it says of each token."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, 50, (count, 3), generator=generator)
+    said = []
+    for _ in range(12):
+        hidden = model.model(tokens).last_hidden_state[:, -1]
+        head = model.lm_head.weight
+        logits = (hidden.bfloat16() @ head.bfloat16().T).float() if bf16_head else hidden @ head.T
+        chosen = torch.multinomial((logits / draw_temperature).softmax(-1), 1, generator=generator)
+        said.append((logits / said_temperature).log_softmax(-1).gather(1, chosen))
+        tokens = torch.cat([tokens, chosen], 1)
+    sequences = [
+        Sequence_(
+            index=number,
+            rollout=number,
+            tokens=row.numpy().astype(np.int32),
+            loss_mask=np.ones(12, np.uint8),
+            sampler_log_probs=values.numpy(),
+            advantage=0.0,
+        )
+        for number, (row, values) in enumerate(zip(tokens, torch.cat(said, 1), strict=True))
+    ]
+    return pack(sequences, range(count))
+
+
+def planted_faults(world: World) -> dict[str, Any]:
+    """What the comparison says of a Hugging Face sampler that has each of the known faults."""
+    from transformers import AutoModelForCausalLM
+
+    start = world.checkpoint("tied")
+    found: dict[str, Any] = {}
+    with world.trainer(hf_checkpoint=start, temperature=SAMPLER_TEMPERATURE) as trainer:
+        train(trainer, [0], ONE_RANK)
+        trainer.save_hf(world.folder / "probed")
+        current, before = AutoModelForCausalLM.from_pretrained(world.folder / "probed"), weights_of(trainer)
+        old = AutoModelForCausalLM.from_pretrained(start)
+        right = {"draw_temperature": SAMPLER_TEMPERATURE, "said_temperature": SAMPLER_TEMPERATURE}
+        samplers: dict[str, tuple[Any, dict[str, Any]]] = {
+            "none": (current, right),
+            "raw_log_probs": (current, {**right, "said_temperature": 1.0}),
+            "no_temperature": (current, {"draw_temperature": 1.0, "said_temperature": 1.0}),
+            "head_precision": (current, {**right, "bf16_head": True}),
+            "stale_weights": (old, right),
+        }
+        for name, (model, options) in samplers.items():
+            packed = sampled_by(model, **options)
+            report = compare(
+                Readings(
+                    sampler=packed.sampler_log_probs,
+                    **trainer.probe([packed]),
+                    start_weights=trainer.probe_start_weights([packed]),
+                    cached=np.zeros(len(packed.loss_mask), bool),
+                    temperature=SAMPLER_TEMPERATURE,
+                )
+            )
+            found[name] = {"fault": report.fault, "mean": report.gap.mean}
+        found["kept"] = largest_difference(before, weights_of(trainer))
+    return found
+
+
 # --- two ranks --------------------------------------------------------------------------------------------------------
 
 
@@ -552,6 +620,7 @@ SCENARIOS = {
         resume_and_replay,
         weights_only_load,
         refusals,
+        planted_faults,
         data_parallel,
         objectives,
         centered_top_k,

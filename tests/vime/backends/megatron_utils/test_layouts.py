@@ -8,7 +8,10 @@ import pytest
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(1000)]
 
-DENSE, EXPERTS = ("sequence_ratio", "top_k", "nucleus", "own_functions"), ("sequence_ratio", "routes")
+DENSE, EXPERTS = (
+    ("sequence_ratio", "top_k", "nucleus", "own_functions"),
+    ("sequence_ratio", "routes", "own_routes"),
+)
 ON_TWO_RANKS = {
     "contiguous": DENSE,
     "tensor": DENSE,
@@ -22,6 +25,7 @@ ON_TWO_RANKS = {
     "experts_zigzag": EXPERTS,
     "experts_pipeline": EXPERTS,
     "experts_pipeline_recompute": EXPERTS,
+    "experts_virtual": EXPERTS,
     "experts_distributed": EXPERTS,
 }
 ON_FOUR_RANKS = {
@@ -49,7 +53,7 @@ def assert_like_one_rank(found: dict[str, float], kind: str) -> None:
     assert found["weights"] < 1e-5
     assert found["metrics"] < 3e-5
     assert found["log_probs"] < 1e-5
-    assert (found["replayed"] > 0) == (kind == "routes")
+    assert (found["replayed"] > 0) == (kind in ("routes", "own_routes"))
 
 
 def assert_chain_is_unbroken(found: dict[str, Any]) -> None:
@@ -85,6 +89,14 @@ def test_replayed_experts_decide_the_log_probabilities(quick: dict[str, Any]) ->
     assert found["same"] < 1e-6, "the experts of the Hugging Face model are the router's own choice"
     assert found["other"] > 0.1
     assert found["ignored"] == 0.0
+
+
+def test_the_trainers_own_experts_are_recorded_and_replayed_after_weights_have_changed(quick: dict[str, Any]) -> None:
+    found = quick["replayed_routes"]
+    assert found["recorded"], "the experts of the Hugging Face model are the router's own choice"
+    assert found["fraction"] == 1.0
+    assert found["recorded_later"] < 1e-6
+    assert found["free_later"] > 1e-3
 
 
 def test_a_trained_sample_without_routes_is_named(quick: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ def one_rank(run_world: Any) -> dict[str, Any]:
             "resume_and_replay",
             "weights_only_load",
             "refusals",
+            "planted_faults",
         ],
     )
 
@@ -113,6 +114,20 @@ def test_refusals_say_what_was_found_and_what_is_allowed(one_rank: dict[str, Any
 def test_refused_step_leaves_weights_alone_and_tracker_is_written_on_request(one_rank: dict[str, Any]) -> None:
     assert one_rank["refusals"]["weights_kept"] == "True"
     assert one_rank["refusals"]["tracker"] == "1"
+
+
+@pytest.mark.parametrize("fault", ["raw_log_probs", "no_temperature", "head_precision", "stale_weights"])
+def test_the_fault_of_a_sampler_is_named_from_the_trainers_scores(one_rank: dict[str, Any], fault: str) -> None:
+    found = one_rank["planted_faults"]
+    assert found[fault]["fault"] == fault
+    assert found[fault]["mean"] > 1e-3
+
+
+def test_a_sampler_without_fault_agrees_and_probing_changes_no_weight(one_rank: dict[str, Any]) -> None:
+    found = one_rank["planted_faults"]
+    assert found["none"]["fault"] is None
+    assert found["none"]["mean"] < 1e-5
+    assert found["kept"] == 0.0
 
 
 def test_learning_rate_can_be_changed_on_resume_with_the_named_flag(one_rank: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from tiny_batches import Sequence_, pack
 
-from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows, TopKRows
+from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows, TopKRows, tokens_with_successor
 
 K = 5
 
@@ -46,8 +46,11 @@ def with_routes(
 ) -> PackedMicrobatch:
     """Add random routes; the samples `absent` have none. What a sequence has doesn't depend on the others."""
     ids = [np.zeros((0, num_layers, top_k), np.uint8)]
-    for index, length in zip(packed.sample_indices.tolist(), np.diff(packed.cu_seqlens).tolist(), strict=True):
+    recorded = ~np.isin(packed.sample_indices, absent)
+    lengths = np.diff(packed.cu_seqlens)
+    for index, length in zip(packed.sample_indices[recorded].tolist(), lengths[recorded].tolist(), strict=True):
         scores = np.random.default_rng(index).random((length - 1, num_layers, num_experts))
         ids.append(scores.argsort(-1)[..., :top_k].astype(np.uint8))
-    recorded = ~np.isin(packed.sample_indices, absent)
-    return replace(packed, routes=RouteRows(np.concatenate(ids), tuple(range(num_layers)), recorded))
+    tokens = tokens_with_successor(packed.cu_seqlens)
+    tokens = tokens[np.repeat(recorded, lengths)[tokens]]
+    return replace(packed, routes=RouteRows(np.concatenate(ids), tokens, tuple(range(num_layers)), recorded))

@@ -20,6 +20,8 @@ class HeadOptions:
     """Most rows of logits that exist at once."""
     tile_columns: int = 8192
     """Most vocabulary entries of each such row that exist at once."""
+    bf16: bool = False
+    """Round hidden states and weights to bfloat16 first."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,140 @@
+"""A few sequences from each engine, and how the trainer reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from pipeline.preview.rehearsal import first_prompts
+from pipeline.prompt_source import build_prompt_source
+from vime.backends.megatron_utils.route_part import RoutePart
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
+from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows
+from vime.data.cursor import PromptTask
+from vime.errors import EngineError, SampleError
+from vime.rollout.generate import GenerateSettings, SampleGenerator, Tokenizer
+from vime.settings.groups import Settings
+
+MAX_TOKENS = 32
+"""Of a response."""
+
+
+class ProbeSequence(msgspec.Struct, frozen=True):
+    """One prompt and what an engine made of it."""
+
+    tokens: list[int]
+    response_length: int
+    log_probs: list[float]
+    """The sampler's, one for each response token."""
+    cached: bool = False
+    """Whether part of the prompt came from the prefix cache."""
+    routes: list[list[list[int]]] | None = None
+    """[T - 1, L, K], where the engine returns them."""
+    nucleus: list[list[int]] | None = None
+    """The tokens among which each response token was chosen, where the engine returns them."""
+
+
+async def probe_engines(settings: Settings, addresses: Sequence[str]) -> list[list[ProbeSequence]]:
+    """What each engine makes of the first prompts, each asked twice, the second time with its prefix cached.
+
+    Prompts that can't be rendered, and those that an engine refuses (too long ones), are left out. Raises what is
+    wrong with the first where none is left.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint, local_files_only=True)
+    rollout = settings.rollout
+    most = min(MAX_TOKENS, rollout.rollout_max_response_len or MAX_TOKENS)
+    generate = GenerateSettings(most, rollout.rollout_temperature, settings.data.apply_chat_template)
+    generator = SampleGenerator(tokenizer, generate)
+    prompts = _rendered(generator, first_prompts(build_prompt_source(settings), settings.engine.parity_probes))
+    token_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    sampling = Sampling(most, rollout.rollout_temperature, rollout.rollout_top_p, rollout.rollout_top_k)
+    return list(await asyncio.gather(*(_probe(address, token_ids, sampling) for address in addresses)))
+
+
+def _rendered(generator: SampleGenerator, tasks: Sequence[PromptTask]) -> list[str]:
+    prompts: list[str] = []
+    errors: list[SampleError] = []
+    for task in tasks:
+        try:
+            prompts.append(generator.render(task.prompt))
+        except SampleError as error:
+            errors.append(error)
+    if errors and not prompts:
+        raise errors[0]
+    return prompts
+
+
+async def _probe(address: str, prompts: Sequence[list[int]], sampling: Sampling) -> list[ProbeSequence]:
+    found: list[ProbeSequence] = []
+    errors: list[EngineError] = []
+    async with EngineClient(address) as engine:
+        salt = f"parity-{uuid.uuid4().hex}"
+        for _ in range(2):
+            asked = (
+                _ask(engine, prompt, dataclasses.replace(sampling, seed=number), salt)
+                for number, prompt in enumerate(prompts)
+            )
+            for answer in await asyncio.gather(*asked):
+                if isinstance(answer, EngineError):
+                    errors.append(answer)
+                else:
+                    found.append(answer)
+    if errors and not found:
+        raise errors[0]
+    return [sequence for sequence in found if sequence.response_length]
+
+
+async def _ask(engine: EngineClient, prompt: list[int], sampling: Sampling, salt: str) -> ProbeSequence | EngineError:
+    try:
+        result = await engine.generate(GenerateRequest(uuid.uuid4().hex, prompt, sampling, salt))
+    except EngineError as error:
+        return error
+    return ProbeSequence(
+        tokens=prompt + result.token_ids,
+        response_length=len(result.token_ids),
+        log_probs=result.log_probs,
+        cached=result.num_cached_tokens > 0,
+        routes=None if result.routed_experts is None else result.routed_experts.tolist(),
+        nucleus=result.sampling_mask,
+    )
+
+
+def pack_probe(sequence: ProbeSequence, part: RoutePart | None) -> PackedMicrobatch:
+    """One sequence as the trainer reads it, with the routes of `part`."""
+    length, response = len(sequence.tokens), sequence.response_length
+    return PackedMicrobatch(
+        tokens=np.array(sequence.tokens, np.int32),
+        cu_seqlens=np.array([0, length], np.int32),
+        response_lengths=np.array([response], np.int32),
+        loss_mask=np.ones(response, np.uint8),
+        sampler_log_probs=np.array(sequence.log_probs, np.float32),
+        advantages=np.zeros(1, np.float32),
+        mask_sums=np.full(1, response, np.float32),
+        sample_indices=np.zeros(1, np.int64),
+        nucleus=_nucleus(sequence.nucleus),
+        routes=_routes(sequence, part),
+    )
+
+
+def _nucleus(rows: list[list[int]] | None) -> NucleusRows | None:
+    if rows is None:
+        return None
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return NucleusRows(np.array([token for row in rows for token in row], np.int32), offsets)
+
+
+def _routes(sequence: ProbeSequence, part: RoutePart | None) -> RouteRows | None:
+    if part is None or sequence.routes is None:
+        return None
+    tokens = part.tokens([len(sequence.tokens)])
+    tokens = tokens[tokens < len(sequence.routes)]
+    ids = np.array(sequence.routes, np.int32)[tokens][:, list(part.places)]
+    return RouteRows(ids, tokens, part.layers, np.ones(1, bool))

@@ -1,0 +1,75 @@
+"""Engines and trainer ranks of a job, started only to be compared: no queue, no producer, no run folder."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.cluster import Cluster
+from pipeline.parity_probe import probe_engines
+from pipeline.parity_verdict import EngineParity, engine_parity
+from pipeline.publisher import WeightPublisher
+from pipeline.run_folder import RunFolder
+from pipeline.workers import Workers
+from vime.backends.vllm_utils.client import EngineClient
+from vime.settings.groups import Settings
+
+
+def measure_parity(settings: Settings, folder: Path, report: Callable[[str], None]) -> list[EngineParity]:
+    """Start the job's engines and trainer ranks, publish the weights of --hf-checkpoint, and compare each engine.
+
+    Logs go to `folder`, which takes the place of --save. `report` is told what is waited for. Raises `VimeError` for
+    what doesn't start.
+    """
+    alone = _alone(settings, folder)
+    RunFolder.of(alone).make()
+    with Cluster(alone.cluster, 0) as cluster:
+        return asyncio.run(_measure(alone, Workers(alone, RunFolder.of(alone), cluster), report))
+
+
+def _alone(settings: Settings, folder: Path) -> Settings:
+    """The same job with a folder of its own and a queue that is never opened."""
+    return dataclasses.replace(
+        settings,
+        checkpoint=dataclasses.replace(settings.checkpoint, save=str(folder), load=None),
+        queue=dataclasses.replace(settings.queue, rollout_data_transport="object-store", rollout_data_dir=None),
+    )
+
+
+async def _measure(settings: Settings, workers: Workers, report: Callable[[str], None]) -> list[EngineParity]:
+    clients: list[EngineClient] = []
+    try:
+        addresses, _ = await asyncio.gather(workers.start_engines(report), workers.start_trainers())
+        await workers.on_trainers(lambda trainer: trainer.load_hf.remote())
+        workers.watch_trainers()
+        clients.extend(EngineClient(address) for address in addresses)
+        publisher = WeightPublisher(
+            clients,
+            workers,
+            workers,
+            start_version=0,
+            flush_interval=settings.weights.flush_cache_interval,
+            timeout_s=settings.weights.update_weight_timeout,
+        )
+        await workers.guarded(publisher.connect())
+        await workers.guarded(publisher.publish())
+        return await workers.guarded(_compare(settings, workers, addresses))
+    finally:
+        for client in clients:
+            await client.close()
+        await workers.stop()
+
+
+async def _compare(settings: Settings, workers: Workers, addresses: list[str]) -> list[EngineParity]:
+    return [
+        await engine_parity(
+            f"Engine {number}",
+            sequences,
+            workers.score_probe,
+            temperature=settings.rollout.rollout_temperature,
+            threshold=settings.engine.parity_threshold,
+        )
+        for number, sequences in enumerate(await probe_engines(settings, addresses))
+    ]
