@@ -205,7 +205,7 @@ async def test_a_full_disk_is_waited_for_and_the_same_transaction_repeated() -> 
 async def test_a_disk_that_stays_full_is_an_error_at_last() -> None:
     disk = Disk()
     disk.errors = [DiskFullError("full")] * 1000
-    writer: GroupWriter[int] = GroupWriter(disk, "w", replace(LIMITS, full_disk_wait_s=0.02))
+    writer: GroupWriter[int] = GroupWriter(disk, "w", replace(LIMITS, full_disk_wait_s=0.2))
     await put(writer, 0)
     with pytest.raises(DiskFullError):
         await anext(writer.batches())
