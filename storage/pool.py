@@ -16,10 +16,11 @@ from straw.backend import FilesystemBackend
 
 from storage.columns import Array, EncodedGroup
 from storage.files import sync_directory, write_atomically
-from storage.group_records import group_payloads
+from storage.group_records import transaction_payloads
 from storage.live import Live
 from storage.os_errors import os_error
-from storage.pool_writer import PoolWriter, check_in_place
+from storage.pool_writer import check_in_place
+from storage.pool_writers import PoolWriters
 from storage.reader import GroupReader, ReadingStore
 from storage.refs import GroupRef, PoolRef, lease_from_bytes
 from storage.straw_errors import translated
@@ -44,8 +45,8 @@ class PoolFile(msgspec.Struct, frozen=True):
 class Pool:
     """Payloads of one run under one root. Thread-safe; belongs to the process that made it (straw can't fork).
 
-    What it opens of straw is opened when first used: the store that a queue's coordinator works on, the writer and
-    the reader. Writer and reader are replaced when the storage failed, for example when a mount came back.
+    What it opens of straw is opened when first used: the store that a queue's coordinator works on, the writers and
+    the reader. Writers and reader are replaced when the storage failed, for example when a mount came back.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Pool:
         self._store: straw.SharedFilesystemStore | None = None
         with translated(f"open pool {root}", root):
             self._new_store()  # refuses a declaration that is wrong
-        self._writer = PoolWriter(self._store_in_place, root)
+        self._writers = PoolWriters(self._store_in_place, root)
         self._reading = Live(lambda: ReadingStore.opened(self._store_in_place()), root)
         self._reader = GroupReader(self._reading, root)
 
@@ -145,18 +146,20 @@ class Pool:
     def publish_groups(self, items: Sequence[tuple[EncodedGroup, bytes]], *, submission_id: str) -> list[GroupRef]:
         """Make (group, lease) pairs durable in one transaction; references in the same order.
 
-        The same `submission_id` with the same content returns the same references. Raises `StorageError`.
+        Calls of several threads run side by side; of one thread, the same `submission_id` with the same content
+        returns the same references. Raises `StorageError`.
         """
+        payloads = transaction_payloads([group for group, _ in items])
         publications = []
-        for number, (group, lease_bytes) in enumerate(items):
+        if payloads.shared:
+            records = (straw.Record(f"shared.{number}", data) for number, data in enumerate(payloads.shared))
+            publications.append(straw.Publication(tuple(records)))
+        for number, ((_, lease_bytes), parts) in enumerate(zip(items, payloads.groups, strict=True)):
             lease = lease_from_bytes(lease_bytes)
             owner = {"task_id": lease.task_id, "attempt_id": lease.attempt_id}
-            records = tuple(
-                straw.Record(f"{number}.{place}", payload, metadata=owner)
-                for place, payload in enumerate(group_payloads(group))
-            )
-            publications.append(straw.Publication(records))
-        return self._writer.publish(publications, submission_id)
+            records = (straw.Record(f"{number}.{place}", data, metadata=owner) for place, data in enumerate(parts))
+            publications.append(straw.Publication(tuple(records)))
+        return self._writers.publish(publications, submission_id)[len(publications) - len(items) :]
 
     def publish_prompts(self, payloads: Sequence[bytes], *, submission_id: str) -> list[PoolRef]:
         """Make prompt payloads durable, at most `MAX_PROMPTS_TOGETHER` in one publication."""
@@ -164,13 +167,13 @@ class Pool:
         for start in range(0, len(payloads), MAX_PROMPTS_TOGETHER):
             part = payloads[start : start + MAX_PROMPTS_TOGETHER]
             publication = straw.Publication(tuple(straw.Record(f"{i}", data) for i, data in enumerate(part)))
-            (ref,) = self._writer.publish([publication], f"{submission_id}:{start}")
+            (ref,) = self._writers.publish([publication], f"{submission_id}:{start}")
             refs += [msgspec.structs.replace(ref, record=record) for record in range(len(part))]
         return refs
 
     def publish_blob(self, data: bytes, *, submission_id: str) -> PoolRef:
         """Make one byte string durable."""
-        return self._writer.publish([straw.Publication((straw.Record("blob", data),))], submission_id)[0]
+        return self._writers.publish([straw.Publication((straw.Record("blob", data),))], submission_id)[0]
 
     def read_header(self, ref: GroupRef) -> bytes:
         """Header bytes of a group. Raises `CorruptDataError` or `StorageError`."""
@@ -203,10 +206,10 @@ class Pool:
         return self._reader.read_group(ref)
 
     def close(self) -> None:
-        """Close the reader and the writer; what was published stays."""
+        """Close the reader and the writers; what was published stays."""
         with ExitStack() as closing:
             closing.callback(self._close_store)
-            closing.callback(self._writer.close)
+            closing.callback(self._writers.close)
             closing.callback(self._reading.close)
 
     def __enter__(self) -> Pool:

@@ -9,9 +9,10 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from storage.columns import EncodedGroup
+from storage.pool_writers import MAX_AT_ONCE
 from storage.refs import GroupRef
 from vime.errors import DiskFullError
 
@@ -36,6 +37,8 @@ class WriteLimits:
     """Most payload of one transaction; a larger group is one of its own."""
     batch_groups: int = 64
     """Most groups of one transaction; of more, the index that each reader parses grows long."""
+    overlap_bytes: int = 1 << 20
+    """Least payload for which a second transaction begins beside one that runs; less waits until that has ended."""
     waiting_bytes: int = 256 << 20
     """Most payload that waits or is being written; a larger group is let in when nothing else is there."""
     waiting_groups: int = 256
@@ -53,10 +56,17 @@ class _Waiting(Generic[_Context]):
     since: float
 
 
-class GroupWriter(Generic[_Context]):
-    """Groups in, durable groups out, in order; one transaction at a time. For one event loop.
+@dataclass(frozen=True)
+class _Transaction(Generic[_Context]):
+    batch: list[_Waiting[_Context]]
+    publishing: asyncio.Task[list[GroupRef]]
 
-    Nothing is dropped: a producer that puts more than fits waits in `put`.
+
+class GroupWriter(Generic[_Context]):
+    """Groups in, durable groups out, in order. For one event loop.
+
+    Where much waits, two transactions run at once, so that one is hashed while the other is synced. Nothing is
+    dropped: a producer that puts more than fits waits in `put`.
     """
 
     def __init__(self, pool: GroupPublisher, name: str, limits: WriteLimits | None = None) -> None:
@@ -92,19 +102,25 @@ class GroupWriter(Generic[_Context]):
             self._changed.notify_all()
 
     async def batches(self) -> AsyncIterator[list[tuple[_Context, GroupRef]]]:
-        """What became durable together, for ever. The next transaction begins when the next batch is asked for.
+        """What became durable together, for ever. Transactions begin when the next batch is asked for.
 
         A full disk is waited for; raises `DiskFullError` when that took too long or `close_input` was called, and
-        `StorageError`.
+        `StorageError`. What was published beside a transaction that failed does not come out.
         """
-        while True:
-            batch = await self._next_batch()
-            refs = await self._publish(batch)
-            await self._free(batch)
-            yield [(item.context, ref) for item, ref in zip(batch, refs, strict=True)]
-            async with self._changed:
-                self._num_unfinished -= len(batch)
-                self._changed.notify_all()
+        running: deque[_Transaction[_Context]] = deque()
+        try:
+            while True:
+                await self._begin_until_first_ends(running)
+                first = running.popleft()
+                refs = first.publishing.result()
+                await self._free(first.batch)
+                yield [(item.context, ref) for item, ref in zip(first.batch, refs, strict=True)]
+                async with self._changed:
+                    self._num_unfinished -= len(first.batch)
+                    self._changed.notify_all()
+        finally:
+            for transaction in running:
+                _abandon(transaction.publishing)
 
     def close_input(self) -> None:
         """No new work comes: a full disk is no longer waited for."""
@@ -120,8 +136,28 @@ class GroupWriter(Generic[_Context]):
         fits = self._num_bytes + num_bytes <= limits.waiting_bytes and self._num_groups < limits.waiting_groups
         return fits or self._num_groups == 0
 
-    async def _next_batch(self) -> list[_Waiting[_Context]]:
+    async def _begin_until_first_ends(self, running: deque[_Transaction[_Context]]) -> None:
+        """Begin transactions, one at least, until the oldest has ended."""
+        while not running or not running[0].publishing.done():
+            if len(running) == MAX_AT_ONCE:
+                await asyncio.wait([running[0].publishing])
+                return
+            ready = asyncio.create_task(self._wait_for_batch(is_first=not running))
+            try:
+                oldest = [transaction.publishing for transaction in itertools.islice(running, 1)]
+                await asyncio.wait([ready, *oldest], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                _abandon(ready)
+            if ready.done() and not ready.cancelled():
+                batch = [self._waiting.popleft() for _ in range(self._batch_length(MAX_AT_ONCE - len(running)))]
+                running.append(_Transaction(batch, asyncio.create_task(self._publish(batch))))
+
+    async def _wait_for_batch(self, *, is_first: bool) -> None:
+        """Until the next transaction can begin; `is_first` when none runs."""
         async with self._changed:
+            if not is_first:
+                await self._changed.wait_for(lambda: self._num_waiting_bytes() >= self._limits.overlap_bytes)
+                return
             await self._changed.wait_for(lambda: bool(self._waiting))
             deadline = self._waiting[0].since + self._limits.max_delay_s
             try:
@@ -129,20 +165,25 @@ class GroupWriter(Generic[_Context]):
                     await self._changed.wait_for(self._is_full)
             except TimeoutError:
                 pass
-            return [self._waiting.popleft() for _ in range(self._batch_length())]
+
+    def _num_waiting_bytes(self) -> int:
+        return sum(item.num_bytes for item in self._waiting)
 
     def _is_full(self) -> bool:
         """Whether waiting longer adds nothing to the next transaction."""
-        taken = list(itertools.islice(self._waiting, self._batch_length()))
+        taken = list(itertools.islice(self._waiting, self._batch_length(1)))
         full = sum(item.num_bytes for item in taken) >= self._limits.batch_bytes
         return full or len(taken) >= self._limits.batch_groups or len(taken) < len(self._waiting)
 
-    def _batch_length(self) -> int:
-        """How many of the first waiting groups one transaction takes."""
+    def _batch_length(self, num_idle: int) -> int:
+        """How many of the first waiting groups one transaction takes, when `num_idle` can share what waits."""
+        waiting_bytes = self._num_waiting_bytes()
+        shared = waiting_bytes >= num_idle * self._limits.overlap_bytes
+        most_bytes = min(self._limits.batch_bytes, waiting_bytes // num_idle if shared else waiting_bytes)
         num_bytes = 0
         for number, item in enumerate(self._waiting):
             num_bytes += item.num_bytes
-            if number and (number >= self._limits.batch_groups or num_bytes > self._limits.batch_bytes):
+            if number and (number >= self._limits.batch_groups or num_bytes > most_bytes):
                 return number
         return len(self._waiting)
 
@@ -165,3 +206,11 @@ class GroupWriter(Generic[_Context]):
             self._num_groups -= len(batch)
             self._num_bytes -= sum(item.num_bytes for item in batch)
             self._changed.notify_all()
+
+
+def _abandon(task: asyncio.Task[Any]) -> None:
+    """Let go of a task, its error included; what runs in a thread goes on to its end."""
+    if not task.done():
+        task.cancel()
+    elif not task.cancelled():
+        task.exception()

@@ -205,7 +205,7 @@ async def test_a_full_disk_is_waited_for_and_the_same_transaction_repeated() -> 
 async def test_a_disk_that_stays_full_is_an_error_at_last() -> None:
     disk = Disk()
     disk.errors = [DiskFullError("full")] * 1000
-    writer: GroupWriter[int] = GroupWriter(disk, "w", replace(LIMITS, full_disk_wait_s=0.02))
+    writer: GroupWriter[int] = GroupWriter(disk, "w", replace(LIMITS, full_disk_wait_s=0.2))
     await put(writer, 0)
     with pytest.raises(DiskFullError):
         await anext(writer.batches())
@@ -229,3 +229,126 @@ async def test_other_failures_of_the_storage_end_the_writer() -> None:
     await put(writer, 0)
     with pytest.raises(StorageError, match="gone"):
         await anext(writer.batches())
+
+
+class WideDisk:
+    """Publishes transactions side by side; each waits for its number to be `let_go`."""
+
+    def __init__(self) -> None:
+        self.transactions: list[list[bytes]] = []
+        self.submission_ids: set[str] = set()
+        self.free = [threading.Event() for _ in range(20)]
+        self.errors: dict[int, StorageError] = {}
+
+    def let_go(self, *numbers: int) -> None:
+        for number in numbers:
+            self.free[number].set()
+
+    def publish_groups(self, items: Sequence[tuple[EncodedGroup, bytes]], *, submission_id: str) -> list[GroupRef]:
+        number = len(self.transactions)
+        self.submission_ids.add(submission_id)
+        self.transactions.append([lease for _, lease in items])
+        assert self.free[number].wait(20)
+        if number in self.errors:
+            raise self.errors[number]
+        return [replace_digest(lease) for _, lease in items]
+
+
+WIDE = replace(LIMITS, max_delay_s=0.0, overlap_bytes=20)
+
+
+async def test_what_waits_is_shared_between_two_transactions_that_run_at_once() -> None:
+    disk = WideDisk()
+    writer: GroupWriter[int] = GroupWriter(disk, "w", WIDE)
+    for number in range(4):
+        await put(writer, number)
+    async with consuming(writer) as consumer:
+        await reached(lambda: len(disk.transactions) == 2)
+        disk.let_go(0, 1)
+        await writer.join()
+    assert sorted(disk.transactions) == [[b"0", b"1"], [b"2", b"3"]]
+    assert len(disk.submission_ids) == 2
+    assert consumer.found == [(number, str(number)) for number in range(4)]
+
+
+async def test_a_transaction_that_ends_before_an_older_one_comes_out_after_it() -> None:
+    disk = WideDisk()
+    writer: GroupWriter[int] = GroupWriter(disk, "w", WIDE)
+    async with consuming(writer) as consumer:
+        await put(writer, 0)
+        await reached(lambda: len(disk.transactions) == 1)
+        await put(writer, 1)
+        await put(writer, 2)
+        await reached(lambda: len(disk.transactions) == 2)
+        disk.let_go(1)
+        assert await blocked(consumer.task)
+        assert consumer.found == []
+        assert writer.num_groups == 3
+        disk.let_go(0)
+        await writer.join()
+    assert [context for context, _ in consumer.found] == [0, 1, 2]
+
+
+async def test_little_that_waits_begins_no_second_transaction() -> None:
+    disk = WideDisk()
+    writer: GroupWriter[int] = GroupWriter(disk, "w", WIDE)
+    async with consuming(writer) as consumer:
+        await put(writer, 0)
+        await reached(lambda: len(disk.transactions) == 1)
+        await put(writer, 1)
+        assert await blocked(consumer.task)
+        assert len(disk.transactions) == 1
+        disk.let_go(0, 1)
+        await writer.join()
+    assert disk.transactions == [[b"0"], [b"1"]]
+
+
+async def test_no_more_than_two_transactions_run_and_the_bound_on_what_waits_counts_them() -> None:
+    disk = WideDisk()
+    writer: GroupWriter[int] = GroupWriter(disk, "w", replace(WIDE, batch_groups=2, waiting_bytes=65))
+    async with consuming(writer) as consumer:
+        putting = [asyncio.create_task(put(writer, number)) for number in range(10)]
+        await reached(lambda: len(disk.transactions) == 2)
+        assert await blocked(*putting[6:])
+        assert len(disk.transactions) == 2
+        assert (writer.num_groups, writer.num_bytes) == (6, 60)
+        disk.let_go(*range(20))
+        await asyncio.gather(*putting)
+        await writer.join()
+    assert [context for context, _ in consumer.found] == list(range(10))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in_order", "the_later_first"])
+async def test_nothing_comes_out_beside_or_after_a_transaction_that_failed(order: tuple[int, int]) -> None:
+    disk = WideDisk()
+    disk.errors = {0: StorageError("gone")}
+    writer: GroupWriter[int] = GroupWriter(disk, "w", WIDE)
+    async with consuming(writer) as consumer:
+        await put(writer, 0)
+        await reached(lambda: len(disk.transactions) == 1)
+        await put(writer, 1)
+        await put(writer, 2)
+        await reached(lambda: len(disk.transactions) == 2)
+        disk.let_go(*order)
+        with pytest.raises(StorageError, match="gone"):
+            await consumer.task
+    assert consumer.found == []
+    disk.let_go(1)
+
+
+async def test_a_later_transaction_that_failed_is_told_when_the_older_ones_are_out() -> None:
+    disk = WideDisk()
+    disk.errors = {1: StorageError("gone")}
+    writer: GroupWriter[int] = GroupWriter(disk, "w", WIDE)
+    async with consuming(writer) as consumer:
+        await put(writer, 0)
+        await reached(lambda: len(disk.transactions) == 1)
+        await put(writer, 1)
+        await put(writer, 2)
+        await reached(lambda: len(disk.transactions) == 2)
+        disk.let_go(1)
+        assert await blocked(consumer.task)
+        disk.let_go(0)
+        with pytest.raises(StorageError, match="gone"):
+            await consumer.task
+    assert consumer.found == [(0, "0")]
