@@ -33,7 +33,7 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
 from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.rewards import load_group_reward, load_reward
+from vime.rollout.rewards import Rewards
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 
@@ -139,17 +139,19 @@ async def build_producer(
             apply_chat_template=data.apply_chat_template,
         ),
     )
-    reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
-    grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
+    rewards = Rewards(settings)
+    grouped = rewards.of_group if rollout.group_rm else None
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
     failed = FailedGroups(box, pool if keeps_all else None)
-    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings), failed, grouped)
+    producer = Producer(
+        producer_settings, queue, pool, engines, generator, rewards.of_sample, HookArgs(settings), failed, grouped
+    )
 
     async def close_pool() -> None:
         pool.close()
 
-    return producer, [*(engine.close for engine in engines), close_pool]
+    return producer, [*(engine.close for engine in engines), rewards.close, close_pool]
 
 
 def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:

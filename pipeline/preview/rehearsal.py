@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.data.prompts import PromptSource
 from vime.errors import RewardError
-from vime.rollout.rewards import load_group_reward, load_reward, reward_value, score, score_group
+from vime.rollout.rewards import Rewards, reward_value, score, score_group
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.utils.types import Sample
@@ -72,12 +72,11 @@ def try_reward(settings: Settings, source: PromptSource, num_trials: int = NUM_T
 async def _score(settings: Settings, sample: Sample) -> None:
     """As the producer does it; a reward of whole groups gets a group of one."""
     rollout, args = settings.rollout, HookArgs(settings)
-    if rollout.group_rm:
-        grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path)
-        await score_group(grouped, args, [sample], timeout_s=rollout.reward_timeout)
-    else:
-        reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
-        await score(reward, args, sample, timeout_s=rollout.reward_timeout, key=rollout.reward_key)
+    async with Rewards(settings) as rewards:
+        if rollout.group_rm:
+            await score_group(rewards.of_group, args, [sample], timeout_s=rollout.reward_timeout)
+        else:
+            await score(rewards.of_sample, args, sample, timeout_s=rollout.reward_timeout, key=rollout.reward_key)
 
 
 def _labelled_sample(task: PromptTask) -> Sample:

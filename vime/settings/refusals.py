@@ -10,9 +10,6 @@ from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
 
-BUILT_REWARDS = (None, "f1", "random")
-"""Values of --rm-type that `vime.rollout.rewards` has."""
-
 
 def refused(settings: Settings) -> list[str]:
     """One sentence for each setting that can't be honoured: flag, value, what is allowed, and why."""
@@ -148,21 +145,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "An aborted group is generated anew.",
         "continuation of aborted samples",
     ),
-    Refusal(
-        "--rm-type",
-        "f1, random, or --custom-rm-path",
-        "The reward is not part of this version.",
-        "more built-in rewards",
-        refused_value=lambda settings: (
-            None
-            if settings.rollout.custom_rm_path or settings.rollout.rm_type in BUILT_REWARDS
-            else settings.rollout.rm_type
-        ),
-    ),
-    *unless_default("--rm-url", "There is no remote reward.", "the remote_rm reward"),
-    *unless_default(
-        "--use-distributed-post --http-proxy", "Producers send their own requests directly.", "a request forwarder"
-    ),
+    *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
     Refusal(
         "--advantage-estimator",
