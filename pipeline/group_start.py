@@ -41,6 +41,10 @@ def anew(sample: Sample) -> Sample:
         prompt=sample.prompt,
         label=sample.label,
         metadata=copy.deepcopy(sample.metadata),
+        multimodal_inputs=sample.multimodal_inputs,
+        apply_chat_template_kwargs=sample.apply_chat_template_kwargs,
+        custom_rm_path=sample.custom_rm_path,
+        generate_function_path=sample.generate_function_path,
         session_id=uuid.uuid4().hex,
     )
 
@@ -52,5 +56,6 @@ def _fresh_sample(prompt: PromptTask, member: int) -> Sample:
         prompt=prompt.prompt,
         label=prompt.label,
         metadata=copy.deepcopy(prompt.metadata),
+        multimodal_inputs=copy.deepcopy(prompt.media) or None,
         session_id=uuid.uuid4().hex,
     )

@@ -23,7 +23,7 @@ from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.progress import ProgressView, bottleneck
-from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside
+from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
@@ -70,9 +70,10 @@ class Start:
 
 def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     """Run `vime train` to its end. Errors come out as `VimeError`."""
+    source = build_prompt_source(resolved.settings)
+    resolved = with_num_rollout(resolved, source)
     settings = resolved.settings
     folder = RunFolder.of(settings)
-    source = build_prompt_source(settings)
     fixed = fixed_settings(settings, source)
     folder.make()
     with session_lock(folder):
@@ -80,8 +81,8 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         hold_to_fixed(folder.root, fixed)
         for words in start.plan.words:
             view.note(words)
-        if (skipped := set_bad_prompts_aside(source, folder.bad_prompts)) is not None:
-            view.note(skipped)
+        for words in set_bad_prompts_aside(source, folder.bad_prompts):
+            view.note(words)
         if start.plan.mode is RestoreMode.COMPLETE:
             return Ending.DONE
         for words in transport_words(settings, None if start.state is None else start.state.memory):
@@ -306,6 +307,7 @@ class _Session:
         make_folder(self._directory / "rollout")
         directory = str(self._directory)
         await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
+        await self._workers.save_prompt_source(rollout_id)
         state = await self._workers.queue_state()
         path = await asyncio.to_thread(
             write_commit,

@@ -137,6 +137,7 @@ async def build_producer(
             max_response_tokens=rollout.rollout_max_response_len or 1,
             temperature=rollout.rollout_temperature,
             apply_chat_template=data.apply_chat_template,
+            template_kwargs=data.apply_chat_template_kwargs,
         ),
     )
     rewards = Rewards(settings)

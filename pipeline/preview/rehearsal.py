@@ -7,7 +7,7 @@ import copy
 from dataclasses import dataclass
 
 from vime.data.cursor import PromptCursor, PromptTask
-from vime.data.prompts import PromptSource
+from vime.data.prompt_stream import PromptStream
 from vime.errors import RewardError
 from vime.rollout.rewards import Rewards, reward_value, score, score_group
 from vime.settings.groups import Settings
@@ -37,17 +37,17 @@ class RewardTrial:
     reward: float
 
 
-def prompt_facts(settings: Settings, source: PromptSource) -> PromptFacts:
+def prompt_facts(settings: Settings, source: PromptStream) -> PromptFacts:
     per_epoch = len(source) / (settings.data.rollout_batch_size or 1)
     return PromptFacts(len(source), len(source.bad_records), per_epoch, (settings.data.num_rollout or 0) / per_epoch)
 
 
-def first_prompts(source: PromptSource, count: int) -> list[PromptTask]:
+def first_prompts(source: PromptStream, count: int) -> list[PromptTask]:
     """The first prompts of the first epoch, at most as many as there are."""
     return source.take(PromptCursor(), min(count, len(source)))[0]
 
 
-def try_reward(settings: Settings, source: PromptSource, num_trials: int = NUM_TRIALS) -> list[RewardTrial]:
+def try_reward(settings: Settings, source: PromptStream, num_trials: int = NUM_TRIALS) -> list[RewardTrial]:
     """Call the reward on the first prompts, each with its label as the response.
 
     Raises:

@@ -31,6 +31,8 @@ class PromptTask(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | list[dict[str, Any]]
     label: Any = None
     metadata: dict[str, Any] = {}
+    media: dict[str, list[Any]] = {}
+    """By kind, as the record holds them; becomes `Sample.multimodal_inputs`."""
 
 
 def epoch_order(num_rows: int, *, shuffle: bool, seed: int, epoch: int) -> npt.NDArray[np.int64]:

@@ -98,17 +98,17 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=lambda settings: 0 if settings.data.num_rollout == 0 else None,
     ),
     *unless_default(
-        "--data-source-path --buffer-filter-path --buffer-sort-by-staleness",
-        "Prompts come from vime's own source through the queue, oldest policy version first.",
-        "custom data sources",
+        "--buffer-filter-path", "The queue hands out groups, oldest policy version first.", "a buffer of one's own"
     ),
-    *unless_default(
-        "--tool-key --multimodal-keys --apply-chat-template-kwargs",
-        "Prompts are text or chats without tools and media.",
-        "tools, media and template arguments in the prompt source",
+    Refusal(
+        "--multimodal-keys",
+        "left out, or with --custom-generate-function-path",
+        "vime's own generation sends text.",
+        "media in requests and training",
+        refused_value=lambda settings: (
+            None if settings.rollout.custom_generate_function_path else settings.data.multimodal_keys
+        ),
     ),
-    *unless_default("--rollout-max-prompt-len", "Prompts are not dropped by length.", "a token count at load"),
-    *unless_default("--num-epoch", "Nothing is derived from it yet.", "a count of the prompts"),
     *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
     *unless_default("--loss-mask-type", "There is no supervised fine-tuning.", "supervised fine-tuning"),
     # Generation and rewards
