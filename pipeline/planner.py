@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.packing import PackingSettings, pack_step
 from storage.queue_types import AcceptedGroup
@@ -84,6 +85,16 @@ class PlanSettings:
     normalize_std: bool
 
 
+@dataclass(frozen=True)
+class ProcessedRewards:
+    """What a function of the user's own made of a batch's rewards, for each group and member."""
+
+    raw: list[list[float]]
+    """To be reported."""
+    rewards: list[list[float]]
+    """To be trained on as they are."""
+
+
 def oldest_version(summary: GroupSummary) -> int:
     """Oldest policy version among a group's samples."""
     return min(_known(version) for version in summary.min_versions)
@@ -95,11 +106,18 @@ def select_groups(groups: Sequence[AcceptedGroup], count: int) -> list[AcceptedG
 
 
 def plan_batch(
-    groups: Sequence[AcceptedGroup], settings: PlanSettings, *, branch: str, rollout_id: int, policy_version: int
+    groups: Sequence[AcceptedGroup],
+    settings: PlanSettings,
+    *,
+    branch: str,
+    rollout_id: int,
+    policy_version: int,
+    processed: ProcessedRewards | None = None,
 ) -> BatchPlan:
     """Plan rollout batch `rollout_id` from the waiting groups.
 
-    The same groups and settings give the same plan, whatever the order they are passed in.
+    The same groups and settings give the same plan, whatever the order they are passed in. With `processed`, which
+    follows the order of `select_groups`, rewards are not normalised.
 
     Raises:
         ValueError: fewer groups than a batch needs, or fewer samples in a step than ranks.
@@ -108,7 +126,7 @@ def plan_batch(
     if len(groups) < settings.rollout_batch_size:
         raise ValueError(f"{len(groups)} groups wait, a batch needs {settings.rollout_batch_size}")
     chosen = select_groups(groups, settings.rollout_batch_size)
-    samples = _plan_samples(chosen, settings, policy_version)
+    samples = _plan_samples(chosen, settings, policy_version, processed)
     steps = [
         _plan_step(chosen, samples, rollouts, settings.packing)
         for rollouts in _cut_into_steps(samples_of_rollouts(chosen), settings)
@@ -137,24 +155,35 @@ def _cut_into_steps(rollouts: Sequence[list[int]], settings: PlanSettings) -> li
     return steps
 
 
-def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, policy_version: int) -> list[PlannedSample]:
+def _rewards_of(
+    summary: GroupSummary, settings: PlanSettings
+) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+    """(rewards, advantages) of a group's members."""
+    rewards = np.asarray([_known(reward) for reward in summary.rewards], np.float64)
+    if not settings.normalize_rewards:
+        return rewards, rewards
+    groups = [summary.group_index] * len(rewards)
+    return rewards, normalize_rewards(rewards, groups, summary.rollout_ids, std_normalization=settings.normalize_std)
+
+
+def _plan_samples(
+    groups: Sequence[AcceptedGroup],
+    settings: PlanSettings,
+    policy_version: int,
+    processed: ProcessedRewards | None,
+) -> list[PlannedSample]:
     samples = []
     for number, group in enumerate(groups):
         summary = group.summary
         rollout_mask_sums: dict[int, int] = {}
         for rollout_id, mask_sum in zip(summary.rollout_ids, summary.mask_sums, strict=True):
             rollout_mask_sums[rollout_id] = rollout_mask_sums.get(rollout_id, 0) + mask_sum
-        rewards = np.asarray([_known(reward) for reward in summary.rewards], np.float64)
-        advantages = (
-            normalize_rewards(
-                rewards,
-                [summary.group_index] * len(rewards),
-                summary.rollout_ids,
-                std_normalization=settings.normalize_std,
-            )
-            if settings.normalize_rewards
-            else rewards
-        )
+        rewards: Sequence[float] | npt.NDArray[np.floating]
+        advantages: Sequence[float] | npt.NDArray[np.floating]
+        if processed is None:
+            rewards, advantages = _rewards_of(summary, settings)
+        else:
+            rewards, advantages = processed.raw[number], processed.rewards[number]
         for member, sample_index in enumerate(summary.sample_indices):
             samples.append(
                 PlannedSample(

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.messages import decode, encode
 from pipeline.packing import PackingSettings
-from pipeline.planner import BatchPlan, PlanSettings, plan_batch
+from pipeline.planner import BatchPlan, PlanSettings, ProcessedRewards, plan_batch
 from storage.queue_types import AcceptedGroup
 from storage.refs import PoolRef
 from storage.summary import GroupSummary
@@ -49,6 +49,13 @@ def group(
 
 def plan(groups: list[AcceptedGroup], settings: PlanSettings = SETTINGS) -> BatchPlan:
     return plan_batch(groups, settings, branch="b", rollout_id=3, policy_version=5)
+
+
+def test_processed_rewards_are_trained_as_they_are_and_the_raw_ones_reported() -> None:
+    groups = [group(position) for position in range(4)]
+    processed = ProcessedRewards([[1.0, 2.0]] * 4, [[-7.0, 9.0]] * 4)
+    planned = plan_batch(groups, SETTINGS, branch="b", rollout_id=3, policy_version=5, processed=processed)
+    assert [(sample.reward, sample.advantage) for sample in planned.samples] == [(1.0, -7.0), (2.0, 9.0)] * 4
 
 
 def test_same_groups_in_any_order_give_the_same_plan_bytes() -> None:
