@@ -17,6 +17,7 @@ from vime.rollout.rewards import Rewards, score, score_group
 from vime.settings.parse import parse_settings
 from vime.utils.types import Sample
 
+pytestmark = pytest.mark.multiproc
 MODULE = rewards_in_process.__name__
 
 
@@ -94,7 +95,6 @@ async def test_a_sample_that_cannot_be_sent_says_so() -> None:
     assert caught.value.reason == "reward_unsendable"
 
 
-@pytest.mark.multiproc
 def test_no_grading_process_outlives_a_killed_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(

@@ -44,6 +44,7 @@ async def reward_of(rewards: Rewards, sample: Sample) -> Any:
     return sample.reward
 
 
+@pytest.mark.multiproc
 async def test_a_built_in_reward_scores_each_sample_of_a_group_by_itself() -> None:
     group = samples()
     async with of_run("--rm-type", "f1", "--group-rm") as rewards:
@@ -82,6 +83,7 @@ def test_a_reward_that_cannot_be_found_is_refused_at_the_start(words: list[str],
         of_run(*words)
 
 
+@pytest.mark.multiproc
 async def test_the_most_particular_choice_of_a_reward_wins() -> None:
     path, by_record = f"{__name__}.three", {"rm_type": "f1"}
     async with of_run("--rm-type", "random") as rewards:
@@ -92,6 +94,7 @@ async def test_the_most_particular_choice_of_a_reward_wins() -> None:
         assert await reward_of(rewards, Sample(response="a", label="a b", metadata=by_record)) == 3.0
 
 
+@pytest.mark.multiproc
 @pytest.mark.parametrize(
     ("sample", "match"),
     [
