@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from pipeline.packing import PackingSettings, pack_step
 from storage.queue_types import AcceptedGroup
 from storage.refs import GroupRef
-from storage.summary import GroupSummary
+from storage.summary import UNKNOWN_SOURCE, GroupSummary
 from vime.algorithms.rewards import normalize_rewards
 from vime.utils.types import Sample
 
@@ -28,6 +26,7 @@ class PlannedGroup(msgspec.Struct, frozen=True):
     position: int
     group_index: int
     ref: GroupRef
+    source_name: str = UNKNOWN_SOURCE
 
 
 class PlannedSample(msgspec.Struct, frozen=True):
@@ -42,6 +41,7 @@ class PlannedSample(msgspec.Struct, frozen=True):
     mask_sum: float
     """Trained tokens of the whole rollout that the sample belongs to."""
     reward: float
+    """As it is reported."""
     age_versions: int
     truncated: bool
 
@@ -131,7 +131,10 @@ def plan_batch(
         _plan_step(chosen, samples, rollouts, settings.packing)
         for rollouts in _cut_into_steps(samples_of_rollouts(chosen), settings)
     ]
-    planned = [PlannedGroup(group.position, group.summary.group_index, group.ref) for group in chosen]
+    planned = [
+        PlannedGroup(group.position, group.summary.group_index, group.ref, group.summary.source_name)
+        for group in chosen
+    ]
     return BatchPlan(PLAN_VERSION, branch, rollout_id, policy_version, planned, samples, steps)
 
 
@@ -155,15 +158,15 @@ def _cut_into_steps(rollouts: Sequence[list[int]], settings: PlanSettings) -> li
     return steps
 
 
-def _rewards_of(
-    summary: GroupSummary, settings: PlanSettings
-) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
-    """(rewards, advantages) of a group's members."""
-    rewards = np.asarray([_known(reward) for reward in summary.rewards], np.float64)
+def _rewards_of(summary: GroupSummary, settings: PlanSettings) -> tuple[list[float], list[float]]:
+    """(reported rewards, advantages) of a group's members."""
+    rewards = [_known(reward) for reward in summary.rewards]
+    reported = summary.reported_rewards or rewards
     if not settings.normalize_rewards:
-        return rewards, rewards
+        return reported, rewards
     groups = [summary.group_index] * len(rewards)
-    return rewards, normalize_rewards(rewards, groups, summary.rollout_ids, std_normalization=settings.normalize_std)
+    advantages = normalize_rewards(rewards, groups, summary.rollout_ids, std_normalization=settings.normalize_std)
+    return reported, advantages.tolist()
 
 
 def _plan_samples(
@@ -178,12 +181,9 @@ def _plan_samples(
         rollout_mask_sums: dict[int, int] = {}
         for rollout_id, mask_sum in zip(summary.rollout_ids, summary.mask_sums, strict=True):
             rollout_mask_sums[rollout_id] = rollout_mask_sums.get(rollout_id, 0) + mask_sum
-        rewards: Sequence[float] | npt.NDArray[np.floating]
-        advantages: Sequence[float] | npt.NDArray[np.floating]
-        if processed is None:
-            rewards, advantages = _rewards_of(summary, settings)
-        else:
-            rewards, advantages = processed.raw[number], processed.rewards[number]
+        reported, advantages = (
+            _rewards_of(summary, settings) if processed is None else (processed.raw[number], processed.rewards[number])
+        )
         for member, sample_index in enumerate(summary.sample_indices):
             samples.append(
                 PlannedSample(
@@ -194,7 +194,7 @@ def _plan_samples(
                     response_length=summary.response_lengths[member],
                     advantage=float(advantages[member]),
                     mask_sum=float(rollout_mask_sums[summary.rollout_ids[member]]),
-                    reward=float(rewards[member]),
+                    reward=float(reported[member]),
                     age_versions=policy_version - _known(summary.min_versions[member]),
                     truncated=summary.statuses[member] == Sample.Status.TRUNCATED.value,
                 )

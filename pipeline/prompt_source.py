@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from pipeline.custom_source import CustomPromptSource
 from pipeline.run_folder import RunFolder
-from vime.data.custom_source import CustomPromptSource
 from vime.data.prompt_stream import PromptStream
 from vime.data.prompts import PromptLimit, PromptSource
 from vime.errors import DataError

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
 from vime.errors import SampleError
 from vime.utils.types import Sample
+
+UNKNOWN_SOURCE = "unknown"
 
 
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -30,6 +33,10 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     statuses: list[str]
     num_spanning_samples: int
     """Members whose tokens come from more than one policy version."""
+    reported_rewards: list[float] = []
+    """What is reported in place of the rewards: `metadata["raw_reward"]` where a member has it. Empty: the rewards."""
+    source_name: str = UNKNOWN_SOURCE
+    """Where the prompt comes from."""
 
 
 def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> GroupSummary:
@@ -51,6 +58,7 @@ def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> Gr
         if sample.index is None:
             raise SampleError(f"member {position} of group {group_index} has no index.")
     indices = [sample.index for sample in samples if sample.index is not None]
+    rewards = [scalar_reward(sample, reward_key) for sample in samples]
     return GroupSummary(
         group_index=group_index if group_index is not None else 0,
         sample_indices=indices,
@@ -61,12 +69,30 @@ def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> Gr
         total_lengths=[len(sample.tokens) for sample in samples],
         response_lengths=[sample.response_length for sample in samples],
         mask_sums=[int(sample.mask_array().sum()) for sample in samples],
-        rewards=[scalar_reward(sample, reward_key) for sample in samples],
+        rewards=rewards,
         min_versions=[sample.min_version() for sample in samples],
         max_versions=[sample.max_version() for sample in samples],
         statuses=[sample.status.value for sample in samples],
         num_spanning_samples=sum(len({version for version, _, _ in sample.version_spans}) > 1 for sample in samples),
+        reported_rewards=_reported(samples, rewards),
+        source_name=source_name(samples[0]),
     )
+
+
+def source_name(sample: Sample) -> str:
+    """The attribute `source` that the user's code may have set, else `metadata["source_name"]`, else unknown."""
+    return str(vars(sample).get("source") or sample.metadata.get("source_name") or UNKNOWN_SOURCE)
+
+
+def _reported(samples: Sequence[Sample], rewards: Sequence[float | None]) -> list[float]:
+    """Empty where no member has a raw reward that is a finite number, or one has no reward."""
+    raw = [sample.metadata.get("raw_reward") for sample in samples]
+    known = [isinstance(value, int | float) and math.isfinite(value) for value in raw]
+    if not any(known) or any(reward is None for reward in rewards):
+        return []
+    return [
+        float(value if is_known else reward or 0) for value, is_known, reward in zip(raw, known, rewards, strict=True)
+    ]
 
 
 def scalar_reward(sample: Sample, reward_key: str | None) -> float | None:

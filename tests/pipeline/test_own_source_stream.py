@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.custom_source import CustomPromptSource
 from recovery.audit import audit_run
 from tests.pipeline import mini_stream
 from tests.pipeline.mini_stream import BATCH, MEMBERS, ROLLOUTS, MiniStream, run_session, synthetic_group
 from vime.data.cursor import PromptTask
-from vime.data.custom_source import CustomPromptSource
 from vime.utils.types import Sample
 
 

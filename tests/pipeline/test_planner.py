@@ -148,3 +148,12 @@ def test_plan_survives_its_stored_form() -> None:
     result = plan([group(position) for position in range(4)])
     assert decode(encode(result), BatchPlan) == result
     assert msgspec.msgpack.decode(encode(result))["branch"] == "b"
+
+
+def test_a_raw_reward_is_reported_and_the_reward_is_trained() -> None:
+    groups = [group(position) for position in range(4)]
+    raw = msgspec.structs.replace(groups[0].summary, reported_rewards=[10.0, 20.0])
+    groups[0] = msgspec.structs.replace(groups[0], summary=raw)
+    planned = plan(groups).samples[:2]
+    assert [sample.reward for sample in planned] == [10.0, 20.0]
+    assert [sample.advantage for sample in planned] == pytest.approx([-0.7071, 0.7071], abs=1e-3)

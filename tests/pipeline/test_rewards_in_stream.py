@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from pipeline.batch_wait import wait_for_batch
-from pipeline.failed_fraction import check_some_accepted
+from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.messages import QueueCounts
 from pipeline.publisher import WeightPublisher
+from storage.dead_letters import letters_folder, read_letters
 from tests.pipeline.stream_parts import Parts, stream
 from tests.pipeline.test_batch_wait import PartsSource
 from tests.pipeline.test_publisher import Source
@@ -94,3 +95,31 @@ async def test_a_run_whose_every_group_fails_ends_with_the_count_and_the_reasons
         with pytest.raises(TooManyFailuresError, match=r"^0 of (1[6-9]|[2-9]\d) groups were accepted\.") as caught:
             await wait(report=lambda _: None, check=check, stop_asked=lambda: False)
     assert "reward_raised (" in caught.value.message
+
+
+async def fails_for(args: Any, sample: Sample, groups: set[int]) -> float:  # noqa: ARG001
+    if sample.group_index in groups and (sample.index or 0) % 2:
+        raise KeyError("no such environment")
+    return float((sample.index or 0) % 2)
+
+
+async def test_one_sample_that_fails_in_many_costs_its_group_and_the_run_goes_on(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    reward = functools.partial(fails_for, groups={3})
+    async with stream(tmp_path, engine, reward=reward, max_attempts=1, groups_wanted=24, max_groups=24) as parts:
+        await parts.until_pending(24)
+        counts = parts.coordinator.counts()
+    assert counts.dropped == {"reward_raised": 1}
+    check_failed_fraction(counts.dropped, counts.generated, allowed=0.02, run=tmp_path)
+    letters, _ = read_letters(letters_folder(tmp_path))
+    assert [letter.sample_indices for letter in letters] == [[7]]
+
+
+async def test_a_run_most_of_whose_samples_fail_stops_with_a_summary(tmp_path: Path, engine: StandinEngine) -> None:
+    reward = functools.partial(fails_for, groups={number for number in range(40) if number % 5 >= 2})
+    async with stream(tmp_path, engine, reward=reward, max_attempts=1, groups_wanted=12, max_groups=12) as parts:
+        await parts.until_pending(12)
+        counts = parts.coordinator.counts()
+    with pytest.raises(TooManyFailuresError, match=r"reward_raised \(\d+\)"):
+        check_failed_fraction(counts.dropped, counts.generated, allowed=0.2, run=tmp_path)

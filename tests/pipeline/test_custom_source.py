@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.custom_source import CustomPromptSource
 from vime.data.cursor import PromptCursor
-from vime.data.custom_source import CustomPromptSource
 from vime.errors import DataError
 from vime.utils.types import Sample
 
