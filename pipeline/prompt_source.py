@@ -22,8 +22,7 @@ def build_prompt_source(settings: Settings) -> PromptStream:
     """Open the prompt file, or make the user's own data source.
 
     Raises:
-        DataError: it can't be used, or too many of its records can't.
-        SampleError: a prompt can't be rendered, so that its tokens can't be counted.
+        DataError: it can't be used, or too many of its records can't; or a prompt can't be rendered to be counted.
     """
     data = settings.data
     if data.data_source_path is not None:
@@ -83,8 +82,16 @@ def _limit(settings: Settings) -> PromptLimit | None:
         return None
     from transformers import AutoTokenizer
 
+    checkpoint = settings.checkpoint.hf_checkpoint
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{checkpoint}: its tokenizer, which counts the tokens of prompts, can't be loaded: {error}.",
+            next_step="Restore its files in --hf-checkpoint.",
+        ) from error
     text = PromptText(
-        AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint),
+        tokenizer,
         apply_chat_template=data.apply_chat_template,
         template_kwargs=data.apply_chat_template_kwargs,
     )

@@ -86,13 +86,15 @@ def source_name(sample: Sample) -> str:
 
 def _reported(samples: Sequence[Sample], rewards: Sequence[float | None]) -> list[float]:
     """Empty where no member has a raw reward that is a finite number, or one has no reward."""
-    raw = [sample.metadata.get("raw_reward") for sample in samples]
-    known = [isinstance(value, int | float) and math.isfinite(value) for value in raw]
-    if not any(known) or any(reward is None for reward in rewards):
-        return []
-    return [
-        float(value if is_known else reward or 0) for value, is_known, reward in zip(raw, known, rewards, strict=True)
-    ]
+    raw = [_finite(sample.metadata.get("raw_reward")) for sample in samples]
+    shown = [reward if value is None else value for value, reward in zip(raw, rewards, strict=True)]
+    known = [value for value in shown if value is not None]
+    return known if len(known) == len(shown) and any(value is not None for value in raw) else []
+
+
+def _finite(value: object) -> float | None:
+    """A finite number as a float, None for anything else."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def scalar_reward(sample: Sample, reward_key: str | None) -> float | None:

@@ -131,6 +131,14 @@ def test_prompts_are_counted_in_tokens_and_long_ones_are_told_about(
     assert "prompt_too_long" in aside.read_text()
 
 
+def test_a_missing_tokenizer_is_told_where_prompts_have_to_be_counted(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(GOOD)
+    words = ("--rollout-max-prompt-len", "4", "--hf-checkpoint", str(tmp_path))
+    with pytest.raises(DataError, match=f"{tmp_path}: its tokenizer, which counts"):
+        build_prompt_source(settings_for(path, *words))
+
+
 class Words:
     """One token a word."""
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from vime.data.cursor import PromptCursor, PromptTask, epoch_order
 from vime.data.record_files import BadRecord, RecordFile, open_record_file
 from vime.data.records import PromptRecord, RecordKeys
-from vime.errors import BadRecordError, DataError
+from vime.errors import BadRecordError, DataError, SampleError
 
 __all__ = ["PromptCursor", "PromptSource", "PromptTask"]
 
@@ -171,13 +171,23 @@ class PromptSource:
         for start in range(0, len(self._rows), _BATCH):
             rows = self._rows[start : start + _BATCH].tolist()
             records = self._file.read(rows)
-            for row, record, num_tokens in zip(rows, records, limit.count_tokens(records), strict=True):
+            for row, record, num_tokens in zip(rows, records, self._counted(limit, rows, records), strict=True):
                 if num_tokens <= limit.max_tokens:
                     kept.append(row)
                 else:
                     long.append(_long(self._file.where(row), record, num_tokens, limit.max_tokens))
         self._rows = np.asarray(kept, np.int64)
         return long
+
+    def _counted(self, limit: PromptLimit, rows: Sequence[int], records: Sequence[PromptRecord]) -> list[int]:
+        """Tokens of each prompt. Raises `BadRecordError` for the first that can't be rendered."""
+        try:
+            return limit.count_tokens(records)
+        except SampleError as error:
+            if len(records) > 1:
+                for row, record in zip(rows, records, strict=True):
+                    self._counted(limit, [row], [record])
+            raise BadRecordError(f"{self._file.where(rows[0])}: {error.message}", next_step=error.next_step) from error
 
     def _epoch_rows(self, epoch: int) -> npt.NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from vime.data.cursor import PromptCursor
 from vime.data.prompts import PromptLimit, PromptSource
 from vime.data.records import PromptRecord
-from vime.errors import BadRecordError, DataError
+from vime.errors import BadRecordError, DataError, SampleError
 
 TOOL = {"type": "function", "function": {"name": "add"}}
 LIMIT = PromptLimit(8, lambda records: [len(record.prompt) for record in records])
@@ -77,6 +78,17 @@ def test_long_prompts_are_left_out_counted_and_written_aside_without_counting_as
         (f"{path}:4", "prompt_too_long"),
     ]
     assert source.dataset_digest() != PromptSource(path).dataset_digest()
+
+
+def test_a_prompt_that_cannot_be_rendered_is_named_by_its_place(tmp_path: Path) -> None:
+    def count(records: Sequence[PromptRecord]) -> list[int]:
+        if any(record.prompt == "odd" for record in records):
+            raise SampleError("The chat template refuses the prompt.")
+        return [1 for _ in records]
+
+    path = jsonl(tmp_path, {"input": "even"}, {"input": "odd"}, {"input": "even"})
+    with pytest.raises(BadRecordError, match=rf"{path}:2: The chat template refuses the prompt"):
+        PromptSource(path, limit=PromptLimit(8, count))
 
 
 def test_a_file_of_long_prompts_only_is_refused(tmp_path: Path) -> None:

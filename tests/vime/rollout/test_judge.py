@@ -11,8 +11,11 @@ import pytest
 from aiohttp import web
 
 from vime.errors import RewardError
+from vime.rollout.rewards import Rewards, score
 from vime.rollout.rewards.answers import Answer
 from vime.rollout.rewards.judge import Judge, JudgeSettings
+from vime.settings.parse import parse_settings
+from vime.utils.types import Sample
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ANSWER = Answer("4", "4", prompt="2 + 2?")
@@ -124,3 +127,20 @@ async def test_a_label_that_is_no_json_is_not_asked_about() -> None:
     with pytest.raises(RewardError) as caught:
         await one.grade(Answer("4", b"\xff"))
     assert caught.value.reason == "judge_unsendable"
+
+
+async def test_remote_rm_asks_the_judge_of_the_settings_through_the_proxy() -> None:
+    asked: list[tuple[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked.append((str(request.url), await request.json()))
+        return web.Response(text="0.25")
+
+    async with judge(handler) as direct:
+        proxy = direct.url.removesuffix("/judge")
+        words = ["--rm-type", "remote_rm", "--rm-url", "http://judge.invalid/judge", "--http-proxy", proxy]
+        sample = Sample(prompt="2 + 2?", response=r"\boxed{4}", label="4", metadata={"rm_type": "boxed_remote_rm"})
+        async with Rewards(parse_settings(words)) as rewards:
+            await score(rewards.of_sample, None, sample, timeout_s=0, key=None)
+    assert sample.reward == 0.25
+    assert asked == [("http://judge.invalid/judge", {"prompt": "2 + 2?", "response": "4", "label": "4"})]

@@ -39,17 +39,18 @@ def load_grader(name: str) -> Grader:
 
 def grade(name: str, answer: Answer) -> Any:
     """Grade by a name in `GRADERS`, with or without `BOXED` before it. Raises what the grader raises."""
-    plain = name.removeprefix(BOXED)
-    if plain != name:
-        answer = _only_boxed(answer, is_math=_MODULES[plain] == "math_answers")
-    return load_grader(plain)(answer)
+    return load_grader(name.removeprefix(BOXED))(as_graded(name, answer))
 
 
-def _only_boxed(answer: Answer, *, is_math: bool) -> Answer:
-    """The answer with its last box in place of the whole response, which is then empty without one.
+def as_graded(name: str, answer: Answer) -> Answer:
+    """The answer; with `BOXED` before the name its last box in place of the response, nothing where there is no box.
 
     Mathematical graders find it as a box that follows the thinking.
     """
+    plain = name.removeprefix(BOXED)
+    if plain == name:
+        return answer
+    is_math = _MODULES.get(plain) == "math_answers"
     boxed = last_boxed(answer.response)
     if boxed is None:
         return msgspec.structs.replace(answer, response="")

@@ -54,6 +54,10 @@ class Judge:
         self._turns = asyncio.Semaphore(settings.max_concurrency)
         self._session: aiohttp.ClientSession | None = None
 
+    @property
+    def url(self) -> str:
+        return self._settings.url
+
     async def grade(self, answer: Answer) -> Any:
         """The judge's reward. Raises `RewardError` with the reason of the last attempt."""
         try:

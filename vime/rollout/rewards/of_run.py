@@ -15,7 +15,7 @@ from vime.errors import RewardError, SettingsError
 from vime.rollout.rewards.answers import Answer
 from vime.rollout.rewards.grader_pool import GraderPool
 from vime.rollout.rewards.grader_worker import GradeRequest
-from vime.rollout.rewards.graders import BOXED, BUILT_IN, RANDOM, REMOTE
+from vime.rollout.rewards.graders import BOXED, BUILT_IN, RANDOM, REMOTE, as_graded
 from vime.rollout.rewards.judge import Judge, JudgeSettings
 from vime.rollout.rewards.own_functions import is_async, load_own_function, sendable
 from vime.rollout.rewards.scoring import TimedReward, answer_in_time, place_of
@@ -113,7 +113,7 @@ class Rewards:
         if plain == RANDOM:
             return float(random.randint(0, 1))
         if plain == REMOTE:
-            return await self._asked().grade(answer)
+            return await self._asked().grade(as_graded(name, answer))
         return (await self._pool.grade(GradeRequest(grader=name, answer=answer))).value
 
     def _asked(self) -> Judge:
