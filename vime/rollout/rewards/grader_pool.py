@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -14,8 +15,7 @@ from pebble import ProcessExpired, ProcessPool
 from vime.errors import RewardError
 from vime.rollout.rewards.grader_worker import OUT_OF_MEMORY, GradeReply, GradeRequest, grade_bytes, prepare_worker
 
-_PRELOADED = ["vime.rollout.rewards.grader_worker"]
-"""Imported once, by the process from which the workers are forked, so that replacing one takes no time."""
+_PRELOADED = "vime.rollout.rewards.grader_worker"
 
 
 class GraderPool:
@@ -24,8 +24,15 @@ class GraderPool:
     Workers are started when the first grading comes. Close it to end them.
     """
 
-    def __init__(self, *, num_workers: int, timeout_s: float, memory_bytes: int, settings: bytes) -> None:
-        """`settings` are encoded ones, from which workers make the `args` of the user's functions."""
+    def __init__(
+        self, *, num_workers: int, timeout_s: float, memory_bytes: int, settings: bytes, preload: Sequence[str] = ()
+    ) -> None:
+        """`settings` are encoded ones, from which workers make the `args` of the user's functions.
+
+        Modules in `preload` are imported once, by the process from which workers are forked, so that replacing a worker
+        takes no time.
+        """
+        self._preload = [_PRELOADED, *preload]
         self._num_workers, self._timeout_s, self._memory_bytes = num_workers, timeout_s, memory_bytes
         self._settings = settings
         self._starting: asyncio.Task[ProcessPool] | None = None
@@ -78,7 +85,7 @@ class GraderPool:
     def _start(self) -> ProcessPool:
         """Takes a second, most of it for imports."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
+        context.set_forkserver_preload(self._preload)
         pool = ProcessPool(
             max_workers=self._num_workers,
             initializer=prepare_worker,

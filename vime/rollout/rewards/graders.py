@@ -33,8 +33,13 @@ BOXED = "boxed_"
 
 def load_grader(name: str) -> Grader:
     """The grader of a name in `GRADERS`. Raises `ImportError` where its library is not installed."""
-    grader: Grader = vars(importlib.import_module(f"vime.rollout.rewards.{_MODULES[name]}"))[name]
+    grader: Grader = vars(importlib.import_module(module_of(name)))[name]
     return grader
+
+
+def module_of(name: str) -> str:
+    """Import path of the module of a name in `GRADERS`."""
+    return f"vime.rollout.rewards.{_MODULES[name]}"
 
 
 def grade(name: str, answer: Answer) -> Any:

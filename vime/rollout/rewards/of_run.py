@@ -15,7 +15,7 @@ from vime.errors import RewardError, SettingsError
 from vime.rollout.rewards.answers import Answer
 from vime.rollout.rewards.grader_pool import GraderPool
 from vime.rollout.rewards.grader_worker import GradeRequest
-from vime.rollout.rewards.graders import BOXED, BUILT_IN, RANDOM, REMOTE, as_graded
+from vime.rollout.rewards.graders import BOXED, BUILT_IN, GRADERS, RANDOM, REMOTE, as_graded, module_of
 from vime.rollout.rewards.judge import Judge, JudgeSettings
 from vime.rollout.rewards.own_functions import is_async, load_own_function, sendable
 from vime.rollout.rewards.scoring import TimedReward, answer_in_time, place_of
@@ -39,10 +39,10 @@ class Rewards:
         """Raises `SettingsError`: an unknown name, or a path that can't be imported."""
         rollout = settings.rollout
         self._rm_type, self._custom_path, self._url = rollout.rm_type, rollout.custom_rm_path, rollout.rm_url
-        self._timeout_s = rollout.reward_timeout
+        self._timeout_s, plain = rollout.reward_timeout, (self._rm_type or "").removeprefix(BOXED)
         if self._custom_path is not None:
             load_own_function(_FLAG, self._custom_path)
-        elif self._rm_type is None or self._rm_type.removeprefix(BOXED) not in BUILT_IN:
+        elif plain not in BUILT_IN:
             raise SettingsError(
                 f"--rm-type is {self._rm_type!r}, allowed: {', '.join(sorted(BUILT_IN))}, each also as boxed_NAME.",
                 next_step="Choose one of these or give --custom-rm-path.",
@@ -52,6 +52,7 @@ class Rewards:
             timeout_s=self._timeout_s,
             memory_bytes=round(rollout.reward_memory_gib * 2**30),
             settings=msgspec.msgpack.encode(settings),
+            preload=[module_of(plain)] if self._custom_path is None and plain in GRADERS else [],
         )
         self._judge: Judge | None = None
         self._judge_settings = JudgeSettings(
