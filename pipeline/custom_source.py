@@ -18,6 +18,14 @@ from vime.utils.types import Sample
 
 _STATE_VERSION = 1
 _Answer = TypeVar("_Answer")
+_BARE = Sample()
+_NOT_COPIED = frozenset(
+    {
+        *("prompt", "label", "metadata", "multimodal_inputs", "tokens", "response", "response_length"),
+        *("group_index", "index", "rollout_id", "session_id", "status", "spec_info", "prefix_cache_info"),
+    }
+)
+"""Fields of a sample that a prompt has otherwise, or that the stream sets itself."""
 
 
 class DataSource(Protocol):
@@ -164,6 +172,7 @@ class CustomPromptSource:
             label=group[0].label,
             metadata=group[0].metadata,
             media=group[0].multimodal_inputs or {},
+            fields=_other_fields(group[0]),
         )
 
     def _last_save_before(self, group_index: int) -> tuple[int | None, int]:
@@ -185,4 +194,10 @@ class CustomPromptSource:
 
 
 def _prompt_of(sample: Sample) -> list[Any]:
-    return [sample.prompt, sample.label, sample.metadata, sample.multimodal_inputs]
+    return [sample.prompt, sample.label, sample.metadata, sample.multimodal_inputs, _other_fields(sample)]
+
+
+def _other_fields(sample: Sample) -> dict[str, Any]:
+    """What else the source has set, attributes that `Sample` doesn't declare too."""
+    set_here = {name: value for name, value in vars(sample).items() if name not in _NOT_COPIED}
+    return {name: value for name, value in set_here.items() if not same_value(value, vars(_BARE).get(name))}

@@ -26,7 +26,6 @@ class PlannedGroup(msgspec.Struct, frozen=True):
     position: int
     group_index: int
     ref: GroupRef
-    source_name: str = UNKNOWN_SOURCE
 
 
 class PlannedSample(msgspec.Struct, frozen=True):
@@ -44,6 +43,7 @@ class PlannedSample(msgspec.Struct, frozen=True):
     """As it is reported."""
     age_versions: int
     truncated: bool
+    source_name: str = UNKNOWN_SOURCE
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -131,10 +131,7 @@ def plan_batch(
         _plan_step(chosen, samples, rollouts, settings.packing)
         for rollouts in _cut_into_steps(samples_of_rollouts(chosen), settings)
     ]
-    planned = [
-        PlannedGroup(group.position, group.summary.group_index, group.ref, group.summary.source_name)
-        for group in chosen
-    ]
+    planned = [PlannedGroup(group.position, group.summary.group_index, group.ref) for group in chosen]
     return BatchPlan(PLAN_VERSION, branch, rollout_id, policy_version, planned, samples, steps)
 
 
@@ -197,6 +194,7 @@ def _plan_samples(
                     reward=float(reported[member]),
                     age_versions=policy_version - _known(summary.min_versions[member]),
                     truncated=summary.statuses[member] == Sample.Status.TRUNCATED.value,
+                    source_name=summary.source_names[member] if summary.source_names else UNKNOWN_SOURCE,
                 )
             )
     return samples

@@ -113,7 +113,7 @@ def step_record(
 def _reward_by_source(plan: BatchPlan) -> dict[str, float]:
     rewards: dict[str, list[float]] = {}
     for sample in plan.samples:
-        rewards.setdefault(plan.groups[sample.group].source_name, []).append(sample.reward)
+        rewards.setdefault(sample.source_name, []).append(sample.reward)
     return {source: float(np.mean(values)) for source, values in sorted(rewards.items())}
 
 

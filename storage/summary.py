@@ -35,8 +35,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Members whose tokens come from more than one policy version."""
     reported_rewards: list[float] = []
     """What is reported in place of the rewards: `metadata["raw_reward"]` where a member has it. Empty: the rewards."""
-    source_name: str = UNKNOWN_SOURCE
-    """Where the prompt comes from."""
+    source_names: list[str] = []
+    """Where each prompt comes from. Empty: all unknown."""
 
 
 def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> GroupSummary:
@@ -75,13 +75,17 @@ def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> Gr
         statuses=[sample.status.value for sample in samples],
         num_spanning_samples=sum(len({version for version, _, _ in sample.version_spans}) > 1 for sample in samples),
         reported_rewards=_reported(samples, rewards),
-        source_name=source_name(samples[0]),
+        source_names=_named([source_name(sample) for sample in samples]),
     )
 
 
 def source_name(sample: Sample) -> str:
     """The attribute `source` that the user's code may have set, else `metadata["source_name"]`, else unknown."""
     return str(vars(sample).get("source") or sample.metadata.get("source_name") or UNKNOWN_SOURCE)
+
+
+def _named(names: list[str]) -> list[str]:
+    return [] if set(names) == {UNKNOWN_SOURCE} else names
 
 
 def _reported(samples: Sequence[Sample], rewards: Sequence[float | None]) -> list[float]:

@@ -12,6 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.custom_source import CustomPromptSource
+from pipeline.group_start import anew, read_start
+from pipeline.messages import Work
+from storage.memory_parts import PartTable
+from storage.memory_pool import MemoryPool
+from storage.prompt_codec import encode_prompt
+from storage.queue_types import Stage
+from storage.summary import source_name
 from vime.data.cursor import PromptCursor
 from vime.errors import DataError
 from vime.utils.types import Sample
@@ -69,6 +76,30 @@ def test_groups_become_prompts_with_their_indices(tmp_path: Path) -> None:
     ]
     assert tasks[0].metadata == {"source_name": "own"}
     assert cursor == PromptCursor(epoch=1, offset=2, next_group_index=7, next_sample_index=14)
+
+
+def test_what_else_a_source_sets_on_its_samples_comes_with_the_prompt(tmp_path: Path) -> None:
+    class Setting(Counting):
+        def get_samples(self, num_samples: int) -> list[list[Sample]]:
+            groups = super().get_samples(num_samples)
+            for sample in (sample for group in groups for sample in group):
+                vars(sample)["source"] = "dynamic"
+                sample.custom_rm_path = "own.reward"
+                sample.apply_chat_template_kwargs = {"enable_thinking": False}
+                sample.multimodal_inputs = {"image": ["a.png"]}
+            return groups
+
+    stream = CustomPromptSource(
+        lambda: Setting(tmp_path), name="own", n_samples_per_prompt=MEMBERS, state_folder=tmp_path
+    )
+    (task,), _ = stream.take(PromptCursor(), 1)
+    pool = MemoryPool("rollout", PartTable())
+    ref = pool.publish_prompts([encode_prompt(task)], submission_id="s")[0]
+    (first, _) = read_start(Work(b"", 0, ref, Stage.FRESH), pool, MEMBERS)
+    assert (first.custom_rm_path, first.apply_chat_template_kwargs) == ("own.reward", {"enable_thinking": False})
+    assert first.multimodal_inputs == {"image": ["a.png"]}
+    assert source_name(first) == source_name(anew(first)) == "dynamic"
+    assert (first.status, first.prompt, first.index) == (Sample.Status.PENDING, "question 0", 0)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

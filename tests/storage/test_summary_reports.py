@@ -38,3 +38,5 @@ def test_the_source_is_what_code_set_or_the_record_said() -> None:
     vars(of_record)["source"] = "own"
     assert source_name(of_record) == "own"
     assert source_name(member(0)) == "unknown"
+    assert summarize([of_record, member(1)]).source_names == ["own", "unknown"]
+    assert summarize([member(0), member(1)]).source_names == []
