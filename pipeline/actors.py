@@ -113,6 +113,9 @@ class CoordinatorActor:
     async def highest_version(self) -> int:
         return self._opened().highest_version()
 
+    async def save_prompt_source(self, rollout_id: int) -> None:
+        self._opened().save_prompt_source(rollout_id)
+
     async def queue_state(self) -> bytes:
         return encode(self._opened().queue_state())
 

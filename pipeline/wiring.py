@@ -35,7 +35,7 @@ from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
 from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.no_reward import no_reward
-from vime.rollout.rewards import load_group_reward, load_reward
+from vime.rollout.rewards import Rewards
 from vime.rollout.supervised import RecordReader
 from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
@@ -143,14 +143,16 @@ async def build_producer(
             max_response_tokens=rollout.rollout_max_response_len or 1,
             temperature=rollout.rollout_temperature,
             apply_chat_template=data.apply_chat_template,
+            template_kwargs=data.apply_chat_template_kwargs,
         ),
     )
     if settings.objective.is_supervised:
         generator = RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
     unrewarded = rollout.rm_type is None and rollout.custom_rm_path is None
-    reward = no_reward if unrewarded else load_reward(rollout.rm_type, rollout.custom_rm_path)
+    rewards = None if unrewarded else Rewards(settings)
+    reward = no_reward if rewards is None else rewards.of_sample
+    grouped = rewards.of_group if rewards is not None and rollout.group_rm else None
     teacher = await _engine_teacher(settings)
-    grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
     failed = FailedGroups(box, pool if keeps_all else None)
@@ -170,7 +172,8 @@ async def build_producer(
     async def close_pool() -> None:
         pool.close()
 
-    closers = [engine.close for engine in engines] + ([] if teacher is None else [teacher.close])
+    closers = [engine.close for engine in engines]
+    closers += [each.close for each in (teacher, rewards) if each is not None]
     return producer, [*closers, close_pool]
 
 

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-from jinja2 import TemplateError
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
 from vime.errors import GenerationAborted, SampleError
+from vime.rollout.prompt_text import PromptText, Tokenizer
 from vime.utils.types import Sample
 
 _STATUS = {"stop": Sample.Status.COMPLETED, "length": Sample.Status.TRUNCATED}
-
-
-class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +23,7 @@ class GenerateSettings:
     max_response_tokens: int
     temperature: float
     apply_chat_template: bool
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SampleGenerator:
@@ -38,25 +31,9 @@ class SampleGenerator:
 
     def __init__(self, tokenizer: Tokenizer, settings: GenerateSettings) -> None:
         self._tokenizer, self._settings = tokenizer, settings
-
-    def render(self, prompt: str | list[dict[str, Any]]) -> str:
-        """Prompt text, through the chat template when the settings say so.
-
-        Raises:
-            SampleError: a chat without `--apply-chat-template`, or one that the template refuses.
-        """
-        if self._settings.apply_chat_template:
-            chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            try:
-                return self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            except (TemplateError, TypeError, ValueError, LookupError) as error:
-                raise SampleError(
-                    f"The chat template refuses the prompt: {type(error).__name__}: {error}.",
-                    next_step="Correct the prompt, or give a model whose template allows it.",
-                ) from error
-        if not isinstance(prompt, str):
-            raise SampleError("The prompt is a chat, allowed: text.", next_step="Add --apply-chat-template.")
-        return prompt
+        self._prompts = PromptText(
+            tokenizer, apply_chat_template=settings.apply_chat_template, template_kwargs=settings.template_kwargs
+        )
 
     async def generate(self, engine: EngineClient, sample: Sample, *, cache_salt: str | None) -> None:
         """Fill tokens, response, log-probabilities, version spans and status of `sample`.
@@ -64,8 +41,15 @@ class SampleGenerator:
         Raises:
             GenerationAborted: the engine aborted the request, for a flush or a shutdown.
             EngineError: the engine failed or could not be reached.
+            SampleError: the prompt can't be rendered, or has media.
         """
-        prompt_ids = self._tokenizer.encode(self.render(sample.prompt), add_special_tokens=False)
+        if sample.multimodal_inputs:
+            raise SampleError(
+                f"sample {sample.index} of group {sample.group_index} has media "
+                f"({', '.join(sample.multimodal_inputs)}), which vime's own generation doesn't send.",
+                next_step="Give --custom-generate-function-path, or leave out --multimodal-keys.",
+            )
+        prompt_ids = self._prompts.token_ids(sample.prompt, sample.metadata, sample.apply_chat_template_kwargs)
         request = GenerateRequest(
             request_id=uuid.uuid4().hex,
             token_ids=prompt_ids,

@@ -12,6 +12,7 @@ _HOOKS = {
         "async def reward(args, sample, **more): ...\n"
         "class Reward:\n    async def __call__(self, args, sample): ...\n"
         "by_object = Reward()\n"
+        "def in_process(args, sample): ...\n"
         "bound = functools.partial(reward, strict=True)\n"
         "async def generate(args, sample, sampling_params, evaluation=False): ...\n"
         "def on_sample(args, sample, *, rollout_id=None, evaluation=False): ...\n"
@@ -109,6 +110,9 @@ CASES = (
     _right("--rm-type boxed_math"),
     _right("--rm-type remote_rm --rm-url http://judge:1"),
     _right("--rm-type mine --custom-rm-path right_hooks.reward", _HOOKS),
+    _right("--custom-rm-path right_hooks.in_process", _HOOKS),
+    _right("--rm-type dapo --reward-key acc"),
+    _right("--prompt-data reasoning_gym:chain_sum?seed=1"),
     _right("--rm-type remote_rm --custom-rm-path right_hooks.reward", _HOOKS),
     _right("--partial-rollout --mask-offpolicy-in-partial-rollout"),
     _right("--rollout-all-samples-process-path vime.hooks.all"),
