@@ -18,7 +18,7 @@ from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
 from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows
 from vime.data.cursor import PromptTask
 from vime.errors import EngineError, SampleError
-from vime.rollout.generate import GenerateSettings, SampleGenerator, Tokenizer
+from vime.rollout.prompt_text import PromptText, Tokenizer
 from vime.settings.groups import Settings
 
 MAX_TOKENS = 32
@@ -49,22 +49,22 @@ async def probe_engines(settings: Settings, addresses: Sequence[str]) -> list[li
     from transformers import AutoTokenizer
 
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint, local_files_only=True)
-    rollout = settings.rollout
+    rollout, data = settings.rollout, settings.data
     most = min(MAX_TOKENS, rollout.rollout_max_response_len or MAX_TOKENS)
-    generate = GenerateSettings(most, rollout.rollout_temperature, settings.data.apply_chat_template)
-    generator = SampleGenerator(tokenizer, generate)
-    prompts = _rendered(generator, first_prompts(build_prompt_source(settings), settings.engine.parity_probes))
-    token_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    text = PromptText(
+        tokenizer, apply_chat_template=data.apply_chat_template, template_kwargs=data.apply_chat_template_kwargs
+    )
+    token_ids = _token_ids(text, first_prompts(build_prompt_source(settings), settings.engine.parity_probes))
     sampling = Sampling(most, rollout.rollout_temperature, rollout.rollout_top_p, rollout.rollout_top_k)
     return list(await asyncio.gather(*(_probe(address, token_ids, sampling) for address in addresses)))
 
 
-def _rendered(generator: SampleGenerator, tasks: Sequence[PromptTask]) -> list[str]:
-    prompts: list[str] = []
+def _token_ids(text: PromptText, tasks: Sequence[PromptTask]) -> list[list[int]]:
+    prompts: list[list[int]] = []
     errors: list[SampleError] = []
     for task in tasks:
         try:
-            prompts.append(generator.render(task.prompt))
+            prompts.append(text.token_ids(task.prompt, task.metadata))
         except SampleError as error:
             errors.append(error)
     if errors and not prompts:
