@@ -16,6 +16,7 @@ from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
+from pipeline.sample_columns import sample_columns
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
@@ -92,6 +93,7 @@ def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> E
             seed=settings.trainer.seed + number,
             device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
+            columns=sample_columns(settings),
         )
     )
 
@@ -137,6 +139,9 @@ async def build_producer(
             max_response_tokens=rollout.rollout_max_response_len or 1,
             temperature=rollout.rollout_temperature,
             apply_chat_template=data.apply_chat_template,
+            top_p=rollout.rollout_top_p,
+            top_k=rollout.rollout_top_k,
+            columns=sample_columns(settings),
         ),
     )
     reward = load_reward(rollout.rm_type, rollout.custom_rm_path)

@@ -134,11 +134,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
     *unless_default(
-        "--rollout-top-p --rollout-top-k",
-        "The trainer can't replay truncated sampling yet.",
-        "replay of the recorded nucleus in the trainer",
-    ),
-    *unless_default(
         "--rollout-stop --rollout-stop-token-ids --rollout-skip-special-tokens --rollout-max-context-len",
         "Requests carry temperature and length only.",
         "more sampling parameters in the engine client",
@@ -185,11 +180,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default(
         "--use-rollout-entropy", "The entropy is computed with the loss.", "a pass for old log-probabilities"
-    ),
-    *unless_default(
-        "--use-score-centering --score-centering-top-k",
-        "The engine's candidates are not stored.",
-        "score centering in engine, queue and loss",
     ),
     *unless_default(
         "--use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step --opd-teacher-model "

@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from vime.backends.vllm_utils import wire_032 as wire
+from vime.backends.vllm_utils import wire_columns
 from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
     EngineMetrics,
@@ -23,6 +24,10 @@ from vime.errors import EngineError
 
 _EXCERPT = 500
 _KEEPALIVE_S = 2.0
+
+
+class _NotFound(EngineError):
+    """The engine has no such route."""
 
 
 class EngineClient:
@@ -51,6 +56,9 @@ class EngineClient:
             connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=_KEEPALIVE_S)
         )
         self._control = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        self._asking = asyncio.Lock()
+        self._has_asked = False
+        self._abilities: wire_columns.SampleAbilities | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,7 +88,8 @@ class EngineClient:
         routes = set(api["paths"])
         world = await self._json("GET", "/get_world_size") if "/get_world_size" in routes else {"world_size": 1}
         request_fields = api.get("components", {}).get("schemas", {}).get("GenerateRequest", {}).get("properties", {})
-        spans = version_at_least(version, (0, 32))
+        abilities = await self._sample_abilities()
+        columns = abilities or wire_columns.SampleAbilities(0, False, False, version_at_least(version, (0, 32)))
         return EngineCapabilities(
             engine_version=version,
             model=str(models[0]["id"]),
@@ -88,19 +97,35 @@ class EngineClient:
             world_size=int(world["world_size"]),
             token_in_generate=wire.GENERATE in routes,
             pause_keep="/pause" in routes,
-            version_spans=spans,
+            version_spans=columns.version_spans,
             cache_salt="cache_salt" in request_fields,
-            routed_experts=version_at_least(version, (0, 26)),
-            sampling_mask=spans,
             weight_transfer="/update_weights" in routes,
+            columns=abilities is not None,
+            max_candidates=columns.max_candidates,
+            routed_experts=columns.routes,
+            nucleus=columns.nucleus,
         )
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample from the engine. A request sent while the engine is paused waits.
 
         An aborted request returns with `finish_reason` abort and the tokens sampled so far. Cancelling the call
-        aborts the request in the engine.
+        aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in.
         """
+        if await self._sample_abilities() is not None:
+            body = await self._call(
+                "POST",
+                wire_columns.SAMPLE,
+                data=wire_columns.encode_call(request),
+                content_type=wire_columns.MSGPACK,
+                timeout_s=self._generate_timeout_s,
+            )
+            return wire_columns.decode_answer(body, request)
+        if not request.columns.is_empty:
+            raise EngineError(
+                f"Engine {self.address} has no route {wire_columns.SAMPLE}, which returns {request.columns}.",
+                next_step="Start the engine with vime, or with vime's plug-in in VLLM_PLUGINS.",
+            )
         body = await self._call(
             "POST", wire.GENERATE, data=wire.encode_generate(request), timeout_s=self._generate_timeout_s
         )
@@ -178,6 +203,21 @@ class EngineClient:
         """Queue lengths now."""
         return wire.parse_metrics((await self._call("GET", "/metrics")).decode())
 
+    async def _sample_abilities(self) -> wire_columns.SampleAbilities | None:
+        """What the engine's sample route returns, None without one; asked for until there is an answer, then kept."""
+        async with self._asking:
+            if not self._has_asked:
+                self._abilities = await self._ask_abilities()
+                self._has_asked = True
+        return self._abilities
+
+    async def _ask_abilities(self) -> wire_columns.SampleAbilities | None:
+        try:
+            body = await self._call("GET", wire_columns.SAMPLE)
+        except _NotFound:
+            return None
+        return msgspec.json.decode(body, type=wire_columns.SampleAbilities)
+
     async def _json(self, method: str, route: str, **arguments: Any) -> dict[str, Any]:
         body = await self._call(method, route, **arguments)
         try:
@@ -196,13 +236,15 @@ class EngineClient:
         json: Mapping[str, object] | None = None,
         data: bytes | None = None,
         params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
         timeout_s: float | None = None,
     ) -> bytes:
         payload = msgspec.json.encode(json) if json is not None else data
-        headers = {"Content-Type": "application/json"} if payload is not None else {}
+        headers = {"Content-Type": content_type} if payload is not None else {}
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._control_timeout_s, sock_connect=10.0)
         url = self.address + route
-        session = self._sampling if route == wire.GENERATE else self._control
+        samples = method == "POST" and route in (wire.GENERATE, wire_columns.SAMPLE)
+        session = self._sampling if samples else self._control
         try:
             async with session.request(
                 method, url, data=payload, params=params, headers=headers, timeout=timeout
@@ -220,7 +262,8 @@ class EngineClient:
             ) from error
         if answer.status != 200:
             excerpt = body[:_EXCERPT].decode(errors="replace")
-            raise EngineError(f"Engine {self.address}: {method} {route} answered {answer.status}: {excerpt}")
+            kind = _NotFound if answer.status == 404 else EngineError
+            raise kind(f"Engine {self.address}: {method} {route} answered {answer.status}: {excerpt}")
         return body
 
 

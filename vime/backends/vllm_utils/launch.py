@@ -1,7 +1,9 @@
-"""From the settings of one engine to the command and environment that start it. Pure functions."""
+"""From the settings of one engine to the command and environment that start it."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +11,23 @@ from pathlib import Path
 from typing import Literal
 
 from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV
-from vime.backends.vllm_utils.plugin import WEIGHT_BACKEND
+from vime.backends.vllm_utils.plugin import PLUGIN, WEIGHT_BACKEND
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
+from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV
 from vime.errors import SettingsError
 from vime.settings.owned_options import OWNED_VLLM_OPTIONS, option_name
 
 _MODULE = "vllm.entrypoints.openai.api_server"
+_PLUGIN_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.platform_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.stat_logger_plugins",
+)
+"""Those that vLLM loads without being told to, as long as it isn't told of any."""
+
+_VLLM_MAX_LOGPROBS = 20
+"""vLLM's default."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +35,7 @@ class EngineLaunch:
     """Everything that one engine is started from.
 
     `extra_args` are vLLM options without the `vllm` prefix (see `arguments.split_vllm_flags`). `dtype` None leaves
-    the choice to vime: float32 on a CPU, vLLM's own on a GPU.
+    the choice to vime: float32 on a CPU, vLLM's own on a GPU. `columns` are the most that requests will ask for.
     """
 
     hf_checkpoint: Path
@@ -37,6 +51,7 @@ class EngineLaunch:
     cpu_kv_cache_gib: int = 1
     cpu_threads: int = 1
     extra_args: tuple[str, ...] = ()
+    columns: SampleColumns = NO_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,7 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     dtype = launch.dtype or ("float32" if launch.device == "cpu" else None)
     if dtype is not None and "dtype" not in user:
         argv += ["--dtype", dtype]
+    argv += _columns(launch, user)
     if launch.device == "cpu":
         argv += _cpu_layout(launch, user)
     return EngineCommand(tuple(argv) + launch.extra_args, _environment(launch))
@@ -90,6 +106,31 @@ def user_options(extra_args: Sequence[str]) -> frozenset[str]:
     return frozenset(names)
 
 
+def _columns(launch: EngineLaunch, user: frozenset[str]) -> list[str]:
+    """vLLM's own options; what its model runner on a CPU can't return is captured by the plug-in."""
+    argv = []
+    wanted = launch.columns
+    if wanted.num_candidates >= _VLLM_MAX_LOGPROBS and "max-logprobs" not in user:
+        argv += ["--max-logprobs", str(wanted.num_candidates + 1)]
+    if wanted.routes and launch.device == "gpu" and "enable-return-routed-experts" not in user:
+        argv += ["--enable-return-routed-experts"]
+    return argv
+
+
+def _captured(launch: EngineLaunch) -> str:
+    wanted = {"routes": launch.columns.routes and launch.device == "cpu", "nucleus": launch.columns.nucleus}
+    return " ".join(name for name, is_captured in wanted.items() if is_captured)
+
+
+def _plugins() -> str:
+    """`VLLM_PLUGINS`: vLLM serves the routes of named plug-ins only, and then loads no other plug-in of any kind."""
+    given = os.environ.get("VLLM_PLUGINS")
+    if given is not None:
+        return ",".join(dict.fromkeys([*given.split(","), PLUGIN]))
+    found = [point.name for group in _PLUGIN_GROUPS for point in importlib.metadata.entry_points(group=group)]
+    return ",".join(dict.fromkeys([*found, PLUGIN]))
+
+
 def _cpu_layout(launch: EngineLaunch, user: frozenset[str]) -> list[str]:
     # Measured on two cores with a tiny model: without a worker process and without compilation an engine is ready in
     # half the time, and one OpenMP thread serves three times the requests of two beside a busy core.
@@ -106,7 +147,9 @@ def _environment(launch: EngineLaunch) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_PLUGINS": _plugins(),
         "VIME_RUN_ID": launch.run_id,
+        CAPTURE_ENV: _captured(launch),
         DIE_WITH_PARENT_ENV: "1",
     }
     if launch.device == "cpu":

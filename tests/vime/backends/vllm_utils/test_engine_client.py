@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from tests.support.standin_engine import StandinEngine
 from tests.vime.backends.vllm_utils.publications import Publisher
 from vime.backends.vllm_utils.client import EngineClient, version_at_least
-from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
+from vime.backends.vllm_utils.protocol import GenerateRequest, SampleColumns, Sampling
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.backends.vllm_utils.wire_032 import decode_generate, parse_metrics, parse_version
 from vime.errors import EngineError
@@ -34,7 +35,7 @@ async def client(standin: StandinEngine) -> AsyncIterator[EngineClient]:
 
 async def test_a_dropped_connection_names_engine_and_route(standin: StandinEngine, client: EngineClient) -> None:
     standin.faults.num_dropped_connections = 1
-    with pytest.raises(EngineError, match=r"POST /inference/v1/generate failed: ServerDisconnected") as error:
+    with pytest.raises(EngineError, match=r"POST /inference/v1/sample failed: ServerDisconnected") as error:
         await client.generate(REQUEST)
     assert standin.address in str(error.value)
     assert (await client.generate(REQUEST)).finish_reason == "length"
@@ -42,7 +43,7 @@ async def test_a_dropped_connection_names_engine_and_route(standin: StandinEngin
 
 async def test_a_slow_engine_is_given_up_in_bounded_time(standin: StandinEngine, client: EngineClient) -> None:
     standin.faults.step_s = 5.0
-    with pytest.raises(EngineError, match=r"/inference/v1/generate took longer than 0\.5 s"):
+    with pytest.raises(EngineError, match=r"/inference/v1/sample took longer than 0\.5 s"):
         await client.generate(REQUEST)
 
 
@@ -54,10 +55,29 @@ async def test_a_stuck_control_call_is_given_up_in_bounded_time(standin: Standin
     assert time.monotonic() - started < 3.0
 
 
-async def test_a_missing_log_prob_never_becomes_a_number(standin: StandinEngine, client: EngineClient) -> None:
-    standin.faults.num_null_log_probs = 1
-    with pytest.raises(EngineError, match=r"answer can't be read.*logprob"):
+@pytest.mark.parametrize(
+    ("has_columns", "message"),
+    [(True, "log-probability of output token 1 is nan"), (False, "answer can't be read.*logprob")],
+)
+async def test_a_missing_log_prob_never_becomes_a_number(
+    standin: StandinEngine, client: EngineClient, has_columns: bool, message: str
+) -> None:
+    standin.has_columns, standin.faults.num_null_log_probs = has_columns, 1
+    with pytest.raises(EngineError, match=message):
         await client.generate(REQUEST)
+
+
+async def test_an_engine_without_the_plug_in_serves_tokens_but_refuses_columns(
+    standin: StandinEngine, client: EngineClient
+) -> None:
+    with_columns = await client.generate(REQUEST)
+    standin.has_columns = False
+    async with EngineClient(standin.address) as other:
+        plain = await other.generate(REQUEST)
+        assert (plain.token_ids, plain.log_probs) == (with_columns.token_ids, pytest.approx(with_columns.log_probs))
+        with pytest.raises(EngineError, match=r"no route /inference/v1/sample, .*num_candidates=3"):
+            await other.generate(replace(REQUEST, columns=SampleColumns(num_candidates=3)))
+        assert not (await other.capabilities()).columns
 
 
 async def test_a_refused_update_leaves_the_version(standin: StandinEngine, client: EngineClient) -> None:

@@ -1,0 +1,63 @@
+"""The sample route as vLLM's endpoint plug-in: attached when the API server is built, tested before it listens."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from vllm import __version__ as vllm_version
+from vllm.outputs import CompletionOutput
+
+from vime.backends.vllm_utils.plugin import PLUGIN
+from vime.backends.vllm_utils.plugin.sample_route import SampleRoute
+from vime.backends.vllm_utils.plugin.self_test import check_route
+from vime.backends.vllm_utils.plugin.worker_methods import START_CAPTURE
+from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV, SAMPLE, SampleAbilities
+
+
+class SampleEndpoint:
+    """Entry point of the `vllm.endpoint_plugins` group."""
+
+    name = PLUGIN
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self._route: SampleRoute | None = None
+
+    def attach_router(self, app: Any) -> None:
+        """Called before there is an engine."""
+        app.router.add_route(SAMPLE, self._tell, methods=["GET"])
+        app.router.add_route(SAMPLE, self._serve, methods=["POST"])
+
+    async def init_state(self, engine_client: Any, _state: Any, args: Any) -> None:
+        """Switch on what the launcher asked for, and compare the route with vLLM's own answers.
+
+        Raises `EngineStartError` when they differ: the engine then doesn't start.
+        """
+        captured = os.environ.get(CAPTURE_ENV, "").split()
+        if captured:
+            await engine_client.collective_rpc(START_CAPTURE, args=("routes" in captured, "nucleus" in captured))
+        model = engine_client.vllm_config.model_config
+        vocab_size = int(model.get_vocab_size())
+        abilities = SampleAbilities(
+            max_candidates=vocab_size if model.max_logprobs == -1 else min(int(model.max_logprobs), vocab_size),
+            routes=bool(args.enable_return_routed_experts) or "routes" in captured,
+            nucleus="nucleus" in captured,
+            version_spans="weight_versions" in CompletionOutput.__dataclass_fields__,
+        )
+        route = SampleRoute(engine_client, abilities)
+        await check_route(engine_client, route.sample, abilities, vllm_version)
+        self._route = route
+
+    async def _tell(self, request: Request) -> Response:
+        return await self._started().tell(request)
+
+    async def _serve(self, request: Request) -> Response:
+        return await self._started().serve(request)
+
+    def _started(self) -> SampleRoute:
+        if self._route is None:
+            raise RuntimeError("The sample route was called before the engine was ready.")
+        return self._route

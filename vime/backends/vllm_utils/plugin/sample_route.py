@@ -1,0 +1,153 @@
+"""The sample route in vLLM's API server; see `vime.backends.vllm_utils.wire_columns` for its messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from vime.backends.vllm_utils.plugin.columns import OPTION, ROWS_PER_BLOCK, ColumnRequest, Columns
+from vime.backends.vllm_utils.wire_032 import engine_request_id
+from vime.backends.vllm_utils.wire_columns import (
+    MSGPACK,
+    NucleusColumn,
+    RouteColumn,
+    SampleAbilities,
+    SampleAnswer,
+    SampleCall,
+    Span,
+)
+
+
+class SampleRoute:
+    """Serves calls with one engine."""
+
+    def __init__(self, engine: Any, abilities: SampleAbilities) -> None:
+        """`engine` is vLLM's `AsyncLLM`."""
+        self._engine, self._abilities = engine, abilities
+
+    async def sample(self, call: SampleCall) -> SampleAnswer:
+        """Sample as asked. Cancelling it aborts the request.
+
+        Raises `ValueError` for what this engine can't do.
+        """
+        self._check(call)
+        prompt = tokens_input(np.frombuffer(call.token_ids, "<i4").tolist(), cache_salt=call.cache_salt)
+        name = engine_request_id(call.request_id)
+        return _answer(call, await last_output(self._engine.generate(prompt, _parameters(call), name)))
+
+    def _check(self, call: SampleCall) -> None:
+        wanted = {"routes": call.routes_from is not None, "nucleus": call.nucleus}
+        for name, is_wanted in wanted.items():
+            if is_wanted and not getattr(self._abilities, name):
+                raise ValueError(f"This engine was not started to return its {name}.")
+        if call.num_candidates > self._abilities.max_candidates:
+            raise ValueError(f"{call.num_candidates} candidates, allowed: {self._abilities.max_candidates}.")
+
+    async def tell(self, _request: Request) -> Response:
+        """Answer a GET."""
+        return Response(msgspec.json.encode(self._abilities), media_type="application/json")
+
+    async def serve(self, request: Request) -> Response:
+        """Answer a POST; a client that leaves ends its request in the engine."""
+        try:
+            call = msgspec.msgpack.decode(await request.body(), type=SampleCall)
+        except msgspec.MsgspecError as error:
+            return _refusal(error)
+        sampling = asyncio.create_task(self.sample(call))
+        leaving = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait((sampling, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not sampling.done():
+                return Response(status_code=499)
+            return Response(msgspec.msgpack.encode(sampling.result()), media_type=MSGPACK)
+        except (ValueError, TypeError) as error:  # vLLM's word on a request that it doesn't take
+            return _refusal(error)
+        finally:
+            leaving.cancel()
+            sampling.cancel()
+
+
+async def last_output(outputs: AsyncIterator[Any]) -> Any:
+    """The one output of a request that asks for a final one only."""
+    *_, last = [output async for output in outputs]
+    return last
+
+
+def _parameters(call: SampleCall) -> SamplingParams:
+    wanted = ColumnRequest(
+        num_candidates=call.num_candidates,
+        routes_from=call.routes_from,
+        nucleus=call.nucleus,
+        # The API server cuts at a stop string, and then has to have the rows up to it.
+        rows_per_block=1 if call.sampling.get("stop") else ROWS_PER_BLOCK,
+    )
+    parameters = SamplingParams(**call.sampling | {"logprobs": call.num_candidates})
+    parameters.output_kind = RequestOutputKind.FINAL_ONLY
+    parameters.extra_args = {OPTION: msgspec.to_builtins(wanted)}
+    if call.routes_from:
+        parameters.routed_experts_prompt_start = call.routes_from
+    return parameters
+
+
+def _answer(call: SampleCall, result: Any) -> SampleAnswer:
+    """An answer that the API server cut short, for an abort, has tokens whose rows are still in the core: they are left
+    out, so that all columns are equally long."""
+    (output,) = result.outputs
+    columns: Columns = output.logprobs.join()
+    num_tokens = min(len(output.token_ids), len(columns))
+    columns = columns.head(num_tokens)
+    token_ids = np.asarray(output.token_ids[:num_tokens], "<i4")
+    if not np.array_equal(token_ids, columns.sampled_ids):
+        raise RuntimeError(f"Request {call.request_id}: the columns belong to other tokens than those sampled.")
+    return SampleAnswer(
+        num_candidates=call.num_candidates,
+        token_ids=token_ids.tobytes(),
+        log_probs=columns.log_probs.tobytes(),
+        candidate_ids=columns.candidate_ids.tobytes(),
+        candidate_log_probs=columns.candidate_log_probs.tobytes(),
+        finish_reason=output.finish_reason,
+        spans=_spans(output, num_tokens),
+        num_prompt_tokens=len(result.prompt_token_ids),
+        num_cached_tokens=result.num_cached_tokens or 0,
+        routes=_routes(columns, call),
+        nucleus=_nucleus(columns),
+    )
+
+
+def _spans(output: Any, num_tokens: int) -> list[Span]:
+    labelled = vars(output).get("weight_versions") or []  # vLLM before 0.32 has no labels
+    spans = [Span(span.version, span.start, min(span.end, num_tokens)) for span in labelled]
+    return [span for span in spans if span.start < span.stop]
+
+
+def _routes(columns: Columns, call: SampleCall) -> RouteColumn | None:
+    if columns.routes is None or call.routes_from is None:
+        return None
+    rows, layers, top_k = columns.routes.shape
+    return RouteColumn(columns.routes.dtype.str, (rows, layers, top_k), columns.routes.tobytes(), call.routes_from)
+
+
+def _nucleus(columns: Columns) -> NucleusColumn | None:
+    nuclei = columns.nuclei
+    if nuclei is None:
+        return None
+    return NucleusColumn(nuclei.ids.tobytes(), nuclei.offsets.tobytes(), nuclei.log_probs.tobytes())
+
+
+def _refusal(error: Exception) -> Response:
+    body = msgspec.json.encode({"error": {"message": str(error), "code": 400}})
+    return Response(body, status_code=400, media_type="application/json")
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
