@@ -206,6 +206,8 @@ class StandinEngine:
     async def _generate_columns(self, http_request: web.Request) -> web.Response:
         self._require_columns()
         call = msgspec.msgpack.decode(await http_request.read(), type=SampleCall)
+        if call.num_candidates > self.vocab_size:
+            raise web.HTTPBadRequest(text=f"{call.num_candidates} candidates, allowed: {self.vocab_size}.")
         prompt = np.frombuffer(call.token_ids, "<i4").tolist()
         sampled = await self._serve_request(http_request, call.request_id, prompt, call.sampling, call.cache_salt)
         log_probs = np.asarray(sampled.log_probs, "<f4")
@@ -241,11 +243,8 @@ class StandinEngine:
     def _nucleus(self, sampled: _Sampled) -> NucleusColumn:
         """The sampled token and those after it, equally probable."""
         sizes = np.asarray(sampled.nucleus_sizes, np.int64)
-        ids = [
-            (token + step) % self.vocab_size
-            for token, size in zip(sampled.tokens, sizes, strict=True)
-            for step in range(size)
-        ]
+        steps = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])
+        ids = (np.repeat(np.asarray(sampled.tokens, np.int64), sizes) + steps) % self.vocab_size
         log_probs = np.repeat(-np.log(np.maximum(sizes, 1)), sizes)
         return NucleusColumn(
             ids.astype("<i4").tobytes(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -11,8 +12,8 @@ from vllm import __version__ as vllm_version
 from vllm.outputs import CompletionOutput
 
 from vime.backends.vllm_utils.plugin import PLUGIN
-from vime.backends.vllm_utils.plugin.sample_route import SampleRoute
-from vime.backends.vllm_utils.plugin.self_test import check_route
+from vime.backends.vllm_utils.plugin.sample_route import SampleRoute, stock_answer
+from vime.backends.vllm_utils.plugin.self_test import NUM_TOKENS, check_route
 from vime.backends.vllm_utils.plugin.worker_methods import START_CAPTURE
 from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV, SAMPLE, SampleAbilities
 
@@ -47,8 +48,8 @@ class SampleEndpoint:
             nucleus="nucleus" in captured,
             version_spans="weight_versions" in CompletionOutput.__dataclass_fields__,
         )
-        route = SampleRoute(engine_client, abilities)
-        await check_route(engine_client, route.sample, abilities, vllm_version)
+        route, prompt = SampleRoute(engine_client, abilities), _prompt(engine_client.vllm_config)
+        await check_route(partial(stock_answer, engine_client), route.sample, abilities, prompt, vllm_version)
         self._route = route
 
     async def _tell(self, request: Request) -> Response:
@@ -61,3 +62,10 @@ class SampleEndpoint:
         if self._route is None:
             raise RuntimeError("The sample route was called before the engine was ready.")
         return self._route
+
+
+def _prompt(config: Any) -> list[int]:
+    """Token ids for the comparison: more than a block of the prefix cache holds, where the model takes as many."""
+    size = min(int(config.model_config.get_vocab_size()), 1000)
+    length = max(2, min(config.cache_config.block_size + 2, config.model_config.max_model_len - NUM_TOKENS - 1))
+    return [7 * position % size for position in range(length)]

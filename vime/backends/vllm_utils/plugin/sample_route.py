@@ -14,6 +14,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from vime.backends.vllm_utils.plugin.columns import OPTION, ROWS_PER_BLOCK, ColumnRequest, Columns
+from vime.backends.vllm_utils.plugin.self_test import StockAnswer
 from vime.backends.vllm_utils.wire_032 import engine_request_id
 from vime.backends.vllm_utils.wire_columns import (
     MSGPACK,
@@ -41,7 +42,7 @@ class SampleRoute:
         self._check(call)
         prompt = tokens_input(np.frombuffer(call.token_ids, "<i4").tolist(), cache_salt=call.cache_salt)
         name = engine_request_id(call.request_id)
-        return _answer(call, await last_output(self._engine.generate(prompt, _parameters(call), name)))
+        return _answer(call, await _last(self._engine.generate(prompt, _parameters(call), name)))
 
     def _check(self, call: SampleCall) -> None:
         wanted = {"routes": call.routes_from is not None, "nucleus": call.nucleus}
@@ -75,7 +76,17 @@ class SampleRoute:
             sampling.cancel()
 
 
-async def last_output(outputs: AsyncIterator[Any]) -> Any:
+async def stock_answer(engine: Any, prompt: list[int], sampling: dict[str, Any], salt: str) -> StockAnswer:
+    """The answer of vLLM's own way to a request; `sampling` are fields of `SamplingParams`."""
+    parameters = SamplingParams(**sampling)
+    parameters.output_kind = RequestOutputKind.FINAL_ONLY
+    result = await _last(engine.generate(tokens_input(prompt, cache_salt=salt), parameters, f"stock-{salt}"))
+    (output,) = result.outputs
+    listed = [{token: value.logprob for token, value in position.items()} for position in output.logprobs]
+    return StockAnswer(list(output.token_ids), output.finish_reason, listed, output.routed_experts)
+
+
+async def _last(outputs: AsyncIterator[Any]) -> Any:
     """The one output of a request that asks for a final one only."""
     *_, last = [output async for output in outputs]
     return last

@@ -1,20 +1,19 @@
 """The plug-in against vLLM's own way, value for value, before an engine serves anything.
 
 The plug-in reaches into vLLM's classes by name. On a vLLM where they mean something else its columns would be wrong
-without an error, so the same requests are sampled both ways and every number is compared.
+without an error, so the same requests are sampled both ways and every number is compared. No vLLM is imported here.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from vllm.inputs.engine import tokens_input
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+import numpy.typing as npt
 
-from vime.backends.vllm_utils.plugin.sample_route import last_output
 from vime.backends.vllm_utils.wire_columns import SampleAbilities, SampleAnswer, SampleCall
 from vime.errors import EngineStartError
 
@@ -22,18 +21,34 @@ NUM_TOKENS = 6
 NUM_ATTEMPTS = 3
 """A GPU may sum in another order the next time, and two tokens of equal probability then change places."""
 
+
+@dataclass(frozen=True)
+class StockAnswer:
+    """What vLLM says itself: at each position the log-probabilities of the sampled token and the most probable ones."""
+
+    token_ids: list[int]
+    finish_reason: str | None
+    listed: list[dict[int, float]]
+    routes: npt.NDArray[Any] | None = None
+    """[P + R - 1, L, K]"""
+
+
+Stock = Callable[[list[int], dict[str, Any], str], Awaitable[StockAnswer]]
+"""Prompt, fields of vLLM's `SamplingParams`, and a salt for the prefix cache."""
 Sample = Callable[[SampleCall], Awaitable[SampleAnswer]]
 _NUMBERS = itertools.count()
 
 
-async def check_route(engine: Any, sample: Sample, abilities: SampleAbilities, version: str) -> None:
-    """Compare tokens, log-probabilities, candidates, routes and nuclei; `engine` is vLLM's `AsyncLLM`.
+async def check_route(
+    stock: Stock, sample: Sample, abilities: SampleAbilities, prompt: list[int], version: str
+) -> None:
+    """Compare tokens, log-probabilities, candidates, routes and nuclei of answers to `prompt`.
 
-    Raises `EngineStartError` that says what differs.
+    Raises `EngineStartError` that says what differs; `version` is that of vLLM.
     """
     for parameters in _requests(abilities):
         for _ in range(NUM_ATTEMPTS):
-            difference = await _compare(engine, sample, parameters, abilities)
+            difference = await _compare(stock, sample, parameters, abilities, prompt)
             if difference is None:
                 break
         else:
@@ -53,10 +68,11 @@ def _requests(abilities: SampleAbilities) -> list[dict[str, Any]]:
     return requests
 
 
-async def _compare(engine: Any, sample: Sample, parameters: dict[str, Any], abilities: SampleAbilities) -> str | None:
+async def _compare(
+    stock: Stock, sample: Sample, parameters: dict[str, Any], abilities: SampleAbilities, prompt: list[int]
+) -> str | None:
     """What differs, None when nothing does."""
-    prompt = _prompt(engine)
-    stock = await _stock(engine, prompt, parameters)
+    expected = await stock(prompt, parameters, _name())
     call = SampleCall(
         request_id=_name(),
         token_ids=np.asarray(prompt, "<i4").tobytes(),
@@ -68,58 +84,50 @@ async def _compare(engine: Any, sample: Sample, parameters: dict[str, Any], abil
     )
     answer = await sample(call)
     return (
-        _compare_tokens(stock, answer)
-        or _compare_candidates(stock, answer)
-        or _compare_nuclei(stock, answer)
-        or await _compare_routes(stock, call, answer, sample)
+        _compare_tokens(expected, answer)
+        or _compare_candidates(expected, answer)
+        or _compare_nuclei(expected, answer)
+        or await _compare_routes(expected, call, answer, sample)
     )
 
 
-async def _stock(engine: Any, prompt: list[int], parameters: dict[str, Any]) -> Any:
-    wanted = SamplingParams(**parameters)
-    wanted.output_kind = RequestOutputKind.FINAL_ONLY
-    result = await last_output(engine.generate(tokens_input(prompt, cache_salt=_name()), wanted, _name()))
-    return result.outputs[0]
-
-
-def _compare_tokens(stock: Any, answer: SampleAnswer) -> str | None:
+def _compare_tokens(stock: StockAnswer, answer: SampleAnswer) -> str | None:
     tokens = np.frombuffer(answer.token_ids, "<i4").tolist()
-    if tokens != list(stock.token_ids) or answer.finish_reason != stock.finish_reason:
-        return f"tokens {tokens} ({answer.finish_reason}), vLLM's {list(stock.token_ids)} ({stock.finish_reason})"
+    if tokens != stock.token_ids or answer.finish_reason != stock.finish_reason:
+        return f"tokens {tokens} ({answer.finish_reason}), vLLM's {stock.token_ids} ({stock.finish_reason})"
     log_probs = np.frombuffer(answer.log_probs, "<f4")
-    expected = np.asarray([row[token].logprob for row, token in zip(stock.logprobs, tokens, strict=True)], "<f4")
+    expected = np.asarray([row[token] for row, token in zip(stock.listed, tokens, strict=True)], "<f4")
     if not np.array_equal(log_probs, expected):
         return f"log-probabilities {log_probs.tolist()}, vLLM's {expected.tolist()}"
     return None
 
 
-def _compare_candidates(stock: Any, answer: SampleAnswer) -> str | None:
+def _compare_candidates(stock: StockAnswer, answer: SampleAnswer) -> str | None:
     """vLLM lists the sampled token and the most probable ones without order between equal values: every one that it
     lists must be among the columns with the same value, or be the sampled token."""
     shape = (len(stock.token_ids), answer.num_candidates)
     ids = np.frombuffer(answer.candidate_ids, "<i4").reshape(shape)
     log_probs = np.frombuffer(answer.candidate_log_probs, "<f4").reshape(shape)
-    for position, listed in enumerate(stock.logprobs):
+    for position, listed in enumerate(stock.listed):
         found = dict(zip(ids[position].tolist(), log_probs[position].tolist(), strict=True))
-        expected = {token: float(np.float32(value.logprob)) for token, value in listed.items()}
-        sampled = int(stock.token_ids[position])
+        expected = {token: float(np.float32(value)) for token, value in listed.items()}
+        sampled = stock.token_ids[position]
         found.setdefault(sampled, expected[sampled])
         if found != expected:
             return f"candidates {found} of output token {position}, vLLM's {expected}"
     return None
 
 
-def _compare_nuclei(stock: Any, answer: SampleAnswer) -> str | None:
+def _compare_nuclei(stock: StockAnswer, answer: SampleAnswer) -> str | None:
     if answer.nucleus is None:
         return None
     offsets = np.frombuffer(answer.nucleus.offsets, "<i8")
     ids = np.frombuffer(answer.nucleus.ids, "<i4")
     log_probs = np.frombuffer(answer.nucleus.log_probs, "<f4")
-    for position, listed in enumerate(stock.logprobs):
+    for position, listed in enumerate(stock.listed):
         rows = slice(int(offsets[position]), int(offsets[position + 1]))
         nucleus = dict(zip(ids[rows].tolist(), log_probs[rows].tolist(), strict=True))
-        expected = {token: float(np.float32(value.logprob)) for token, value in listed.items()}
-        kept = {token: value for token, value in expected.items() if value > -np.inf}
+        kept = {token: float(np.float32(value)) for token, value in listed.items() if value > -np.inf}
         if not nucleus.items() >= kept.items():
             return f"nucleus {nucleus} of output token {position} lacks vLLM's {kept}"
         if abs(float(np.exp(log_probs[rows], dtype=np.float64).sum()) - 1.0) > 1e-4:
@@ -127,33 +135,26 @@ def _compare_nuclei(stock: Any, answer: SampleAnswer) -> str | None:
     return None
 
 
-async def _compare_routes(stock: Any, call: SampleCall, answer: SampleAnswer, sample: Sample) -> str | None:
-    """With vLLM's routes where it returns any. Those that vime captures are compared with themselves, computed once
-    more and found in the prefix cache: they must be complete and repeat."""
+async def _compare_routes(stock: StockAnswer, call: SampleCall, answer: SampleAnswer, sample: Sample) -> str | None:
+    """With vLLM's routes where it returns any. Those that vime captures must be complete, and what the prefix cache
+    brings of them must be what was captured. Rows after it may differ: they are summed in another order then."""
     if call.routes_from is None:
         return None
     num_rows = answer.num_prompt_tokens + len(stock.token_ids) - 1
     if answer.routes is None or answer.routes.shape[0] != num_rows:
         return f"routes of {0 if answer.routes is None else answer.routes.shape[0]} tokens, expected {num_rows}"
-    if stock.routed_experts is not None:
-        same = np.array_equal(stock.routed_experts, _route_rows(answer))
+    if stock.routes is not None:
+        same = np.array_equal(stock.routes, _route_rows(answer))
         return None if same else "routes differ from vLLM's"
     again = await sample(call)
-    same = again.routes is not None and np.array_equal(_route_rows(again), _route_rows(answer))
-    return None if same else "routes of the same request differ the second time"
+    cached = slice(again.num_cached_tokens)
+    same = again.routes is not None and np.array_equal(_route_rows(again)[cached], _route_rows(answer)[cached])
+    return None if same else "routes of tokens in the prefix cache differ from those captured"
 
 
-def _route_rows(answer: SampleAnswer) -> Any:
+def _route_rows(answer: SampleAnswer) -> npt.NDArray[Any]:
     assert answer.routes is not None
     return np.frombuffer(answer.routes.data, answer.routes.dtype).reshape(answer.routes.shape)
-
-
-def _prompt(engine: Any) -> list[int]:
-    """Longer than a block of the prefix cache, where the model takes as much."""
-    config = engine.vllm_config
-    size = config.model_config.get_vocab_size()
-    length = max(2, min(config.cache_config.block_size + 2, config.model_config.max_model_len - NUM_TOKENS - 1))
-    return [3 + 7 * position % max(1, min(size, 1000) - 3) for position in range(length)]
 
 
 def _name() -> str:
