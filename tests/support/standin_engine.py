@@ -45,6 +45,8 @@ class Faults:
 
     step_s: float = 0.0005
     """Seconds per sampled token."""
+    num_tokens_before_abort: int | None = None
+    """Requests are aborted after so many tokens."""
     num_dropped_connections: int = 0
     num_null_log_probs: int = 0
     num_failed_updates: int = 0
@@ -225,7 +227,7 @@ class StandinEngine:
             spans=[Span(*span) for span in sampled.spans],
             num_prompt_tokens=len(prompt),
             num_cached_tokens=sampled.num_cached,
-            routes=None if call.routes_from is None else self._routes(prompt + sampled.tokens, call.routes_from),
+            routes=self._routes(prompt + sampled.tokens, call.routes_from) if sampled.tokens else None,
             nucleus=self._nucleus(sampled) if call.nucleus else None,
         )
         return web.Response(body=msgspec.msgpack.encode(answer))
@@ -234,8 +236,10 @@ class StandinEngine:
         if not self.has_columns:
             raise web.HTTPNotFound
 
-    def _routes(self, tokens: list[int], start: int) -> RouteColumn:
+    def _routes(self, tokens: list[int], start: int | None) -> RouteColumn | None:
         """Two layers of four experts, two of which serve a token: a function of the token."""
+        if start is None:
+            return None
         first = np.asarray(tokens[start:-1], np.uint8)[:, None, None] + np.arange(2, dtype=np.uint8)[:, None]
         rows = ((first + np.arange(2, dtype=np.uint8)) % 4).astype(np.uint8)
         return RouteColumn("|u1", (len(rows), 2, 2), rows.tobytes(), start)
@@ -277,7 +281,7 @@ class StandinEngine:
         limit = min(sampling["max_tokens"], self.max_model_len - len(prompt))
         while len(sampled.tokens) < limit:
             await self._step(request)
-            if request.aborted.is_set():
+            if request.aborted.is_set() or len(sampled.tokens) == self.faults.num_tokens_before_abort:
                 sampled.reason = "abort"
                 break
             if not sampled.tokens:
