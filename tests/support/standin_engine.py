@@ -26,6 +26,7 @@ from vime.backends.vllm_utils.receiving import GlooReceiver, parse_gloo_init
 from vime.backends.vllm_utils.weight_folder import read_weight_folder, verify_weight_folder
 from vime.backends.vllm_utils.wire_columns import (
     SAMPLE,
+    VERSION,
     NucleusColumn,
     RouteColumn,
     SampleAbilities,
@@ -86,6 +87,8 @@ class StandinEngine:
         self.faults = Faults()
         self.has_columns = True
         """Whether vime's plug-in is there, which serves the sample route."""
+        self.keeps_version = False
+        """Whether the version is set and asked for by the plug-in's route, as with a vLLM that has no labels."""
         self.version = "default"
         self.weights_digest = "start"
         self.address = ""
@@ -136,11 +139,13 @@ class StandinEngine:
                 web.get("/get_world_size", lambda _: _answer(world_size=1)),
                 web.get("/openapi.json", self._openapi),
                 web.get("/metrics", self._metrics),
-                web.get("/weight_info", lambda _: _answer(weight_version=self.version)),
+                web.get("/weight_info", self._tell_version),
                 web.get("/is_paused", lambda _: _answer(is_paused=not self._running.is_set())),
                 web.post("/inference/v1/generate", self._generate),
                 web.get(SAMPLE, self._tell_abilities),
                 web.post(SAMPLE, self._generate_columns),
+                web.get(VERSION, lambda _: _answer(version=self.version)),
+                web.post(VERSION, self._set_label),
                 web.post("/abort_requests", self._abort),
                 web.post("/pause", self._pause),
                 web.post("/resume", self._resume),
@@ -164,6 +169,11 @@ class StandinEngine:
 
     async def _ok(self, _request: web.Request) -> web.Response:
         return web.Response()
+
+    async def _tell_version(self, _request: web.Request) -> web.Response:
+        if self.keeps_version:
+            raise web.HTTPNotFound
+        return await _answer(weight_version=self.version)
 
     async def _openapi(self, request: web.Request) -> web.Response:
         paths = {resource.canonical: {} for resource in request.app.router.resources()}
@@ -203,7 +213,7 @@ class StandinEngine:
 
     async def _tell_abilities(self, _request: web.Request) -> web.Response:
         self._require_columns()
-        return web.Response(body=msgspec.json.encode(SampleAbilities(self.vocab_size, True, True, True)))
+        return web.Response(body=msgspec.json.encode(SampleAbilities(self.vocab_size, True, True, self.keeps_version)))
 
     async def _generate_columns(self, http_request: web.Request) -> web.Response:
         self._require_columns()
@@ -401,8 +411,13 @@ class StandinEngine:
         if not self._update_open or not self._update_verified:
             return await _error(500, "No verified weights have arrived in this update; the version stays.")
         self._update_open = False
-        self.version = (await request.json())["weight_version"]
+        if not self.keeps_version:
+            self.version = (await request.json())["weight_version"]
         return await _answer(message="Weight update finished")
+
+    async def _set_label(self, request: web.Request) -> web.Response:
+        self.version = (await request.json())["version"]
+        return await _answer(version=self.version)
 
     async def _hang_if_stuck(self) -> None:
         while self.faults.stuck:

@@ -21,6 +21,7 @@ from vime.backends.vllm_utils.protocol import (
     PauseMode,
 )
 from vime.errors import EngineError
+from vime.versions import version_at_least
 
 _EXCERPT = 500
 _KEEPALIVE_S = 2.0
@@ -89,7 +90,7 @@ class EngineClient:
         world = await self._json("GET", "/get_world_size") if "/get_world_size" in routes else {"world_size": 1}
         request_fields = api.get("components", {}).get("schemas", {}).get("GenerateRequest", {}).get("properties", {})
         abilities = await self._sample_abilities()
-        columns = abilities or wire_columns.SampleAbilities(0, False, False, version_at_least(version, (0, 32)))
+        columns = abilities or wire_columns.SampleAbilities(0, False, False, False)
         return EngineCapabilities(
             engine_version=version,
             model=str(models[0]["id"]),
@@ -97,7 +98,7 @@ class EngineClient:
             world_size=int(world["world_size"]),
             token_in_generate=wire.GENERATE in routes,
             pause_keep="/pause" in routes,
-            version_spans=columns.version_spans,
+            version_spans=abilities is not None or version_at_least(version, (0, 32)),
             cache_salt="cache_salt" in request_fields,
             weight_transfer="/update_weights" in routes,
             columns=abilities is not None,
@@ -194,9 +195,13 @@ class EngineClient:
         """Close a verified update; from now on the engine labels tokens with `version`."""
         body = {"weight_version": str(version)}
         await self._json("POST", "/finish_weight_update", json=body, timeout_s=self._update_timeout_s)
+        if await self._keeps_version():
+            await self._json("POST", wire_columns.VERSION, json={"version": str(version)})
 
     async def weight_version(self) -> int:
         """Version of the engine's weights; `protocol.START_VERSION` before the first publication."""
+        if await self._keeps_version():
+            return wire.parse_version(str((await self._json("GET", wire_columns.VERSION))["version"]))
         return wire.parse_version(str((await self._json("GET", "/weight_info"))["weight_version"]))
 
     async def metrics(self) -> EngineMetrics:
@@ -210,6 +215,11 @@ class EngineClient:
                 self._abilities = await self._ask_abilities()
                 self._has_asked = True
         return self._abilities
+
+    async def _keeps_version(self) -> bool:
+        """Whether the label of the weights is the plug-in's."""
+        abilities = await self._sample_abilities()
+        return abilities is not None and abilities.keeps_version
 
     async def _ask_abilities(self) -> wire_columns.SampleAbilities | None:
         try:
@@ -265,10 +275,3 @@ class EngineClient:
             kind = _NotFound if answer.status == 404 else EngineError
             raise kind(f"Engine {self.address}: {method} {route} answered {answer.status}: {excerpt}")
         return body
-
-
-def version_at_least(version: str, wanted: tuple[int, int]) -> bool:
-    """Compare the first two numbers of a version like `0.32.0+cpu`."""
-    major, _, rest = version.partition(".")
-    minor = rest.partition(".")[0]
-    return major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) >= wanted

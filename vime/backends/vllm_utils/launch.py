@@ -16,6 +16,7 @@ from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV
 from vime.errors import SettingsError
 from vime.settings.owned_options import OWNED_VLLM_OPTIONS, option_name
+from vime.versions import installed_version, version_at_least
 
 _MODULE = "vllm.entrypoints.openai.api_server"
 _PLUGIN_GROUPS = (
@@ -73,7 +74,9 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     argv += ["--host", launch.host, "--port", str(launch.port), "--seed", str(launch.seed)]
     argv += ["--tensor-parallel-size", str(launch.tensor_size), "--logprobs-mode", "processed_logprobs"]
     argv += ["--weight-transfer-config", f'{{"backend": "{WEIGHT_BACKEND}"}}']
-    argv += ["--enable-scale-out", "--enable-prompt-tokens-details"]
+    argv += ["--enable-prompt-tokens-details"]
+    if version_at_least(installed_version("vllm") or "", (0, 32)):
+        argv += ["--enable-scale-out"]  # before, generation from token ids needed no word
     if launch.max_model_len is not None and "max-model-len" not in user:
         argv += ["--max-model-len", str(launch.max_model_len)]
     if "enable-prefix-caching" not in user:

@@ -29,7 +29,8 @@ NO_LOG_PROB = -9999.0
 UPDATE_IS_OPEN = "a weight update is already active"
 """Part of vLLM's answer to opening an update twice."""
 
-_UNLABELLED = "default"
+UNLABELLED = "default"
+"""vLLM's label of the weights that an engine was started with."""
 FINISH_REASONS = ("stop", "length", "abort")
 """How a request can end without an error."""
 
@@ -106,7 +107,7 @@ def engine_request_id(request_id: str) -> str:
 
 def parse_version(label: str) -> int:
     """Version number of an engine's label; raises `EngineError` for one that vime did not set."""
-    if label == _UNLABELLED:
+    if label == UNLABELLED:
         return START_VERSION
     if not label.isdecimal():
         raise EngineError(f"The engine reports weight version {label!r}, allowed: a number.")

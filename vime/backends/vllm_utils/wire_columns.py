@@ -26,6 +26,9 @@ from vime.errors import EngineError
 SAMPLE = "/inference/v1/sample"
 """Under a path that vLLM's API key guards, and that a router forwards."""
 
+VERSION = "/inference/v1/weight_label"
+"""GET and POST of a `WeightLabel`, where `SampleAbilities.keeps_version` says so. Set it while the engine is paused."""
+
 MSGPACK = "application/msgpack"
 
 CAPTURE_ENV = "VIME_ENGINE_CAPTURES"
@@ -92,7 +95,14 @@ class SampleAbilities(msgspec.Struct, frozen=True):
     max_candidates: int
     routes: bool
     nucleus: bool
-    version_spans: bool
+    keeps_version: bool
+    """The label of the weights is set and asked for by the plug-in's route, because this vLLM has none."""
+
+
+class WeightLabel(msgspec.Struct, frozen=True):
+    """JSON of the route `VERSION`."""
+
+    version: str
 
 
 def encode_call(request: GenerateRequest) -> bytes:

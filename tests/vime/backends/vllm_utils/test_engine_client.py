@@ -12,8 +12,8 @@ import torch
 
 from tests.support.standin_engine import StandinEngine
 from tests.vime.backends.vllm_utils.publications import Publisher
-from vime.backends.vllm_utils.client import EngineClient, version_at_least
-from vime.backends.vllm_utils.protocol import GenerateRequest, SampleColumns, Sampling
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.protocol import GenerateRequest, SampleColumns, Sampling, VersionSpan
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.backends.vllm_utils.wire_032 import decode_generate, parse_metrics, parse_version
 from vime.errors import EngineError
@@ -93,6 +93,18 @@ async def test_a_refused_update_leaves_the_version(standin: StandinEngine, clien
         assert await publisher.publish(weights) == 1
 
 
+async def test_a_version_that_vllm_does_not_know_of_is_kept_by_the_plug_in(
+    standin: StandinEngine, client: EngineClient
+) -> None:
+    standin.keeps_version = True
+    with GlooSender("127.0.0.1", 0, 2, timeout_s=5.0) as sender:
+        publisher = Publisher(client, sender)
+        await publisher.join()
+        assert await publisher.publish([("a", torch.ones(3))]) == 1
+    assert (standin.version, await client.weight_version()) == ("1", 1)
+    assert (await client.generate(REQUEST)).version_spans == [VersionSpan(1, 0, 2)]
+
+
 async def test_an_engine_that_is_gone_is_not_ready_and_named() -> None:
     async with EngineClient("http://127.0.0.1:9", control_timeout_s=0.5) as client:
         assert not await client.ready()
@@ -151,10 +163,3 @@ def test_metrics_are_summed_over_engine_cores() -> None:
     )
     metrics = parse_metrics(text)
     assert (metrics.num_running, metrics.num_waiting, metrics.kv_cache_usage) == (5, 4, 0.25)
-
-
-def test_versions_compare_by_their_first_two_numbers() -> None:
-    assert version_at_least("0.32.0+cpu", (0, 32))
-    assert version_at_least("1.0", (0, 32))
-    assert not version_at_least("0.26.0", (0, 32))
-    assert not version_at_least("dev", (0, 26))

@@ -28,6 +28,14 @@ def test_what_training_relies_on_is_always_set() -> None:
     assert {"--enable-scale-out", "--enable-prompt-tokens-details", "--enable-prefix-caching"} <= set(argv)
 
 
+@pytest.mark.parametrize(("version", "is_there"), [("0.26.0", False), ("0.32.0+cpu", True)])
+def test_generation_from_token_ids_is_switched_on_where_vllm_has_a_switch(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_there: bool
+) -> None:
+    monkeypatch.setattr("vime.backends.vllm_utils.launch.installed_version", lambda _name: version)
+    assert ("--enable-scale-out" in engine_command(LAUNCH).argv) == is_there
+
+
 def test_a_cpu_engine_computes_in_float32_unless_told_otherwise() -> None:
     assert value(engine_command(LAUNCH).argv, "--dtype") == "float32"
     chosen = engine_command(replace(LAUNCH, extra_args=("--dtype", "bfloat16"))).argv

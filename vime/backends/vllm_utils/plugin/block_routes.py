@@ -60,7 +60,7 @@ class _RequestRoutes:
 
     def __init__(self, like: npt.NDArray[Any]) -> None:
         self._dtype, self._shape = like.dtype, like.shape[1:]
-        self._row_bytes = like[0].nbytes
+        self._row_bytes = int(like[0].nbytes)
         self._data = bytearray()
         self._taken = 0
 

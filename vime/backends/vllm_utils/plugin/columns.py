@@ -83,6 +83,8 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     nucleus_counts: bytes
     """int32 [n]"""
     nucleus_log_probs: bytes
+    versions: list[tuple[str, int]]
+    """Labels of the weights that made the rows, and how many rows each made, in order."""
 
 
 @dataclass
@@ -96,6 +98,7 @@ class Pending:
     rows: bytearray = field(default_factory=bytearray)
     routes: list[npt.NDArray[Any]] = field(default_factory=list)
     nuclei: list[Nuclei] = field(default_factory=list)
+    versions: list[tuple[str, int]] = field(default_factory=list)
 
     @classmethod
     def start(cls, request: ColumnRequest, number: int) -> Pending:
@@ -118,9 +121,10 @@ class Pending:
             nucleus_ids=b"".join(nuclei.ids.tobytes() for nuclei in self.nuclei),
             nucleus_counts=b"".join(count.tobytes() for count in counts),
             nucleus_log_probs=b"".join(nuclei.log_probs.tobytes() for nuclei in self.nuclei),
+            versions=self.versions,
         )
         self.num_rows, self.next_block_rows = 0, self.request.rows_per_block
-        self.rows, self.routes, self.nuclei = bytearray(), [], []
+        self.rows, self.routes, self.nuclei, self.versions = bytearray(), [], [], []
         return msgspec.msgpack.encode(block)
 
 
@@ -128,17 +132,19 @@ class StepRows:
     """Log-probabilities of one step of a batch; `Pending` buffers take their rows from it.
 
     ids int32 [n, w], log_probs float32 [n, w], with the sampled token first and then the most probable ones;
-    `first_rows` tells the row of each request where one can have several.
+    `first_rows` tells the row of each request where one can have several, `version` labels the weights.
     """
 
     def __init__(
         self,
         ids: npt.NDArray[Any],
         log_probs: npt.NDArray[Any],
-        first_rows: Sequence[int] | None,
-        nuclei: Nuclei | None,
+        version: str,
+        first_rows: Sequence[int] | None = None,
+        nuclei: Nuclei | None = None,
     ) -> None:
-        self._ids, self._log_probs, self._first_rows, self._nuclei = ids, log_probs, first_rows, nuclei
+        self._ids, self._log_probs, self._version = ids, log_probs, version
+        self._first_rows, self._nuclei = first_rows, nuclei
         self._packed: dict[int, memoryview] = {}
 
     def add_to(self, pending: Pending, index: int, count: int) -> None:
@@ -147,6 +153,7 @@ class StepRows:
         size = pending.row_bytes
         pending.rows += self._pack(pending.request.num_candidates)[start * size : (start + count) * size]
         pending.num_rows += count
+        _extend(pending.versions, [(self._version, count)])
         if pending.request.nucleus and self._nuclei is not None:
             pending.nuclei.append(self._nuclei.rows(start, start + count))
 
@@ -158,7 +165,7 @@ class StepRows:
             rows = np.empty((len(self._ids), 2 * width), np.int32)
             rows[:, :width] = self._ids[:, :width]
             rows[:, width:] = np.ascontiguousarray(self._log_probs[:, :width], np.float32).view(np.int32)
-            packed = self._packed[num_candidates] = memoryview(rows).cast("B")
+            packed = self._packed[num_candidates] = rows.data.cast("B")
         return packed
 
 
@@ -172,6 +179,8 @@ class Columns:
     candidate_log_probs: npt.NDArray[np.float32]
     routes: npt.NDArray[Any] | None
     nuclei: Nuclei | None
+    versions: list[tuple[str, int]]
+    """Labels of weights and the number of tokens that each made, in order."""
 
     def __len__(self) -> int:
         return len(self.sampled_ids)
@@ -186,6 +195,7 @@ class Columns:
             self.candidate_log_probs[:num_tokens],
             None if self.routes is None else self.routes[: len(self.routes) - cut],
             None if self.nuclei is None else self.nuclei.rows(0, num_tokens),
+            self.versions,
         )
 
 
@@ -203,6 +213,7 @@ def join_blocks(blocks: Sequence[bytes], request: ColumnRequest) -> Columns:
         candidate_log_probs=log_probs[:, 1:],
         routes=np.concatenate(routes) if routes else None,
         nuclei=_join_nuclei(decoded) if request.nucleus else None,
+        versions=_extend([], [part for block in decoded for part in block.versions]),
     )
 
 
@@ -218,3 +229,12 @@ def _join_nuclei(blocks: Sequence[Block]) -> Nuclei:
         np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]),
         np.frombuffer(b"".join(block.nucleus_log_probs for block in blocks), np.float32),
     )
+
+
+def _extend(versions: list[tuple[str, int]], more: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """`versions` with `more` appended in place, one entry for consecutive tokens of one label."""
+    for label, count in more:
+        if versions and versions[-1][0] == label:
+            count += versions.pop()[1]
+        versions.append((label, count))
+    return versions

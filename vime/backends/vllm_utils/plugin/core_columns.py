@@ -1,6 +1,6 @@
 """Columns in vLLM's engine core: its scheduler's per-request results are collected here instead of sent each step.
 
-vLLM's classes are extended by replacing five methods, which have the same names in 0.26 and 0.32. A request that
+vLLM's classes are extended by replacing a few methods, which have the same names in 0.26 and 0.32. A request that
 doesn't ask for columns takes vLLM's own way through all of them. At the start of an engine the plug-in compares itself
 with that way (`self_test`), so that a vLLM whose methods mean something else is refused.
 """
@@ -20,6 +20,10 @@ from vllm.v1.outputs import LogprobsLists
 from vime.backends.vllm_utils.plugin.block_routes import BlockRoutes
 from vime.backends.vllm_utils.plugin.columns import Pending, StepRows, column_request
 from vime.backends.vllm_utils.plugin.step_extras import take_extras
+from vime.backends.vllm_utils.wire_032 import UNLABELLED
+
+HAS_LABELS = "set_weight_version" in vars(EngineCore)
+"""Whether this vLLM labels weights itself (0.32 does); otherwise the label is set and asked for through the plug-in."""
 
 _UNUSED = np.zeros(1, np.int32)
 _ATTRIBUTE = "vime_columns"
@@ -29,6 +33,8 @@ class CoreColumns:
     """What the core of one engine holds of its running requests' columns."""
 
     def __init__(self) -> None:
+        self.version = UNLABELLED
+        """Label of the weights that the next step computes with."""
         self._pending: dict[str, Pending] = {}
         self._num_requests = 0
         self._routes: BlockRoutes | None = None
@@ -47,7 +53,7 @@ class CoreColumns:
             self._add_routes(scheduler, step, output.req_ids, extras.routes)
         if self._pending and output.logprobs is not None:
             ids, log_probs, _, first_rows = output.logprobs
-            rows = StepRows(ids, log_probs, first_rows, extras.nuclei)
+            rows = StepRows(ids, log_probs, self.version, first_rows, extras.nuclei)
             output.logprobs = _StepLogProbs(output.logprobs, rows, output.req_ids, self._pending)
 
     def end_step(self, scheduler: Any, outputs: Mapping[int, Any]) -> None:
@@ -131,6 +137,11 @@ def install() -> None:
     Scheduler.update_from_output = _collecting(Scheduler.update_from_output)
     EngineCore.abort_requests = _dropping(EngineCore.abort_requests)
     EngineCoreProc._send_finish_outputs_to_client = _send_finish_outputs
+    EngineCore.vime_weight_version = _weight_version
+    if HAS_LABELS:
+        EngineCore.set_weight_version = _labelling(EngineCore.set_weight_version)
+    else:
+        EngineCore.vime_set_weight_version = _set_version
 
 
 def _adding(add_request: Callable[..., None]) -> Callable[..., None]:
@@ -162,6 +173,23 @@ def _dropping(abort_requests: Callable[..., None]) -> Callable[..., None]:
         core.scheduler.vime_columns.drop(request_ids)
 
     return extended
+
+
+def _labelling(set_weight_version: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(set_weight_version)
+    def extended(core: Any, weight_version: str) -> None:
+        set_weight_version(core, weight_version)
+        _set_version(core, weight_version)
+
+    return extended
+
+
+def _set_version(core: Any, weight_version: str) -> None:
+    core.scheduler.vime_columns.version = weight_version
+
+
+def _weight_version(core: Any) -> str:
+    return str(core.scheduler.vime_columns.version)
 
 
 def _send_finish_outputs(core: Any, req_ids: list[str], client_index: int, finish_reason: Any) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 from vllm import __version__ as vllm_version
-from vllm.outputs import CompletionOutput
 
 from vime.backends.vllm_utils.plugin import PLUGIN
+from vime.backends.vllm_utils.plugin.core_columns import HAS_LABELS
 from vime.backends.vllm_utils.plugin.sample_route import SampleRoute, stock_answer
 from vime.backends.vllm_utils.plugin.self_test import NUM_TOKENS, check_route
 from vime.backends.vllm_utils.plugin.worker_methods import START_CAPTURE
-from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV, SAMPLE, SampleAbilities
+from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV, SAMPLE, VERSION, SampleAbilities
 
 
 class SampleEndpoint:
@@ -31,6 +31,8 @@ class SampleEndpoint:
         """Called before there is an engine."""
         app.router.add_route(SAMPLE, self._tell, methods=["GET"])
         app.router.add_route(SAMPLE, self._serve, methods=["POST"])
+        app.router.add_route(VERSION, self._tell_label, methods=["GET"])
+        app.router.add_route(VERSION, self._set_label, methods=["POST"])
 
     async def init_state(self, engine_client: Any, _state: Any, args: Any) -> None:
         """Switch on what the launcher asked for, and compare the route with vLLM's own answers.
@@ -46,7 +48,7 @@ class SampleEndpoint:
             max_candidates=vocab_size if model.max_logprobs == -1 else min(int(model.max_logprobs), vocab_size),
             routes=bool(args.enable_return_routed_experts) or "routes" in captured,
             nucleus="nucleus" in captured,
-            version_spans="weight_versions" in CompletionOutput.__dataclass_fields__,
+            keeps_version=not HAS_LABELS,
         )
         route, prompt = SampleRoute(engine_client, abilities), _prompt(engine_client.vllm_config)
         await check_route(partial(stock_answer, engine_client), route.sample, abilities, prompt, vllm_version)
@@ -57,6 +59,12 @@ class SampleEndpoint:
 
     async def _serve(self, request: Request) -> Response:
         return await self._started().serve(request)
+
+    async def _tell_label(self, _request: Request) -> Response:
+        return await self._started().tell_label()
+
+    async def _set_label(self, request: Request) -> Response:
+        return await self._started().set_label(await request.body())
 
     def _started(self) -> SampleRoute:
         if self._route is None:

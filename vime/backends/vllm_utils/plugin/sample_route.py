@@ -24,6 +24,7 @@ from vime.backends.vllm_utils.wire_columns import (
     SampleAnswer,
     SampleCall,
     Span,
+    WeightLabel,
 )
 
 
@@ -43,6 +44,22 @@ class SampleRoute:
         prompt = tokens_input(np.frombuffer(call.token_ids, "<i4").tolist(), cache_salt=call.cache_salt)
         name = engine_request_id(call.request_id)
         return _answer(call, await _last(self._engine.generate(prompt, _parameters(call), name)))
+
+    async def tell_label(self) -> Response:
+        """Answer with the label of the engine's weights."""
+        label = await self._engine.engine_core.call_utility_async("vime_weight_version")
+        return Response(msgspec.json.encode(WeightLabel(label)), media_type="application/json")
+
+    async def set_label(self, body: bytes) -> Response:
+        """Label the weights of an engine that has no labels of its own."""
+        try:
+            label = msgspec.json.decode(body, type=WeightLabel)
+        except msgspec.MsgspecError as error:
+            return _refusal(error)
+        if not self._abilities.keeps_version:
+            return _refusal(ValueError("This vLLM labels weights itself: finish_weight_update sets the label."))
+        await self._engine.engine_core.call_utility_async("vime_set_weight_version", label.version)
+        return await self.tell_label()
 
     def _check(self, call: SampleCall) -> None:
         wanted = {"routes": call.routes_from is not None, "nucleus": call.nucleus}
@@ -83,7 +100,14 @@ async def stock_answer(engine: Any, prompt: list[int], sampling: dict[str, Any],
     result = await _last(engine.generate(tokens_input(prompt, cache_salt=salt), parameters, f"stock-{salt}"))
     (output,) = result.outputs
     listed = [{token: value.logprob for token, value in position.items()} for position in output.logprobs]
-    return StockAnswer(list(output.token_ids), output.finish_reason, listed, output.routed_experts)
+    labels = vars(output).get("weight_versions")  # vLLM before 0.32 has none
+    return StockAnswer(
+        list(output.token_ids),
+        output.finish_reason,
+        listed,
+        output.routed_experts,
+        None if labels is None else [(label.version, label.start, label.end) for label in labels],
+    )
 
 
 async def _last(outputs: AsyncIterator[Any]) -> Any:
@@ -125,7 +149,7 @@ def _answer(call: SampleCall, result: Any) -> SampleAnswer:
         candidate_ids=columns.candidate_ids.tobytes(),
         candidate_log_probs=columns.candidate_log_probs.tobytes(),
         finish_reason=output.finish_reason,
-        spans=_spans(output, num_tokens),
+        spans=_spans(columns.versions, num_tokens),
         num_prompt_tokens=len(result.prompt_token_ids),
         num_cached_tokens=result.num_cached_tokens or 0,
         routes=_routes(columns, call),
@@ -133,10 +157,14 @@ def _answer(call: SampleCall, result: Any) -> SampleAnswer:
     )
 
 
-def _spans(output: Any, num_tokens: int) -> list[Span]:
-    labelled = vars(output).get("weight_versions") or []  # vLLM before 0.32 has no labels
-    spans = [Span(span.version, span.start, min(span.end, num_tokens)) for span in labelled]
-    return [span for span in spans if span.start < span.stop]
+def _spans(versions: list[tuple[str, int]], num_tokens: int) -> list[Span]:
+    spans, start = [], 0
+    for label, count in versions:
+        stop = min(start + count, num_tokens)
+        if start < stop:
+            spans.append(Span(label, start, stop))
+        start = stop
+    return spans
 
 
 def _routes(columns: Columns, call: SampleCall) -> RouteColumn | None:

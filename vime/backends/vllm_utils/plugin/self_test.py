@@ -17,6 +17,10 @@ import numpy.typing as npt
 from vime.backends.vllm_utils.wire_columns import SampleAbilities, SampleAnswer, SampleCall
 from vime.errors import EngineStartError
 
+DIFFERS = "vime's sample route differs from vLLM"
+"""How the message begins, in the log of an engine that didn't start."""
+TESTED_VERSIONS = "Use a vLLM that vime is tested with (0.26 or 0.32)."
+
 NUM_TOKENS = 6
 NUM_ATTEMPTS = 3
 """A GPU may sum in another order the next time, and two tokens of equal probability then change places."""
@@ -31,6 +35,8 @@ class StockAnswer:
     listed: list[dict[int, float]]
     routes: npt.NDArray[Any] | None = None
     """[P + R - 1, L, K]"""
+    spans: list[tuple[str, int, int]] | None = None
+    """Label of the weights, first token, token after the last; None where vLLM has no labels."""
 
 
 Stock = Callable[[list[int], dict[str, Any], str], Awaitable[StockAnswer]]
@@ -53,8 +59,8 @@ async def check_route(
                 break
         else:
             raise EngineStartError(
-                f"vime's sample route differs from vLLM {version}'s own answers: {difference} (request: {parameters}).",
-                next_step="Use a vLLM that vime is tested with (0.26 or 0.32).",
+                f"{DIFFERS} {version}'s own answers: {difference} (request: {parameters}).",
+                next_step=TESTED_VERSIONS,
             )
 
 
@@ -99,6 +105,9 @@ def _compare_tokens(stock: StockAnswer, answer: SampleAnswer) -> str | None:
     expected = np.asarray([row[token] for row, token in zip(stock.listed, tokens, strict=True)], "<f4")
     if not np.array_equal(log_probs, expected):
         return f"log-probabilities {log_probs.tolist()}, vLLM's {expected.tolist()}"
+    spans = [(span.version, span.start, span.stop) for span in answer.spans]
+    if stock.spans is not None and spans != stock.spans:
+        return f"weight labels {spans}, vLLM's {stock.spans}"
     return None
 
 

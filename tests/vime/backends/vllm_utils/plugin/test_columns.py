@@ -28,7 +28,9 @@ class Parameters:
         self.extra_args = extra_args
 
 
-def step(rng: np.random.Generator, num_requests: int, rows_each: int = 1) -> tuple[StepRows, dict[str, np.ndarray]]:
+def step(
+    rng: np.random.Generator, num_requests: int, rows_each: int = 1, version: str = "1"
+) -> tuple[StepRows, dict[str, np.ndarray]]:
     """One step of a batch, and the arrays that it was made of."""
     count = num_requests * rows_each
     ids = rng.integers(0, 1000, (count, WIDTH)).astype(np.int64)
@@ -38,7 +40,7 @@ def step(rng: np.random.Generator, num_requests: int, rows_each: int = 1) -> tup
     nuclei = Nuclei(rng.integers(0, 1000, offsets[-1]).astype(np.int32), offsets, rng.random(offsets[-1], np.float32))
     first_rows = None if rows_each == 1 else list(range(0, count, rows_each))
     parts = {"ids": ids, "log_probs": log_probs, "sizes": sizes, "nucleus_ids": nuclei.ids, "offsets": offsets}
-    return StepRows(ids, log_probs, first_rows, nuclei), parts
+    return StepRows(ids, log_probs, version, first_rows, nuclei), parts
 
 
 def run(request: ColumnRequest, num_steps: int, number: int, rows_each: int = 1) -> tuple[Columns, list[int], list]:
@@ -97,6 +99,16 @@ def test_an_answer_that_was_cut_short_loses_the_same_tokens_of_every_column() ->
     assert cut.routes is not None
     assert whole.routes is not None
     np.testing.assert_array_equal(cut.routes, whole.routes[:10])
+
+
+def test_every_token_keeps_the_label_of_the_weights_that_made_it_across_blocks() -> None:
+    pending, blocks = Pending.start(ColumnRequest(), 0), []
+    for number in range(100):
+        step(np.random.default_rng(number), 1, version=str(number // 30))[0].add_to(pending, 0, 1)
+        if pending.is_due:
+            blocks.append(pending.take())
+    columns = join_blocks([*blocks, pending.take()], ColumnRequest())
+    assert columns.versions == [("0", 30), ("1", 30), ("2", 30), ("3", 10)]
 
 
 def test_a_request_without_rows_sends_nothing() -> None:

@@ -11,10 +11,17 @@ import numpy as np
 import pytest
 
 from vime.backends.vllm_utils.plugin.self_test import NUM_TOKENS, StockAnswer, check_route
-from vime.backends.vllm_utils.wire_columns import NucleusColumn, RouteColumn, SampleAbilities, SampleAnswer, SampleCall
+from vime.backends.vllm_utils.wire_columns import (
+    NucleusColumn,
+    RouteColumn,
+    SampleAbilities,
+    SampleAnswer,
+    SampleCall,
+    Span,
+)
 from vime.errors import EngineStartError
 
-ABILITIES = SampleAbilities(max_candidates=20, routes=True, nucleus=True, version_spans=True)
+ABILITIES = SampleAbilities(max_candidates=20, routes=True, nucleus=True, keeps_version=False)
 PROMPT = [4, 5, 6]
 TOKENS = [10 + position for position in range(NUM_TOKENS)]
 REST = math.log1p(-math.exp(-0.5))
@@ -29,7 +36,7 @@ Change = Callable[[SampleAnswer], SampleAnswer]
 async def stock(_prompt: list[int], parameters: dict[str, Any], _salt: str) -> StockAnswer:
     rows = TRUNCATED if "top_p" in parameters else LISTED
     listed = [dict(list(row.items())[: max(1, parameters["logprobs"])]) for row in rows]
-    return StockAnswer(TOKENS, "length", listed, ROUTES)
+    return StockAnswer(TOKENS, "length", listed, ROUTES, [("default", 0, NUM_TOKENS)])
 
 
 def right(call: SampleCall) -> SampleAnswer:
@@ -44,7 +51,7 @@ def right(call: SampleCall) -> SampleAnswer:
         candidate_ids=np.asarray([list(row)[:k] for row in rows], "<i4").tobytes(),
         candidate_log_probs=np.asarray([list(row.values())[:k] for row in rows], "<f4").tobytes(),
         finish_reason="length",
-        spans=[],
+        spans=[Span("default", 0, NUM_TOKENS)],
         num_prompt_tokens=len(PROMPT),
         num_cached_tokens=2,
         routes=RouteColumn("|u1", ROUTES.shape, ROUTES.tobytes(), 0),
@@ -114,6 +121,7 @@ async def test_equal_answers_pass() -> None:
         (replaced("candidate_ids", 6, 3, "<i4"), "candidates .* of output token 1"),
         (replaced("candidate_log_probs", 6, -1.0, "<f4"), "candidates .* of output token 1"),
         (lambda answer: msgspec.structs.replace(answer, finish_reason="stop"), r"\(stop\), vLLM's .*\(length\)"),
+        (lambda answer: msgspec.structs.replace(answer, spans=[Span("1", 0, 6)]), "weight labels .*vLLM's"),
         (without_routes, "routes of 0 tokens, expected 8"),
         (fewer_routes, "routes of 2 tokens, expected 8"),
         (other_routes, "routes differ from vLLM's"),
