@@ -110,13 +110,15 @@ def user_options(extra_args: Sequence[str]) -> frozenset[str]:
 
 
 def _columns(launch: EngineLaunch, user: frozenset[str]) -> list[str]:
-    """vLLM's own options; what its model runner on a CPU can't return is captured by the plug-in."""
+    """vLLM's own options; what its model runner can't return is captured by the plug-in."""
     argv = []
     wanted = launch.columns
     if wanted.num_candidates >= _VLLM_MAX_LOGPROBS and "max-logprobs" not in user:
         argv += ["--max-logprobs", str(wanted.num_candidates + 1)]
     if wanted.routes and launch.device == "gpu" and "enable-return-routed-experts" not in user:
         argv += ["--enable-return-routed-experts"]
+    if wanted.nucleus and launch.device == "gpu" and "async-scheduling" not in user:
+        argv += ["--no-async-scheduling"]  # the capture reads a step's results before the next one begins
     return argv
 
 
@@ -155,6 +157,8 @@ def _environment(launch: EngineLaunch) -> dict[str, str]:
         CAPTURE_ENV: _captured(launch),
         DIE_WITH_PARENT_ENV: "1",
     }
+    if launch.columns.nucleus:
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # nuclei are captured from the first one
     if launch.device == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(launch.cpu_kv_cache_gib)
         env["OMP_NUM_THREADS"] = str(launch.cpu_threads)

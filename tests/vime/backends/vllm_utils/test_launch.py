@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -98,8 +99,12 @@ def test_routes_are_captured_by_the_plug_in_on_a_cpu_and_by_vllm_on_a_gpu() -> N
     assert engine_command(LAUNCH).env[CAPTURE_ENV] == ""
 
 
-def test_nuclei_are_captured_by_the_plug_in() -> None:
-    assert engine_command(replace(LAUNCH, columns=SampleColumns(nucleus=True))).env[CAPTURE_ENV] == "nucleus"
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_nuclei_are_captured_by_the_plug_in_from_the_first_model_runner(device: Literal["cpu", "gpu"]) -> None:
+    command = engine_command(replace(LAUNCH, device=device, columns=SampleColumns(nucleus=True)))
+    assert (command.env[CAPTURE_ENV], command.env["VLLM_USE_V2_MODEL_RUNNER"]) == ("nucleus", "0")
+    assert ("--no-async-scheduling" in command.argv) == (device == "gpu")
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in engine_command(replace(LAUNCH, device=device)).env
 
 
 def test_other_plug_ins_of_vllm_stay_loaded_beside_vimes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Routes and nuclei from vLLM's first model runner, which returns neither: vime's worker captures them.
 
-It is the runner of engines on a CPU. vLLM's second runner, that of GPUs, returns routes itself when told to.
+It is the runner of engines on a CPU, and of those on a GPU that have to return nuclei. On GPUs vLLM returns routes
+itself when told to.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def start_capture(worker: Any, routes: bool, nucleus: bool) -> None:
     """
     runner = worker.model_runner
     if not isinstance(runner, GPUModelRunner):
-        raise ValueError(f"{type(runner).__module__} has results of another kind than vLLM's first model runner.")
+        raise ValueError(
+            f"routes and nuclei can be captured from vLLM's first model runner, not from {type(runner).__module__}: "
+            "leave VLLM_USE_V2_MODEL_RUNNER unset."
+        )
     config = runner.vllm_config
     for name, found in (
         ("speculative decoding", config.speculative_config),
