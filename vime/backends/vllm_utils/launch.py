@@ -115,7 +115,7 @@ def _columns(launch: EngineLaunch, user: frozenset[str]) -> list[str]:
     wanted = launch.columns
     if wanted.num_candidates >= _VLLM_MAX_LOGPROBS and "max-logprobs" not in user:
         argv += ["--max-logprobs", str(wanted.num_candidates + 1)]
-    if wanted.routes and launch.device == "gpu" and "enable-return-routed-experts" not in user:
+    if wanted.routes and launch.device == "gpu":
         argv += ["--enable-return-routed-experts"]
     if wanted.nucleus and launch.device == "gpu" and "async-scheduling" not in user:
         argv += ["--no-async-scheduling"]  # the capture reads a step's results before the next one begins

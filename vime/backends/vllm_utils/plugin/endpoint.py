@@ -12,8 +12,9 @@ from vllm import __version__ as vllm_version
 
 from vime.backends.vllm_utils.plugin import PLUGIN
 from vime.backends.vllm_utils.plugin.core_columns import HAS_LABELS
-from vime.backends.vllm_utils.plugin.sample_route import SampleRoute, stock_answer
+from vime.backends.vllm_utils.plugin.sample_route import SampleRoute
 from vime.backends.vllm_utils.plugin.self_test import NUM_TOKENS, check_route
+from vime.backends.vllm_utils.plugin.stock_answers import stock_answer
 from vime.backends.vllm_utils.plugin.worker_methods import START_CAPTURE
 from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV, SAMPLE, VERSION, SampleAbilities
 

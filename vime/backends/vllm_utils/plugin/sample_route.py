@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from vime.backends.vllm_utils.plugin.columns import OPTION, ROWS_PER_BLOCK, ColumnRequest, Columns
-from vime.backends.vllm_utils.plugin.self_test import StockAnswer
+from vime.backends.vllm_utils.plugin.stock_answers import last_output, moe_layers
 from vime.backends.vllm_utils.wire_032 import engine_request_id
 from vime.backends.vllm_utils.wire_columns import (
     MSGPACK,
@@ -44,7 +43,7 @@ class SampleRoute:
         self._check(call)
         prompt = tokens_input(np.frombuffer(call.token_ids, "<i4").tolist(), cache_salt=call.cache_salt)
         name = engine_request_id(call.request_id)
-        result = await _last(self._engine.generate(prompt, _parameters(call), name))
+        result = await last_output(self._engine.generate(prompt, _parameters(call), name))
         return _answer(call, result, self._num_dense_layers)
 
     async def tell_label(self) -> Response:
@@ -64,12 +63,13 @@ class SampleRoute:
         return await self.tell_label()
 
     def _check(self, call: SampleCall) -> None:
-        wanted = {"routes": call.routes_from is not None, "nucleus": call.nucleus}
-        for name, is_wanted in wanted.items():
-            if is_wanted and not getattr(self._abilities, name):
-                raise ValueError(f"This engine was not started to return its {name}.")
-        if call.num_candidates > self._abilities.max_candidates:
-            raise ValueError(f"{call.num_candidates} candidates, allowed: {self._abilities.max_candidates}.")
+        abilities = self._abilities
+        if call.routes_from is not None and not abilities.routes:
+            raise ValueError("This engine was not started to return routes.")
+        if call.nucleus and not abilities.nucleus:
+            raise ValueError("This engine was not started to return nuclei.")
+        if call.num_candidates > abilities.max_candidates:
+            raise ValueError(f"{call.num_candidates} candidates, allowed: {abilities.max_candidates}.")
 
     async def tell(self, _request: Request) -> Response:
         """Answer a GET."""
@@ -88,36 +88,11 @@ class SampleRoute:
             if not sampling.done():
                 return Response(status_code=499)
             return Response(msgspec.msgpack.encode(sampling.result()), media_type=MSGPACK)
-        except (ValueError, TypeError) as error:  # vLLM's word on a request that it doesn't take
+        except ValueError as error:  # vLLM's word on a request that it doesn't take
             return _refusal(error)
         finally:
             leaving.cancel()
             sampling.cancel()
-
-
-async def stock_answer(
-    engine: Any, num_dense_layers: int, prompt: list[int], sampling: dict[str, Any], salt: str
-) -> StockAnswer:
-    """The answer of vLLM's own way to a request; `sampling` are fields of `SamplingParams`."""
-    parameters = SamplingParams(**sampling)
-    parameters.output_kind = RequestOutputKind.FINAL_ONLY
-    result = await _last(engine.generate(tokens_input(prompt, cache_salt=salt), parameters, f"stock-{salt}"))
-    (output,) = result.outputs
-    listed = [{token: value.logprob for token, value in position.items()} for position in output.logprobs]
-    labels = vars(output).get("weight_versions")  # vLLM before 0.32 has none
-    return StockAnswer(
-        list(output.token_ids),
-        output.finish_reason,
-        listed,
-        moe_layers(output.routed_experts, num_dense_layers),
-        None if labels is None else [(label.version, label.start, label.end) for label in labels],
-    )
-
-
-async def _last(outputs: AsyncIterator[Any]) -> Any:
-    """The one output of a request that asks for a final one only."""
-    *_, last = [output async for output in outputs]
-    return last
 
 
 def _parameters(call: SampleCall) -> SamplingParams:
@@ -128,17 +103,15 @@ def _parameters(call: SampleCall) -> SamplingParams:
         # The API server cuts at a stop string, and then has to have the rows up to it.
         rows_per_block=1 if call.sampling.get("stop") else ROWS_PER_BLOCK,
     )
-    parameters = SamplingParams(**call.sampling | {"logprobs": call.num_candidates})
+    try:
+        parameters = SamplingParams(**call.sampling | {"logprobs": call.num_candidates})
+    except TypeError as error:
+        raise ValueError(f"sampling: {error}") from error
     parameters.output_kind = RequestOutputKind.FINAL_ONLY
     parameters.extra_args = {OPTION: msgspec.to_builtins(wanted)}
     if call.routes_from:
         parameters.routed_experts_prompt_start = call.routes_from
     return parameters
-
-
-def moe_layers(routes: npt.NDArray[Any] | None, num_dense_layers: int) -> npt.NDArray[Any] | None:
-    """vLLM's own routes [rows, L, K] count every layer, those without experts too; here they are left out."""
-    return None if routes is None else routes[:, num_dense_layers:]
 
 
 def _answer(call: SampleCall, result: Any, num_dense_layers: int) -> SampleAnswer:
