@@ -31,8 +31,8 @@ from vime.backends.vllm_utils.wire_columns import (
     RouteColumn,
     SampleAbilities,
     SampleAnswer,
-    SampleCall,
     Span,
+    decode_call,
 )
 from vime.errors import PublicationError
 
@@ -217,7 +217,7 @@ class StandinEngine:
 
     async def _generate_columns(self, http_request: web.Request) -> web.Response:
         self._require_columns()
-        call = msgspec.msgpack.decode(await http_request.read(), type=SampleCall)
+        call = decode_call(await http_request.read(), http_request.content_type)
         if call.num_candidates > self.vocab_size:
             raise web.HTTPBadRequest(text=f"{call.num_candidates} candidates, allowed: {self.vocab_size}.")
         prompt = np.frombuffer(call.token_ids, "<i4").tolist()

@@ -118,7 +118,6 @@ class EngineClient:
                 "POST",
                 wire_columns.SAMPLE,
                 data=wire_columns.encode_call(request),
-                content_type=wire_columns.MSGPACK,
                 timeout_s=self._generate_timeout_s,
             )
             return wire_columns.decode_answer(body, request)
@@ -246,11 +245,10 @@ class EngineClient:
         json: Mapping[str, object] | None = None,
         data: bytes | None = None,
         params: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
         timeout_s: float | None = None,
     ) -> bytes:
         payload = msgspec.json.encode(json) if json is not None else data
-        headers = {"Content-Type": content_type} if payload is not None else {}
+        headers = {"Content-Type": "application/json"} if payload is not None else {}
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._control_timeout_s, sock_connect=10.0)
         url = self.address + route
         samples = method == "POST" and route in (wire.GENERATE, wire_columns.SAMPLE)

@@ -1,7 +1,7 @@
-"""The sample route of vime's plug-in: msgpack in and out, one array of bytes a column. Numpy and msgspec only.
+"""The sample route of vime's plug-in: msgpack out, one array of bytes a column. Numpy and msgspec only.
 
-`POST SAMPLE` takes a `SampleCall` and answers with a `SampleAnswer`; `GET SAMPLE` answers with the JSON of
-`SampleAbilities`. Arrays are little-endian.
+`POST SAMPLE` takes a `SampleCall`, as msgpack or as JSON with arrays in base64, and answers with the msgpack of a
+`SampleAnswer`; `GET SAMPLE` answers with the JSON of `SampleAbilities`. Arrays are little-endian.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ class WeightLabel(msgspec.Struct, frozen=True):
 
 
 def encode_call(request: GenerateRequest) -> bytes:
-    """Body of a request."""
+    """Body of a request: JSON, because vllm-router forwards no other."""
     wanted = request.columns
-    return msgspec.msgpack.encode(
+    return msgspec.json.encode(
         SampleCall(
             request_id=request.request_id,
             token_ids=np.asarray(request.token_ids, "<i4").tobytes(),
@@ -119,6 +119,12 @@ def encode_call(request: GenerateRequest) -> bytes:
             cache_salt=request.cache_salt,
         )
     )
+
+
+def decode_call(body: bytes, content_type: str) -> SampleCall:
+    """A request of either form. Raises `ValueError` for anything else."""
+    decode = msgspec.msgpack.decode if content_type.startswith(MSGPACK) else msgspec.json.decode
+    return decode(body, type=SampleCall)
 
 
 def decode_answer(body: bytes, request: GenerateRequest) -> GenerateResult:

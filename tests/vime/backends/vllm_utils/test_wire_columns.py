@@ -13,9 +13,9 @@ from vime.backends.vllm_utils.wire_columns import (
     NucleusColumn,
     RouteColumn,
     SampleAnswer,
-    SampleCall,
     Span,
     decode_answer,
+    decode_call,
     encode_call,
 )
 from vime.errors import EngineError
@@ -51,12 +51,15 @@ def answer(**changes: Any) -> bytes:
 
 
 def test_a_call_says_what_is_sampled_and_what_is_wanted() -> None:
-    call = msgspec.msgpack.decode(encode_call(REQUEST), type=SampleCall)
+    call = decode_call(encode_call(REQUEST), "application/json")
     assert np.frombuffer(call.token_ids, "<i4").tolist() == [1, 2, 3, 4]
     assert (call.num_candidates, call.routes_from, call.nucleus, call.cache_salt) == (2, 3, True, "v3")
     assert call.sampling.items() >= {"logprobs": 2, "top_p": 0.9, "seed": 7, "detokenize": False}.items()
     plain = GenerateRequest("two", [1], Sampling(5))
-    assert msgspec.msgpack.decode(encode_call(plain), type=SampleCall).routes_from is None
+    assert decode_call(encode_call(plain), "application/json").routes_from is None
+    assert decode_call(msgspec.msgpack.encode(call), "application/msgpack") == call
+    with pytest.raises(ValueError, match="Object missing required field"):
+        decode_call(b"{}", "application/json")
 
 
 def test_a_whole_answer_is_read() -> None:

@@ -25,6 +25,7 @@ from vime.backends.vllm_utils.wire_columns import (
     SampleCall,
     Span,
     WeightLabel,
+    decode_call,
 )
 
 
@@ -78,8 +79,8 @@ class SampleRoute:
     async def serve(self, request: Request) -> Response:
         """Answer a POST; a client that leaves ends its request in the engine."""
         try:
-            call = msgspec.msgpack.decode(await request.body(), type=SampleCall)
-        except msgspec.MsgspecError as error:
+            call = decode_call(await request.body(), request.headers.get("content-type", ""))
+        except ValueError as error:
             return _refusal(error)
         sampling = asyncio.create_task(self.sample(call))
         leaving = asyncio.create_task(_left(request))
