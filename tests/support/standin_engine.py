@@ -175,6 +175,10 @@ class StandinEngine:
             raise web.HTTPNotFound
         return await _answer(weight_version=self.version)
 
+    async def _set_label(self, request: web.Request) -> web.Response:
+        self.version = (await request.json())["version"]
+        return await _answer(version=self.version)
+
     async def _openapi(self, request: web.Request) -> web.Response:
         paths = {resource.canonical: {} for resource in request.app.router.resources()}
         schema = {"GenerateRequest": {"properties": {"token_ids": {}, "cache_salt": {}}}}
@@ -414,10 +418,6 @@ class StandinEngine:
         if not self.keeps_version:
             self.version = (await request.json())["weight_version"]
         return await _answer(message="Weight update finished")
-
-    async def _set_label(self, request: web.Request) -> web.Response:
-        self.version = (await request.json())["version"]
-        return await _answer(version=self.version)
 
     async def _hang_if_stuck(self) -> None:
         while self.faults.stuck:
