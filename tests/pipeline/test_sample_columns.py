@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from pipeline import actors
 from pipeline.candidates import candidate_needs
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.run_folder import RunFolder
@@ -19,6 +21,7 @@ from tests.pipeline.stream_parts import stream
 from tests.pipeline.test_enqueue_needs import MOE
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.protocol import SampleColumns
+from vime.errors import EngineStartError
 from vime.settings.parse import parse_settings
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -46,6 +49,34 @@ def test_an_engine_is_started_for_the_columns_of_its_run(tmp_path: Path) -> None
     words = f"--save {tmp_path} --hf-checkpoint {tmp_path} --use-score-centering --score-centering-top-k 40"
     settings = parse_settings(words.split())
     assert build_engine_server(settings, RunFolder.of(settings), 0).launch.columns == SampleColumns(num_candidates=40)
+
+
+@dataclass
+class RunningServer:
+    """In the place of an `EngineServer` whose engine answers already."""
+
+    address: str
+
+    def start(self) -> None: ...
+
+    def wait_ready(self, _on_progress: object) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(("has_columns", "starts"), [(True, True), (False, False)])
+async def test_a_run_whose_engine_lacks_what_it_needs_ends_at_the_start(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch, has_columns: bool, starts: bool
+) -> None:
+    engine.has_columns = has_columns
+    monkeypatch.setattr(actors, "build_engine_server", lambda *_: RunningServer(engine.address))
+    monkeypatch.setattr(actors, "log_to_file", lambda _path: None)
+    words = f"--save {tmp_path} --use-score-centering --score-centering-top-k 4"
+    actor = actors.EngineActor(actors.encode_settings(parse_settings(words.split())), 0)
+    if starts:
+        assert await actor.start() == engine.address
+    else:
+        with pytest.raises(EngineStartError, match="can't return 4 candidates of each token"):
+            await actor.start()
 
 
 @pytest.mark.parametrize(
