@@ -48,14 +48,6 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ("bytes_over_shard", "<=", 1.25, "bytes read by one of 8 ranks, over its shard"),
         ("peak_over_shard", "<=", 2, "peak memory of it, over its shard"),
     ],
-    "sample_path": [
-        ("head_over_stock", ">=", 10, "tokens/s with a 128-entry head, over vLLM's own JSON route"),
-        ("logprob_ratio", ">=", 0.9, "tokens/s with the sampler's log-probabilities, over tokens alone"),
-        ("head_ratio", ">=", 0.7, "tokens/s with the head, over tokens alone"),
-        ("routes_ratio", "", 0, "tokens/s with routes of a mixture of experts, over tokens alone"),
-        ("stock_logprob_ratio", "", 0, "vLLM's own route with log-probabilities, over tokens alone"),
-        ("stock_head_ratio", "", 0, "vLLM's own route with the head, over tokens alone"),
-    ],
     "history": [
         ("restart_ratio", "<=", 1.3, "time to restart, long over short history"),
         ("memory_ratio", "<=", 1.3, "memory of that"),
