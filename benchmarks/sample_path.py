@@ -41,7 +41,7 @@ and of a mixture of experts, with two engines of which one captures routes:
                                 tokens alone, from the engine that captures nothing; with the routes of every token
   routes_ratio                  routes / moe
 """
-REQUESTS = 64
+REQUESTS = 128
 HEAD = 128
 NUM_TOKENS, QUICK_TOKENS = 128, 32
 VOCAB_SIZE = 1024
