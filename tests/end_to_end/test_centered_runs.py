@@ -49,4 +49,4 @@ def test_a_run_with_top_p_replays_each_tokens_nucleus(tmp_path: Path) -> None:
         assert sample.rollout_top_p_log_probs is not None
         assert sample.rollout_top_p_token_offsets is not None
         mass = np.add.reduceat(np.exp(sample.rollout_top_p_log_probs), sample.rollout_top_p_token_offsets[:-1])
-        np.testing.assert_allclose(mass, 1.0, atol=1e-4)
+        np.testing.assert_allclose(mass, 1.0, atol=1e-3)  # stored as float16
