@@ -14,7 +14,7 @@ from pipeline.preview.rehearsal import first_prompts
 from pipeline.prompt_source import build_prompt_source
 from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
+from vime.backends.vllm_utils.protocol import GenerateRequest, Nucleus, SampleColumns, Sampling
 from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows
 from vime.data.cursor import PromptTask
 from vime.errors import EngineError, SampleError
@@ -56,7 +56,10 @@ async def probe_engines(settings: Settings, addresses: Sequence[str]) -> list[li
     )
     token_ids = _token_ids(text, first_prompts(build_prompt_source(settings), settings.engine.parity_probes))
     sampling = Sampling(most, rollout.rollout_temperature, rollout.rollout_top_p, rollout.rollout_top_k)
-    return list(await asyncio.gather(*(_probe(address, token_ids, sampling) for address in addresses)))
+    columns = SampleColumns(
+        routes=settings.objective.use_rollout_routing_replay, nucleus=settings.rollout.rollout_top_p < 1
+    )
+    return list(await asyncio.gather(*(_probe(address, token_ids, sampling, columns) for address in addresses)))
 
 
 def _token_ids(text: PromptText, tasks: Sequence[PromptTask]) -> list[list[int]]:
@@ -72,14 +75,16 @@ def _token_ids(text: PromptText, tasks: Sequence[PromptTask]) -> list[list[int]]
     return prompts
 
 
-async def _probe(address: str, prompts: Sequence[list[int]], sampling: Sampling) -> list[ProbeSequence]:
+async def _probe(
+    address: str, prompts: Sequence[list[int]], sampling: Sampling, columns: SampleColumns
+) -> list[ProbeSequence]:
     found: list[ProbeSequence] = []
     errors: list[EngineError] = []
     async with EngineClient(address) as engine:
         salt = f"parity-{uuid.uuid4().hex}"
         for _ in range(2):
             asked = (
-                _ask(engine, prompt, dataclasses.replace(sampling, seed=number), salt)
+                _ask(engine, prompt, dataclasses.replace(sampling, seed=number), salt, columns)
                 for number, prompt in enumerate(prompts)
             )
             for answer in await asyncio.gather(*asked):
@@ -92,9 +97,11 @@ async def _probe(address: str, prompts: Sequence[list[int]], sampling: Sampling)
     return [sequence for sequence in found if sequence.response_length]
 
 
-async def _ask(engine: EngineClient, prompt: list[int], sampling: Sampling, salt: str) -> ProbeSequence | EngineError:
+async def _ask(
+    engine: EngineClient, prompt: list[int], sampling: Sampling, salt: str, columns: SampleColumns
+) -> ProbeSequence | EngineError:
     try:
-        result = await engine.generate(GenerateRequest(uuid.uuid4().hex, prompt, sampling, salt))
+        result = await engine.generate(GenerateRequest(uuid.uuid4().hex, prompt, sampling, salt, columns=columns))
     except EngineError as error:
         return error
     return ProbeSequence(
@@ -103,8 +110,12 @@ async def _ask(engine: EngineClient, prompt: list[int], sampling: Sampling, salt
         log_probs=result.log_probs,
         cached=result.num_cached_tokens > 0,
         routes=None if result.routed_experts is None else result.routed_experts.tolist(),
-        nucleus=result.sampling_mask,
+        nucleus=None if result.nucleus is None else _by_token(result.nucleus),
     )
+
+
+def _by_token(nucleus: Nucleus) -> list[list[int]]:
+    return [ids.tolist() for ids in np.split(nucleus.ids, nucleus.offsets[1:-1])]
 
 
 def pack_probe(sequence: ProbeSequence, part: RoutePart | None) -> PackedMicrobatch:

@@ -16,6 +16,7 @@ from pipeline.producer import Generator, Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
+from pipeline.sample_columns import sample_columns
 from pipeline.shard_needs import shard_needs
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
@@ -97,6 +98,7 @@ def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> E
             seed=settings.trainer.seed + number,
             device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
+            columns=sample_columns(settings),
         )
     )
 
@@ -144,6 +146,9 @@ async def build_producer(
             temperature=rollout.rollout_temperature,
             apply_chat_template=data.apply_chat_template,
             template_kwargs=data.apply_chat_template_kwargs,
+            top_p=rollout.rollout_top_p,
+            top_k=rollout.rollout_top_k,
+            columns=sample_columns(settings),
         ),
     )
     if settings.objective.is_supervised:

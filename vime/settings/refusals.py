@@ -132,11 +132,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
     *unless_default(
-        "--rollout-top-p --rollout-top-k",
-        "The trainer can't replay truncated sampling yet.",
-        "replay of the recorded nucleus in the trainer",
-    ),
-    *unless_default(
         "--rollout-stop --rollout-stop-token-ids --rollout-skip-special-tokens --rollout-max-context-len",
         "Requests carry temperature and length only.",
         "more sampling parameters in the engine client",
@@ -157,11 +152,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--value-clip --lambd --num-critic-only-steps", "There is no critic.", "the critic of ppo"),
     *unless_default(
-        "--use-score-centering --score-centering-top-k",
-        "The engine's candidates are not stored.",
-        "score centering in engine, queue and loss",
-    ),
-    *unless_default(
         "--opd-teacher-model",
         "All engines have the model that is trained; a teacher in an engine of someone else's works, with --rm-url.",
         "several models on vime's own engines",
@@ -172,9 +162,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "A teacher in an engine scores a response in one request.",
         "one request for each position",
         accepts=("prompt-logprobs",),
-    ),
-    *unless_default(
-        "--use-rollout-routing-replay", "The engine's routes are not stored.", "routes of the engine in samples"
     ),
     # Trainer and checkpoints
     *unless_default(

@@ -75,6 +75,7 @@ CASES = (
     _right("--vllm-router-ip 10.0.0.1 --vllm-router-port 80"),
     _right("--router-policy consistent_hash --router-balance-abs-threshold 0"),
     _right("--rollout-top-p 0.9 --rollout-top-k 20"),
+    _right("--rollout-top-p 0.9", vllm="0.26.0"),
     _right(_R3, config=_MOE),
     _right("--vllm-no-enable-prefix-caching"),
     _right(f"{_R3} --vllm-no-enable-prefix-caching", vllm="0.26.0", config=_MOE),
