@@ -13,6 +13,7 @@ OWNED_VLLM_OPTIONS: Mapping[str, str] = {
     "tensor-parallel-size": "It follows --rollout-num-gpus-per-engine.",
     "logprobs-mode": "Training needs the log-probabilities that tokens were sampled with.",
     "weight-transfer-config": "Weights arrive through vime's own plug-in.",
+    "worker-extension-cls": "Weights are staged through vime's own plug-in.",
     "enable-scale-out": "Generation from token ids needs it.",
     "enable-prompt-tokens-details": "Cache reuse is measured with it.",
 }

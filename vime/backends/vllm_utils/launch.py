@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV
-from vime.backends.vllm_utils.plugin import WEIGHT_BACKEND
+from vime.backends.vllm_utils.plugin import WEIGHT_BACKEND, WORKER_EXTENSION
 from vime.errors import SettingsError
 from vime.settings.owned_options import OWNED_VLLM_OPTIONS, option_name
 
@@ -58,6 +58,7 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     argv += ["--host", launch.host, "--port", str(launch.port), "--seed", str(launch.seed)]
     argv += ["--tensor-parallel-size", str(launch.tensor_size), "--logprobs-mode", "processed_logprobs"]
     argv += ["--weight-transfer-config", f'{{"backend": "{WEIGHT_BACKEND}"}}']
+    argv += ["--worker-extension-cls", WORKER_EXTENSION]
     argv += ["--enable-scale-out", "--enable-prompt-tokens-details"]
     if launch.max_model_len is not None and "max-model-len" not in user:
         argv += ["--max-model-len", str(launch.max_model_len)]

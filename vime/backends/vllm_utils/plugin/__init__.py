@@ -1,6 +1,7 @@
 """What vime adds to vLLM, loaded by vLLM's own plug-in mechanism in every one of its processes.
 
-- the weight-transfer engine `vime`, which takes weights over gloo or from a folder and verifies before it loads;
+- the weight-transfer engine `vime`, which stages weights from a process group or from disk, verifies them, and loads;
+- methods of the workers that begin a staging and tell how it stands (by `--worker-extension-cls`);
 - when vime's launcher asks for it, the end of every vLLM process together with its parent.
 """
 
@@ -13,6 +14,9 @@ from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV, die_with_parent
 
 WEIGHT_BACKEND = "vime"
 """Value of vLLM's `--weight-transfer-config.backend`."""
+
+WORKER_EXTENSION = "vime.backends.vllm_utils.plugin.worker.VimeWorker"
+"""Value of vLLM's `--worker-extension-cls`."""
 
 
 def register() -> None:
