@@ -30,6 +30,7 @@ from pipeline.session_lock import session_lock
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
 from pipeline.transports.promise import transport_words
+from pipeline.weight_wiring import weight_transport
 from pipeline.wiring import NUM_PRODUCERS
 from pipeline.workers import Workers
 from recovery.accounting import Identity
@@ -204,22 +205,23 @@ class _Session:
         addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
         await workers.start_producers(addresses)
         clients.extend(EngineClient(address) for address in addresses)
+        weights = self._settings.weights
         publisher = WeightPublisher(
             clients,
-            workers,
+            weight_transport(self._settings, workers),
             workers,
             start_version=await self._start_version(),
-            flush_interval=self._settings.weights.flush_cache_interval,
-            timeout_s=self._settings.weights.update_weight_timeout,
+            flush_interval=weights.flush_cache_interval,
+            timeout_s=weights.update_weight_timeout,
+            compare_first=weights.check_weight_update_equal and self._start.commit is None,
         )
         append_branch(
             self._folder.root,
             Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),
         )
         await workers.record_processes()
-        await workers.guarded(publisher.connect())
         first = await workers.guarded(publisher.publish())
-        self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
+        self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")
         self._clock.start()
         return publisher
 
@@ -234,9 +236,9 @@ class _Session:
         self._workers.watch_trainers()
 
     async def _start_version(self) -> int:
-        """Versions never go back: also those that an abandoned session published count."""
+        """Versions never go back: also those that an abandoned session published, or wrote to disk, count."""
         committed = 0 if self._start.commit is None else self._start.commit.weight_version
-        return max(committed, await self._workers.highest_version())
+        return max(committed, await self._workers.highest_version(), await self._workers.highest_version_on_disk())
 
     async def _train_all(self, publisher: WeightPublisher) -> None:
         last = (self._settings.data.num_rollout or 0) - 1
@@ -253,7 +255,7 @@ class _Session:
             if interval is not None and (rollout_id + 1) % interval == 0:
                 await self._workers.guarded(self._commit(rollout_id, publisher.version))
             if rollout_id < last and not self._interrupts.stop_asked:
-                publication = await self._workers.guarded(publisher.publish())
+                publication = await self._publish(publisher, rollout_id)
             self._clock.published()
             counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
             record = step_record(plan, last + 1, reports, publication, counts, stats, self._clock)
@@ -262,6 +264,17 @@ class _Session:
             self._stop_when_too_many_failed(counts)
             if self._interrupts.stop_asked:
                 return
+
+    async def _publish(self, publisher: WeightPublisher, rollout_id: int) -> Publication | None:
+        """Publish if it is due after this rollout batch."""
+        publication = None
+        if (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
+            publication = await self._workers.guarded(publisher.publish())
+            for address, reason in publication.fenced.items():
+                self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+        if publication is None or not publication.raised:
+            await self._workers.keep_version(publisher.version)
+        return publication
 
     async def _next_plan(self, rollout_id: int, policy_version: int) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""

@@ -11,6 +11,7 @@ from benchmarks.wide_groups import lease_bytes
 from pipeline.candidates import CandidateNeeds
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
+from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from pipeline.trainer_worker import TrainerWorker
 from storage.columns import encode_group
 from storage.pool import Pool
@@ -90,7 +91,11 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
         ]
         plan = plan_batch(accepted, SETTINGS, branch="b", rollout_id=0, policy_version=1)
         worker = TrainerWorker(
-            cast(MegatronTrainer, cast(Any, trainer)), pool, 1, tmp_path / "rank_1.jsonl", CandidateNeeds(2)
+            cast(MegatronTrainer, cast(Any, trainer)),
+            pool,
+            tmp_path / "rank_1.jsonl",
+            TrainerWeights(cast(MegatronTrainer, cast(Any, trainer)), 1, PublishSettings()),
+            CandidateNeeds(2),
         )
         report = worker.train(plan)
     shares = [

@@ -41,6 +41,8 @@ class Faults:
     num_null_log_probs: int = 0
     num_failed_updates: int = 0
     """Versions that are staged and then fail to load."""
+    num_ignored_stagings: int = 0
+    """Requests to stage a version that are answered, but not followed."""
     steps: dict[str, Misbehaviour] = field(default_factory=dict)
     """Route, or worker method of /collective_rpc -> what happens to calls of it."""
     dead: bool = False
@@ -65,7 +67,7 @@ class StandinEngine:
         self.weights_digest = "start"
         self.address = ""
         self._requests: dict[str, _Request] = {}
-        self._cache: set[tuple[str | None, tuple[int, ...]]] = set()
+        self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
         self._inbox = WeightInbox(0)
         self._noted = ""
         self._update_open = self._loaded = False
@@ -233,6 +235,14 @@ class StandinEngine:
         while not self._running.is_set() and not request.aborted.is_set():
             await asyncio.sleep(0.001)
 
+    def next_token(self, tokens: list[int], weights_digest: str) -> int:
+        """The token after `tokens` under the weights of a digest."""
+        return self._next_token(tokens, weights_digest)[0]
+
+    @property
+    def is_paused(self) -> bool:
+        return not self._running.is_set()
+
     def _next_token(self, tokens: list[int], weights_digest: str) -> tuple[int, float]:
         seed = hashlib.blake2b(f"{weights_digest}:{tokens}".encode(), digest_size=8).digest()
         value = int.from_bytes(seed, "big")
@@ -243,9 +253,9 @@ class StandinEngine:
         # vLLM always computes the last prompt token itself
         for stop in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS):
             key = (salt, tuple(prompt[:stop]))
-            if key in self._cache and stop < len(prompt):
+            if key in self.cache and stop < len(prompt):
                 num_cached = stop
-            self._cache.add(key)
+            self.cache.add(key)
         return num_cached
 
     async def _abort(self, request: web.Request) -> web.Response:
@@ -271,7 +281,7 @@ class StandinEngine:
         return await _answer(status="resumed")
 
     async def _reset_prefix_cache(self, _request: web.Request) -> web.Response:
-        self._cache.clear()
+        self.cache.clear()
         return await _answer(success=True)
 
     async def _init_transfer(self, request: web.Request) -> web.Response:
@@ -282,6 +292,9 @@ class StandinEngine:
         body = await request.json()
         if body["method"] == "vime_staging":
             return await _answer(results=[msgspec.to_builtins(self._inbox.status())])
+        if self.faults.num_ignored_stagings:
+            self.faults.num_ignored_stagings -= 1
+            return await _answer(results=[None])
         self._inbox.stage(parse_stage_request(msgspec.json.decode(body["kwargs"]["request"], type=dict[str, Any])))
         return await _answer(results=[None])
 

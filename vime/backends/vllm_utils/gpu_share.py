@@ -28,7 +28,8 @@ class SharingBuffer:
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         """`num_bytes` is the size of the largest part, descriptions included."""
         self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        fields = self._memory.untyped_storage()._share_cuda_()
+        storage: Any = self._memory.untyped_storage()
+        fields = storage._share_cuda_()
         self._handles = {gpu_uuid(device): _as_text(fields)}
 
     def fill(

@@ -58,7 +58,9 @@ class WeightReceiver:
             self._group.report("joined")
             self._group.connect()
         except (dist.DistError, RuntimeError) as error:
-            raise PublicationError(f"The weight sender at {init.address}:{init.port} can't be joined: {error}.") from error
+            raise PublicationError(
+                f"The weight sender at {init.address}:{init.port} can't be joined: {error}."
+            ) from error
 
     def receive(self) -> NamedTensors:
         """Receive one publication whole: its tensors, verified.

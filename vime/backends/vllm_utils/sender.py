@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -111,6 +111,7 @@ class WeightSender:
                 f"{self._names(missing)} did not join the weight transfer at {self.address}:{self.port} "
                 f"within {self._timeout_s:g} s.",
                 next_step="Check that the engine is alive and can reach this address, then publish again.",
+                engines=self._by_name(dict.fromkeys(missing, "did not join the weight transfer")),
             )
         try:
             self._group.connect()
@@ -135,6 +136,7 @@ class WeightSender:
             raise PublicationError(
                 f"{self._names(missing)} did not start receiving weights within {self._timeout_s:g} s.",
                 next_step="Check that the engine is alive and that its update request was sent.",
+                engines=self._by_name(dict.fromkeys(missing, "did not start receiving weights")),
             )
         receipt = self._stream(named_tensors)
         self._hear_outcomes(f"{event}-done")
@@ -189,8 +191,9 @@ class WeightSender:
             self.broken = True
             refused |= dict.fromkeys(missing, f"no answer within {self._timeout_s:g} s")
         if refused:
-            reasons = "; ".join(f"{self._names([rank])}: {text}" for rank, text in sorted(refused.items()))
-            raise PublicationError(f"Weights were refused by {reasons}", next_step="Publish again.")
+            engines = self._by_name(refused)
+            reasons = "; ".join(f"{name}: {text}" for name, text in engines.items())
+            raise PublicationError(f"Weights were refused by {reasons}", next_step="Publish again.", engines=engines)
 
     def _fail(self, doing: str, event: str, error: RuntimeError) -> None:
         self.broken = True
@@ -199,11 +202,15 @@ class WeightSender:
         raise PublicationError(
             f"The weight transfer failed while {doing}; not finished: {self._names(missing)} ({error}).",
             next_step="Fence these engines, connect a new sender and publish again.",
+            engines=self._by_name(dict.fromkeys(missing, f"did not finish ({error})")),
         ) from error
 
     def _names(self, ranks: Sequence[int]) -> str:
-        named = [
-            self._engine_names[rank - 1] if rank <= len(self._engine_names) else f"engine worker of rank {rank}"
-            for rank in ranks
-        ]
-        return ", ".join(dict.fromkeys(named)) or "no engine"
+        return ", ".join(dict.fromkeys(map(self._name, ranks))) or "no engine"
+
+    def _by_name(self, reasons: Mapping[int, str]) -> dict[str, str]:
+        return {self._name(rank): reason for rank, reason in sorted(reasons.items())}
+
+    def _name(self, rank: int) -> str:
+        known = rank <= len(self._engine_names)
+        return self._engine_names[rank - 1] if known else f"engine worker of rank {rank}"

@@ -1,4 +1,4 @@
-"""What a publisher asks of an engine: first to stage a version, then to load it. Typed forms of the JSON on the wire."""
+"""What a publisher asks of an engine: to stage a version, then to load it. Typed forms of the JSON on the wire."""
 
 from __future__ import annotations
 
@@ -99,14 +99,16 @@ Update: TypeAlias = LoadStaged | LoadStream | LoadShared | RememberHeld | Compar
 def parse_stage_request(content: dict[str, Any]) -> StageRequest:
     """Raises `PublicationError` for anything else."""
     try:
-        return msgspec.convert(content, StageRequest)
+        request: StageRequest = msgspec.convert(content, StageRequest)
     except msgspec.ValidationError as error:
         raise PublicationError(f"A version can't be staged from {content}: {error}.") from error
+    return request
 
 
 def parse_update(content: dict[str, Any]) -> Update:
     """Raises `PublicationError` for anything else."""
     try:
-        return msgspec.convert(content, Update)
+        update: Update = msgspec.convert(content, Update)
     except msgspec.ValidationError as error:
         raise PublicationError(f"Weights can't be updated by {content}: {error}.") from error
+    return update

@@ -12,7 +12,6 @@ from vime.backends.vllm_utils.packets import Packet, collect_packets, decode_ten
 from vime.backends.vllm_utils.receipt import ReceiptBuilder
 from vime.errors import PublicationError
 
-
 KINDS: list[DigestKind] = ["xxh3-128", "sum64"]
 
 

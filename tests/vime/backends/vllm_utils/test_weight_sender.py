@@ -27,7 +27,10 @@ def join(sender: WeightSender, worker_rank: int) -> WeightReceiver:
 
 @pytest.mark.parametrize("digest", ["xxh3-128", "sum64"])
 def test_all_workers_receive_every_publication(digest: DigestKind) -> None:
-    with WeightSender("127.0.0.1", 0, 3, timeout_s=10.0, packet_bytes=300, digest=digest) as sender, ThreadPoolExecutor(3) as pool:
+    with (
+        WeightSender("127.0.0.1", 0, 3, timeout_s=10.0, packet_bytes=300, digest=digest) as sender,
+        ThreadPoolExecutor(3) as pool,
+    ):
         joining = [pool.submit(join, sender, rank) for rank in range(2)]
         sender.connect()
         receivers = [future.result() for future in joining]
@@ -118,7 +121,7 @@ def test_a_reader_that_gives_up_leaves_the_group_in_step() -> None:
             parts.close()
 
         reading = pool.submit(read_one_part)
-        with pytest.raises(PublicationError, match="Weights were refused by .*: the engine gave up"):
+        with pytest.raises(PublicationError, match=r"Weights were refused by .*: the engine gave up"):
             sender.send(WEIGHTS)
         reading.result()
         receiving = pool.submit(receiver.receive)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.linear import LinearBase
 
-from vime.backends.vllm_utils.digest import tensor_digests
+from vime.backends.vllm_utils.digest import DigestKind, tensor_digests
 from vime.errors import PublicationError
 
 
@@ -31,7 +31,9 @@ class HeldWeights:
         if self._noted is None:
             raise PublicationError("Nothing was noted to compare the weights with.")
         found = self._digests()
-        different = sorted(name for name in found.keys() | self._noted.keys() if found.get(name) != self._noted.get(name))
+        different = sorted(
+            name for name in found.keys() | self._noted.keys() if found.get(name) != self._noted.get(name)
+        )
         if different:
             raise PublicationError(
                 f"{len(different)} of {len(found)} tensors differ from those that the engine was started with, first "
@@ -42,7 +44,8 @@ class HeldWeights:
     @torch.no_grad()
     def _digests(self) -> dict[str, str]:
         named = dict(self._tensors())
-        kind = "xxh3-128" if all(tensor.device.type == "cpu" for tensor in named.values()) else "sum64"
+        in_host_memory = all(tensor.device.type == "cpu" for tensor in named.values())
+        kind: DigestKind = "xxh3-128" if in_host_memory else "sum64"
         return dict(zip(named, tensor_digests(list(named.values()), kind), strict=True))
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

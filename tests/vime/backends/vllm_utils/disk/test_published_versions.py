@@ -166,7 +166,7 @@ class TestPull:
         weights = first_weights()
         for version in (1, 2):
             writer.write(version, weights.items())
-        with pytest.raises(PublicationError, match="changes version 1, .* holds no whole version"):
+        with pytest.raises(PublicationError, match=r"changes version 1, .* holds no whole version"):
             mirror.pull(root, 2)
         assert writer.write(3, weights.items(), full=True).base_version is None
         mirror.pull(root, 3)
@@ -213,9 +213,10 @@ class TestPull:
         def killed(*_: object) -> str:
             raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr("vime.backends.vllm_utils.disk.mirror.checksum", killed)
-            mirror.pull(root, 2)
+            with pytest.raises(KeyboardInterrupt):
+                mirror.pull(root, 2)
         with pytest.raises(PublicationError, match="holds no whole version"):
             mirror.pull(root, 2)
 
@@ -234,7 +235,7 @@ class TestPull:
 
 
 class TestWriter:
-    def test_after_a_failure_the_next_version_is_whole(self, root: Path, writer: VersionWriter) -> None:
+    def test_after_a_failure_the_next_version_is_whole(self, writer: VersionWriter) -> None:
         weights = first_weights()
         writer.write(1, weights.items())
         with pytest.raises(PublicationError, match="comes twice"):
