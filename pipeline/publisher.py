@@ -139,7 +139,16 @@ class WeightPublisher:
             self._why = error.message
             prepared = Prepared(failures_of(error, present))
         note_failures(updates, prepared.failures)
+        await self._look_for(updates, deadline)
         return prepared
+
+    async def _look_for(self, updates: list[EngineUpdate], deadline: Deadline) -> None:
+        """Of the engines that a preparation has lost, which are still there and sample."""
+        lost = [update for update in updates if update.samples and not update.goes_on]
+        asked = [update.engine.weight_version() for update in lost]
+        gone = await on_each([update.engine for update in lost], "asking", asked, deadline)
+        for update in lost:
+            update.samples = update.engine.address not in gone
 
     async def _change(self, version: int, updates: list[EngineUpdate], deadline: Deadline, *, flush: bool) -> float:
         """Stop, load, raise the version, and let go on; how long the engines stood still."""

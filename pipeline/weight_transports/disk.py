@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from pipeline.weight_transports.transport import WORK_SHARE, Deadline, Failures, Prepared, on_each
+from pipeline.weight_transports.transport import WORK_SHARE, Deadline, Failures, Prepared, on_each, staged
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.updates import FromFolder, FromMirror, LoadStaged, StageRequest
-from vime.errors import PublicationError
-
-_POLL_S = 0.05
 
 
 class PublishedVersion(msgspec.Struct, frozen=True):
@@ -75,7 +71,7 @@ class DiskTransport:
         failures = await on_each(engines, "staging on", [e.stage_weights(request) for e in engines], deadline)
         fetching = [engine for engine in engines if engine.address not in failures]
         failures |= await on_each(
-            fetching, "fetching on", [_staged(engine, version) for engine in fetching], deadline, share=WORK_SHARE
+            fetching, "fetching on", [staged(engine, version) for engine in fetching], deadline, share=WORK_SHARE
         )
         return Prepared(failures, published.wire_bytes, published.changed_bytes / max(1, published.num_bytes))
 
@@ -110,15 +106,3 @@ class DiskTransport:
             lock_timeout_s=deadline.left_s(),
             pre_read_hook=hook,
         )
-
-
-async def _staged(engine: EngineClient, version: int) -> None:
-    """Until all workers of the engine have the version; `PublicationError` has the reason of one that failed."""
-    while True:
-        workers = await engine.staging()
-        for worker in workers:
-            if worker.version != version or worker.state == "failed":
-                raise PublicationError(worker.reason or f"version {worker.version} is staged, expected {version}")
-        if all(worker.state == "staged" for worker in workers):
-            return
-        await asyncio.sleep(_POLL_S)

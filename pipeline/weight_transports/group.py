@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from pipeline.weight_transports.transport import WORK_SHARE, Deadline, Failures, Prepared, failures_of, on_each
+from pipeline.weight_transports.transport import WORK_SHARE, Deadline, Failures, Prepared, failures_of, on_each, staged
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.updates import FromGroup, LoadStaged, LoadStream
 from vime.errors import PublicationError
@@ -60,13 +60,17 @@ class GroupTransport:
         )
         if failures:
             # The group sends to all or to none.
-            self._joined = None
+            self.leave()
             return Prepared(failures)
         try:
             num_bytes = await deadline.bound("sending weights", self._source.send_weights())
         except PublicationError as error:
-            self._joined = None
-            return Prepared(failures_of(error, engines))
+            self.leave()
+            failures = failures_of(error, engines)
+            # Those that aren't named may have the whole version, or have been left in the middle of it.
+            others = [engine for engine in engines if engine.address not in failures]
+            waits = [staged(engine, version) for engine in others]
+            return Prepared(failures | await on_each(others, "staging on", waits, deadline))
         return Prepared(wire_bytes=num_bytes)
 
     async def load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
@@ -84,14 +88,18 @@ class GroupTransport:
         except PublicationError as error:
             failures = failures_of(error, engines) | failures
         if failures:
-            self._joined = None
+            self.leave()
         return failures
+
+    def leave(self) -> None:
+        """Make a new group for the next publication."""
+        self._joined = None
 
     async def finished(self, version: int, *, published: bool) -> None:
         """Nothing is left to clean up."""
 
     async def _join(self, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
-        self._joined = None
+        self.leave()
         names = [engine.address for engine in engines]
         try:
             opening = self._source.open_sender(names, min(self._wait_s, deadline.left_s(WAIT_SHARE)))

@@ -18,6 +18,8 @@ CONTROL_SHARE = 0.1
 WORK_SHARE = 0.5
 """Part of the time left that fetching or loading weights may take."""
 
+_POLL_S = 0.05
+
 Failures = dict[str, str]
 """Address of an engine -> what went wrong with it."""
 
@@ -111,3 +113,15 @@ async def on_each(
         elif isinstance(outcome, BaseException):
             raise outcome
     return failures
+
+
+async def staged(engine: EngineClient, version: int) -> None:
+    """Until all workers of the engine have the version; `PublicationError` has the reason of one that failed."""
+    while True:
+        workers = await engine.staging()
+        for worker in workers:
+            if worker.version != version or worker.state == "failed":
+                raise PublicationError(worker.reason or f"version {worker.version} is staged, expected {version}")
+        if all(worker.state == "staged" for worker in workers):
+            return
+        await asyncio.sleep(_POLL_S)

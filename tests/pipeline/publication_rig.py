@@ -112,6 +112,7 @@ class Rig:
         transport: WeightTransport = GroupTransport(self.source, streams=streams, timeout_s=timeout_s)
         if folder is not None:
             transport = DiskTransport(self.source, disk or DiskSettings(local_dir=folder / "local"))
+        self.transport = transport
         self.publisher = WeightPublisher(
             self.clients,
             transport,
@@ -152,6 +153,11 @@ class Rig:
                 before = [1, 2, 3, *result.token_ids[:position]]
                 token = self.engines[engine].next_token(before, self._digests[span.version])
                 assert token == result.token_ids[position], (span, position)
+
+    def forget_group(self) -> None:
+        """Let the next publication join all engines anew."""
+        assert isinstance(self.transport, GroupTransport)
+        self.transport.leave()
 
     async def paused(self) -> list[bool]:
         return [await client.is_paused() for client in self.clients]
