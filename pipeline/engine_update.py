@@ -25,9 +25,10 @@ class Weights(enum.Enum):
 class EngineUpdate:
     """Steps of one engine. A step that fails is noted, and later ones are left out."""
 
-    def __init__(self, engine: EngineClient, deadline: Deadline) -> None:
+    def __init__(self, engine: EngineClient, deadline: Deadline, *, in_doubt: bool) -> None:
+        """`in_doubt`: an earlier publication has left the engine with a mix, and paused."""
         self.engine, self._deadline = engine, deadline
-        self.weights = Weights.OLD
+        self.weights = Weights.UNKNOWN if in_doubt else Weights.OLD
         self.problem = ""
         """Why the engine doesn't take part any more."""
         self.samples = True

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pipeline.engine_update import EngineUpdate, Weights, note_failures
 from pipeline.flush import publication_flushes
-from pipeline.weight_transports.transport import Deadline, Prepared, WeightTransport, failures_of, on_each
+from pipeline.weight_transports.transport import Deadline, Failures, Prepared, WeightTransport, failures_of, on_each
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.updates import CompareHeld, RememberHeld
 from vime.errors import PublicationError
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILED = 3
 """Publications in a row that may reach no engine before the run ends."""
+PREPARE_SHARE = 0.7
+"""Part of a publication's time that preparing may take: the rest is for the engines that stand still."""
+CLEAN_UP_S = 30.0
 
 
 class Admission(Protocol):
@@ -71,6 +74,7 @@ class WeightPublisher:
         self.version = start_version
         self._tried = start_version
         self._serving: set[str] = set()
+        self._in_doubt: set[str] = set()
         self.fenced: dict[str, str] = {}
         """Engines that get no requests -> why."""
         self._num_failed = 0
@@ -110,7 +114,7 @@ class WeightPublisher:
         flush = publication_flushes(version, self._start_version, self._flush_interval)
         started = time.monotonic()
         self._why = ""
-        updates = [EngineUpdate(engine, deadline) for engine in self._engines]
+        updates = [EngineUpdate(e, deadline, in_doubt=e.address in self._in_doubt) for e in self._engines]
         prepared = await self._prepare(version, updates, deadline)
         prepare_s, pause_s = time.monotonic() - started, 0.0
         if any(update.goes_on for update in updates):
@@ -118,7 +122,7 @@ class WeightPublisher:
         raised = self._judge(version, updates)
         if self._serving:
             await self._admission.resume_admission(self.version, sorted(self._serving))
-        await self._transport.finished(version, published=raised)
+        await self._clean_up(version, published=raised)
         return Publication(
             self.version, raised, flush, prepared.wire_bytes, prepared.density, prepare_s, pause_s, dict(self.fenced)
         )
@@ -134,7 +138,8 @@ class WeightPublisher:
             return Prepared()
         full = self._num_failed > 0 or bool(self.fenced) or len(present) < len(engines)
         try:
-            prepared = await self._transport.prepare(version, present, full=full, deadline=deadline)
+            preparing = self._transport.prepare(version, present, full=full, deadline=deadline)
+            prepared = await deadline.bound("preparing", preparing, at_most_s=deadline.left_s(PREPARE_SHARE))
         except PublicationError as error:
             self._why = error.message
             prepared = Prepared(failures_of(error, present))
@@ -163,7 +168,7 @@ class WeightPublisher:
             loading = [update for update in going if update.goes_on]
             for update in loading:
                 update.weights = Weights.UNKNOWN
-            note_failures(loading, await self._transport.load(version, [u.engine for u in loading], deadline))
+            note_failures(loading, await self._load(version, [update.engine for update in loading], deadline))
             await asyncio.gather(*(update.close(version) for update in loading))
             if self._compare_first:
                 await self._hold(loading, deadline, CompareHeld())
@@ -171,6 +176,20 @@ class WeightPublisher:
         finally:
             await asyncio.gather(*(update.settle() for update in going))
         return time.monotonic() - stopped_at
+
+    async def _load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
+        try:
+            return await deadline.bound("loading", self._transport.load(version, engines, deadline))
+        except PublicationError as error:
+            return failures_of(error, engines)
+
+    async def _clean_up(self, version: int, *, published: bool) -> None:
+        """What can't be cleaned up is told, and stays."""
+        try:
+            work = self._transport.finished(version, published=published)
+            await Deadline(CLEAN_UP_S).bound("cleaning up", work)
+        except PublicationError as error:
+            logger.warning("after version %d: %s", version, error)
 
     async def _hold(self, updates: list[EngineUpdate], deadline: Deadline, request: RememberHeld | CompareHeld) -> None:
         """Raises `PublicationError` when an engine can't note its weights, or holds others than it noted."""
@@ -195,6 +214,7 @@ class WeightPublisher:
         if raised:
             self.version = version
         self._serving, self.fenced = set(), {}
+        self._in_doubt = {update.engine.address for update in updates if update.weights is Weights.UNKNOWN}
         for update in updates:
             address = update.engine.address
             is_current = (

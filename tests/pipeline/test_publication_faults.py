@@ -83,7 +83,9 @@ async def test_an_engine_that_misbehaves_is_fenced_and_the_next_publication_repa
         await rig.check_standing()
 
 
-@pytest.mark.parametrize("step", ["/pause", "vime_stage_weights", "/update_weights", "/finish_weight_update", "/resume"])
+@pytest.mark.parametrize(
+    "step", ["/pause", "vime_stage_weights", "/update_weights", "/finish_weight_update", "/resume"]
+)
 async def test_an_answer_that_is_lost_after_the_work_was_done_leaves_no_engine_in_doubt(
     engines: list[StandinEngine], step: str
 ) -> None:

@@ -177,4 +177,3 @@ async def test_first_weights_must_be_those_that_the_engines_were_started_with(en
             engine.version = "default"
         assert (await rig.publish()).raised
         assert (await rig.publish()).raised, "only the first version is compared"
-
