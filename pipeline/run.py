@@ -220,6 +220,8 @@ class _Session:
             Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),
         )
         await workers.record_processes()
+        if weights.check_weight_update_equal and self._start.commit is not None:
+            self._view.note("--check-weight-update-equal compares nothing: this run goes on from a commit.")
         first = await workers.guarded(publisher.publish())
         self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")
         self._clock.start()
