@@ -116,6 +116,11 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             raise PublicationError("No verified weights have been loaded in this update; the version stays.")
         self._loaded = False
 
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:  # noqa: ARG004
+        """vLLM 0.26 wants this of every engine; `vime.backends.vllm_utils.sender.WeightSender` sends instead."""
+        raise PublicationError("vime's weights are sent by WeightSender.")
+
     def shutdown(self) -> None:
         """Leave the sender's group."""
         self.inbox.leave()
