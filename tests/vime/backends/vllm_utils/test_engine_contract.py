@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.vime.backends.vllm_utils.publications import EngineUnderTest, Publish
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.disk.writer import DeltaFormat, VersionWriter
 from vime.backends.vllm_utils.packets import Packet
-from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult, Sampling, VersionSpan
+from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult, PauseMode, Sampling, VersionSpan
 from vime.backends.vllm_utils.sender import WeightSender
 from vime.backends.vllm_utils.updates import (
     CompareHeld,
@@ -124,6 +125,21 @@ class TestPause:
         await client.pause("wait")
         assert (await task).finish_reason == "length"
         assert await client.is_paused()
+
+    @pytest.mark.parametrize("mode", ["keep", "abort"])
+    async def test_a_hundred_pauses_under_load_each_return_in_time(self, client: EngineClient, mode: PauseMode) -> None:
+        load = [asyncio.create_task(client.generate(greedy(_LONG))) for _ in range(8)]
+        slowest_s = 0.0
+        for _ in range(100):
+            started = time.monotonic()
+            await client.pause(mode)
+            await client.resume()
+            slowest_s = max(slowest_s, time.monotonic() - started)
+            if mode == "abort":
+                load.append(asyncio.create_task(client.generate(greedy(_LONG))))
+        assert slowest_s < 10.0
+        await client.abort_all()
+        assert {result.finish_reason for result in await asyncio.gather(*load)} <= {"abort", "length"}
 
 
 class TestAbort:

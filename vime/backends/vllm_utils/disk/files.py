@@ -42,13 +42,12 @@ def write_file(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mappin
     return path.stat().st_size
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a small file, whole or not at all."""
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a small file, whole or not at all; it is not durable before its folder is synced."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(content)
     sync(temporary)
     temporary.replace(path)
-    sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from vime.backends.vllm_utils.disk.checksum import checksum
 from vime.backends.vllm_utils.disk.codec import Encoding, apply_change
-from vime.backends.vllm_utils.disk.files import FileHeader, map_file, read_header, sync, write_bytes
+from vime.backends.vllm_utils.disk.files import FileHeader, map_file, read_header
 from vime.backends.vllm_utils.disk.layout import Index, read_index, version_folder
 from vime.errors import PublicationError
 
@@ -83,7 +83,6 @@ class HostMirror:
             self._note(None)
             shutil.rmtree(self.folder, ignore_errors=True)
             fresh.rename(self.folder)
-            sync(self._local)
         else:
             held = self.version
             if held != index.base:
@@ -108,7 +107,6 @@ class HostMirror:
             header, content = read_header(fresh / name), map_file(fresh / name)
             for tensor, place in header.tensors.items():
                 _compare(fresh / name, tensor, header, checksum(content[place.start : place.stop], _kind(index)))
-            sync(fresh / name)
         return fresh
 
     def _check_known(
@@ -141,11 +139,11 @@ class HostMirror:
                 except PublicationError as error:
                     raise PublicationError(f"{file}, tensor {tensor}: {error.message}", next_step=_FULL_NEXT) from error
                 _compare(file, tensor, delta, checksum(state, _kind(index)))
-            content.flush()
-            sync(path)
 
     def _note(self, version: int | None) -> None:
-        write_bytes(self._local / "mirror.json", msgspec.json.encode(_State(version)))
+        temporary = self._local / "mirror.json.tmp"
+        temporary.write_bytes(msgspec.json.encode(_State(version)))
+        temporary.replace(self._local / "mirror.json")
 
 
 def _compare(file: Path, tensor: str, header: FileHeader, found: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from vime.backends.vllm_utils.digest import dtype_name, flat_bytes
 from vime.backends.vllm_utils.disk.checksum import checksum
 from vime.backends.vllm_utils.disk.codec import COMPRESSION, Bytes, Encoding, encode_change
-from vime.backends.vllm_utils.disk.files import sync, write_bytes, write_file
+from vime.backends.vllm_utils.disk.files import replace_file, sync, write_file
 from vime.backends.vllm_utils.disk.layout import INDEX, Index, IndexMetadata, file_name, version_folder
 from vime.backends.vllm_utils.receipt import ReceiptBuilder, SendReceipt
 from vime.errors import PublicationError
@@ -95,7 +95,8 @@ class VersionWriter:
             weight_map = files.finish()
             if base is None and self._configuration is not None:
                 _copy_configuration(self._configuration, folder)
-            write_bytes(folder / INDEX, self._index(version, base, built, weight_map))
+            replace_file(folder / INDEX, self._index(version, base, built, weight_map))
+            sync(folder)
             sync(self._root)
         except OSError as error:
             raise PublicationError(
@@ -184,7 +185,6 @@ class _Files:
             name = file_name(number, len(self._written))
             self._temporary(number).rename(self.folder / name)
             weight_map |= dict.fromkeys(names, name)
-        sync(self.folder)
         return weight_map
 
     def _flush(self) -> None:
