@@ -233,20 +233,24 @@ class Replay:
 
 def replay_all(folder: Path, trainer: Trainer, answered: list[tuple[GenerateRequest, GenerateResult]]) -> list[Replay]:
     """Follow every request, version by version."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     replays = [Replay(request, result) for request, result in answered]
     spans = [
         (span.version, number, replay) for replay in replays for number, span in enumerate(replay.result.version_spans)
     ]
     for version, group in itertools.groupby(sorted(spans, key=lambda item: item[:2]), key=lambda item: item[0]):
-        state = model.state_dict()
-        for name, tensor in trainer.weights_of(version):
-            state[name].copy_(tensor)
+        model = transformers_model(folder, trainer, version)
         for _, number, replay in group:
             replay.follow(model, number)
     return replays
+
+
+def transformers_model(folder: Path, trainer: Trainer, version: int) -> Any:
+    """The checkpoint's model with the weights of a version."""
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        VersionWriter(Path(scratch), configuration=folder).write(version, trainer.weights_of(version))
+        return AutoModelForCausalLM.from_pretrained(version_folder(Path(scratch), version), dtype=torch.float32).eval()
 
 
 @dataclass

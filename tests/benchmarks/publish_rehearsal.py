@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.publish import PROMPT_TOKENS, Trainer, replay_all
+from benchmarks.publish import PROMPT_TOKENS, Trainer, replay_all, transformers_model
 from tests.support.tiny_models import build_tiny_qwen3
 from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult, Sampling, VersionSpan
 from vime.backends.vllm_utils.weight_folder import read_weight_folder, weight_names
@@ -36,20 +36,16 @@ class Answered:
 @torch.no_grad()
 def answer(folder: Path, boundary: int) -> Answered:
     """Greedy decoding with a cache that outlives the change of weights."""
-    from transformers import AutoModelForCausalLM
-
-    build_tiny_qwen3(folder, init_std=0.08, tied=False)
+    build_tiny_qwen3(folder / "model", init_std=0.08, tied=False, num_experts=4)
+    folder = folder / "model"
     trainer = Trainer(list(read_weight_folder(folder, weight_names(folder))))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    models = {version: transformers_model(folder, trainer, version) for version in (1, 2)}
     prompt = list(range(3, 3 + PROMPT_TOKENS))
     inputs, cache = torch.tensor([prompt]), None
     token_ids: list[int] = []
     log_probs: list[float] = []
     for position in range(NUM_TOKENS):
-        state = model.state_dict()
-        for name, tensor in trainer.weights_of(1 if position < boundary else 2):
-            state[name].copy_(tensor)
-        output = model(inputs, past_key_values=cache, use_cache=True)
+        output = models[1 if position < boundary else 2](inputs, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         scores = output.logits[0, -1].float().log_softmax(-1)
         token_ids.append(int(scores.argmax()))
