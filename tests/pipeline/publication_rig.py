@@ -97,7 +97,7 @@ class Rig:
         *,
         start_version: int = 0,
         flush_interval: int = 0,
-        timeout_s: float = 5.0,
+        timeout_s: float = 20.0,
         folder: Path | None = None,
         streams: bool = False,
         compare_first: bool = False,
