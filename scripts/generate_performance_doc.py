@@ -62,18 +62,6 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ("bit_equal", ">=", 1, "share of the pulls that left exactly the trainer's weights"),
         ("refused_and_repaired", ">=", 1, "share of damaged versions that were refused, then repaired"),
     ],
-    "publish": [
-        ("dense_keep_cost_over_abort_cost", "<=", 0.3, "pause and what is generated again, requests kept over aborted"),
-        ("dense_requests_finished", ">=", 1, "share of the requests that came back whole"),
-        ("dense_spans_exact", ">=", 1, "share of them whose every token fits the weights of its label"),
-        ("dense_error_own_kv", "<=", 1e-4, "greatest difference of a log-probability on KV of its version"),
-        ("dense_error_fresh_engine", "<=", 1e-4, "the same from an engine started with that version"),
-        ("moe_keep_cost_over_abort_cost", "<=", 0.3, "the same for experts"),
-        ("moe_requests_finished", ">=", 1, ""),
-        ("moe_spans_exact", ">=", 1, ""),
-        ("moe_error_own_kv", "<=", 1e-4, ""),
-        ("moe_error_fresh_engine", "<=", 1e-4, ""),
-    ],
 }
 """Benchmark -> (value, comparison, floor, meaning); no comparison where the value is only told."""
 COMPARISONS = {"<=": operator.le, ">=": operator.ge}
