@@ -28,7 +28,7 @@ from vime.backends.vllm_utils.server import EngineServer
 from vime.backends.vllm_utils.weight_folder import read_weight_folder, weight_names
 
 DESCRIPTION = """\
-Measures publications into a real vLLM engine on a CPU, with 32 requests of 256 tokens in flight (--quick: 8 of 64). The
+Measures publications into a real vLLM engine on a CPU, with 32 requests of 256 tokens in flight (--quick: 16). The
 models are tiny Qwen3s, dense and with 8 experts; every version has other weights. Values are given for each MODEL:
 
   MODEL_keep_cost_over_abort_cost  cost of a publication that keeps running requests over that of one that aborts them;
@@ -63,7 +63,7 @@ class Load:
     num_tokens: int
 
 
-LOAD, QUICK_LOAD = Load(32, 256), Load(8, 64)
+LOAD, QUICK_LOAD = Load(32, 256), Load(16, 256)
 
 
 class Trainer:
