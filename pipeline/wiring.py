@@ -23,6 +23,7 @@ from pipeline.trainer_worker import TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
+from pipeline.weight_wiring import trainer_weights
 from storage.checks import check_enqueue
 from storage.columns import encode_group
 from storage.contracts import PayloadPool
@@ -262,4 +263,6 @@ def build_trainer_worker(
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
-    return TrainerWorker(model, pool, rank, folder.training_log(rank), shard_needs(settings, model.route_part))
+    weights = trainer_weights(settings, model, rank)
+    needs = shard_needs(settings, model.route_part)
+    return TrainerWorker(model, pool, folder.training_log(rank), weights, needs)

@@ -14,6 +14,7 @@ from pipeline.candidates import CandidateNeeds
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
 from pipeline.shard_needs import ShardNeeds
+from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from pipeline.trainer_worker import TrainerWorker
 from storage.columns import encode_group
 from storage.pool import Pool
@@ -116,8 +117,8 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
         worker = TrainerWorker(
             cast(MegatronTrainer, cast(Any, trainer)),
             pool,
-            1,
             tmp_path / "rank_1.jsonl",
+            TrainerWeights(cast(MegatronTrainer, cast(Any, trainer)), 1, PublishSettings()),
             ShardNeeds(CandidateNeeds(2), RoutePart((1,), (1,), 2), teacher=True),
         )
         report = worker.train(plan)
