@@ -30,6 +30,7 @@ def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path)
     published, local = tmp_path / "published", tmp_path / "local"
     flags: dict[str, Any] = {
         "--rollout-num-gpus": 2,
+        "--parity-probes": 0,  # no trainer agrees with a stand-in
         "--update-weight-mode": "delta",
         "--update-weight-transport": "disk",
         "--update-weight-disk-dir": published,
