@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.user_functions import user_function
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.kl import KlKind
-from vime.algorithms.objective_config import Estimator, ObjectiveConfig
+from vime.algorithms.objective_config import Estimator, LossKind, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
@@ -21,6 +21,11 @@ def objective_config(settings: Settings) -> ObjectiveConfig:
     weighs = objective.use_tis or objective.get_mismatch_metrics
     kind = BUILT_IN_WEIGHTS.get(objective.custom_tis_function_path) if weighs else WeightKind.NONE
     return ObjectiveConfig(
+        loss_kind=LossKind(objective.loss_type),
+        custom_loss=user_function("--custom-loss-function-path", objective.custom_loss_function_path),
+        computes_advantages=objective.compute_advantages_and_returns,
+        recomputes_loss=objective.recompute_loss_function,
+        scores_entropy=objective.use_rollout_entropy,
         estimator=Estimator(objective.advantage_estimator),
         policy=PolicyLossSettings(
             PolicyObjective(objective.policy_objective),

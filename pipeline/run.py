@@ -17,6 +17,7 @@ from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.failed_fraction import check_failed_fraction
 from pipeline.fixed_settings import fixed_settings
+from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
@@ -86,6 +87,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             return Ending.DONE
         for words in transport_words(settings, None if start.state is None else start.state.memory):
             view.note(words)
+        check_sources(settings)
         if not settings.queue.is_in_memory:
             prove_here(folder.queue, settings.queue)
             claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
@@ -224,7 +226,8 @@ class _Session:
         await workers.guarded(publisher.connect())
         first = await workers.guarded(publisher.publish())
         await self._release_trainers()
-        self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
+        if clients:
+            self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
         self._clock.start()
         return publisher
 
@@ -232,7 +235,7 @@ class _Session:
         """Start the ranks with what the newest commit holds, that of this session or of the one it continues."""
         self._packing = packing_settings(self._settings, await self._workers.start_trainers())
         if self._committed is None:
-            await self._workers.on_trainers(lambda trainer: trainer.load_hf.remote())
+            await self._workers.on_trainers(lambda trainer: trainer.load_start.remote())
         else:
             directory, rollout_id = str(self._committed[0]), self._committed[1]
             await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, rollout_id))
@@ -350,7 +353,8 @@ class _Session:
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
-        self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
+        if self._settings.cluster.num_engines:
+            self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:
             self._view.note(

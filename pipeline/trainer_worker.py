@@ -85,7 +85,7 @@ class TrainerWorker:
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
             metrics = self._trainer.train_step(microbatches, totals(step), StepPlace(plan.rollout_id, number))
             log_step(self._training_log, plan, number, self._replica)
-        self._trainer.finish_batch()
+        self._trainer.rollout_trained(plan.rollout_id)
         return metrics
 
     def _train_critic(self, critic: Critic, plan: BatchPlan, steps: Steps, *, log: bool) -> dict[str, float]:
@@ -131,9 +131,9 @@ class TrainerWorker:
         if self._critic is not None:
             self._critic.load(directory, rollout_id)
 
-    def load_hf(self) -> None:
+    def load_start(self) -> None:
         """First weights of a run."""
-        self._trainer.load_hf()
+        self._trainer.load_start()
         if self._critic is not None:
             self._critic.start()
 

@@ -12,7 +12,8 @@ from pipeline.candidates import candidate_needs
 from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
-from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.frozen_sources import reference_source, teacher_source
+from pipeline.producer import Generator, Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
@@ -33,11 +34,14 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
 from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.no_reward import no_reward
 from vime.rollout.rewards import load_group_reward, load_reward
+from vime.rollout.supervised import RecordReader
+from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.settings.roles import settings_of_role
-from vime.settings.rules.quantities import has_critic
+from vime.settings.rules.quantities import context_parallel_size, has_critic
 from vime.settings.schemas.megatron_config import Role
 
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
@@ -112,7 +116,7 @@ def _planned_steps(settings: Settings) -> int | None:
 
 def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
     """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
-    return settings.rollout.vllm_server_concurrency * num_engines // settings.data.n_samples_per_prompt
+    return settings.rollout.vllm_server_concurrency * max(1, num_engines) // settings.data.n_samples_per_prompt
 
 
 async def build_producer(
@@ -135,25 +139,52 @@ async def build_producer(
         needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
         sc_dtype=settings.queue.rollout_queue_sc_dtype,
     )
-    generator = SampleGenerator(
-        AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint),
+    tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
+    generator: Generator = SampleGenerator(
+        tokenizer,
         GenerateSettings(
             max_response_tokens=rollout.rollout_max_response_len or 1,
             temperature=rollout.rollout_temperature,
             apply_chat_template=data.apply_chat_template,
         ),
     )
-    reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
+    if settings.objective.is_supervised:
+        generator = RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
+    unrewarded = rollout.rm_type is None and rollout.custom_rm_path is None
+    reward = no_reward if unrewarded else load_reward(rollout.rm_type, rollout.custom_rm_path)
+    teacher = await _engine_teacher(settings)
     grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
     failed = FailedGroups(box, pool if keeps_all else None)
-    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings), failed, grouped)
+    producer = Producer(
+        producer_settings,
+        queue,
+        pool,
+        engines,
+        generator,
+        reward,
+        HookArgs(settings),
+        failed,
+        grouped,
+        teacher=teacher,
+    )
 
     async def close_pool() -> None:
         pool.close()
 
-    return producer, [*(engine.close for engine in engines), close_pool]
+    closers = [engine.close for engine in engines] + ([] if teacher is None else [teacher.close])
+    return producer, [*closers, close_pool]
+
+
+async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
+    """The teacher in an engine of someone else's, when there is one; raises what is wrong with it."""
+    objective, url = settings.objective, settings.rollout.rm_url
+    if not objective.use_opd or objective.opd_type != "vllm" or url is None:
+        return None
+    teacher = EngineTeacher.at(url)
+    await teacher.check()
+    return teacher
 
 
 def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:
@@ -212,9 +243,19 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
         log_probs_chunk_size=LOG_PROBS_CHUNK_SIZE
         if objective.log_probs_chunk_size == -1
         else objective.log_probs_chunk_size,
+        reference=reference_source(settings),
+        reference_update_interval=settings.checkpoint.ref_update_interval,
+        teacher=teacher_source(settings),
+        log_probs_max_tokens=_log_probs_max_tokens(settings),
         num_threads=trainer.trainer_num_threads or max(1, (os.cpu_count() or 1) // processes),
         timeout_s=60.0 * trainer.distributed_timeout_minutes,
     )
+
+
+def _log_probs_max_tokens(settings: Settings) -> int | None:
+    """Of a microbatch over all its context-parallel ranks, in passes without gradients."""
+    limit = settings.trainer.log_probs_max_tokens_per_gpu
+    return None if limit is None else limit * context_parallel_size(settings)
 
 
 def critic_config(settings: Settings, world_size: int) -> CriticConfig:

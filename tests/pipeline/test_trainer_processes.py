@@ -134,7 +134,7 @@ def test_a_released_rank_gives_its_place_to_one_that_goes_on_from_the_checkpoint
         try:
             await workers.start_coordinator(CoordinatorConfig("b", [], 1, 1, 60))
             await workers.start_trainers()
-            await workers.on_trainers(lambda rank: rank.load_hf.remote())
+            await workers.on_trainers(lambda rank: rank.load_start.remote())
             await workers.on_trainers(lambda rank: rank.save.remote(directory, 0))
             workers.watch_trainers()
             before = await workers.on_trainers(lambda rank: rank.pid.remote())

@@ -26,9 +26,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from vime.backends.megatron_utils.optimizer import Learner, ensure_state, load_optimizer_state
 from vime.backends.megatron_utils.parallel import on_all_ranks
+from vime.backends.megatron_utils.weight_source import TRACKER
 from vime.errors import RestoreError, TrainerError
-
-TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def checkpoint_folder(directory: Path, iteration: int) -> Path:
@@ -65,12 +64,17 @@ def save_into(learner: Learner, args: argparse.Namespace, folder: Path, iteratio
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     ensure_state(learner)
-    _use_results_queue_of_this_process()
     metadata = checkpointing._build_sharded_state_dict_metadata(args)
     if any(on_all_ranks(learner.has_frozen_parameters)):
         # Layers are stored as one tensor unless they are told apart, and then no layer may lack optimizer state.
         metadata["non_homogeneous_layers"] = True
-    state = _state(learner, args, metadata, iteration=iteration)
+    write_state(_state(learner, args, metadata, iteration=iteration), args, metadata, folder)
+    dist.barrier()
+
+
+def write_state(state: dict[str, Any], args: argparse.Namespace, metadata: dict[str, Any], folder: Path) -> None:
+    """Write a sharded state of `metadata` into the empty `folder`; collective over all ranks."""
+    _use_results_queue_of_this_process()
     strategy: Any = TorchDistSaveShardedStrategy()
     if args.ckpt_fully_parallel_save and parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
         strategy = FullyParallelSaveStrategyWrapper(strategy, metadata["dp_cp_group"], False)
@@ -81,7 +85,6 @@ def save_into(learner: Learner, args: argparse.Namespace, folder: Path, iteratio
         content_metadata=checkpointing._clean_metadata_for_serialization(metadata),
         async_strategy="mcore",
     )
-    dist.barrier()
 
 
 def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path, iteration: int) -> None:

@@ -12,8 +12,9 @@ from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vime.backends.megatron_utils import hf_weights, value_head
-from vime.backends.megatron_utils.checkpoint import TRACKER, checkpoint_folder
+from vime.backends.megatron_utils.checkpoint import checkpoint_folder
 from vime.backends.megatron_utils.optimizer import Learner
+from vime.backends.megatron_utils.weight_source import TRACKER
 from vime.errors import ModelError
 
 _HEAD = (f"{value_head.NAME}.weight", f"{value_head.NAME}.bias")

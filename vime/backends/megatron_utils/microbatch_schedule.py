@@ -91,15 +91,15 @@ class MicrobatchSchedule:
 
         with torch.no_grad():
             self.run(step, microbatches, forward_only=True)
-        return [array.cpu().numpy() for array in self.from_last_stage(results, response_counts)]
+        return [array.cpu().numpy() for array in self.from_last_stage(results, [(count,) for count in response_counts])]
 
-    def from_last_stage(self, results: list[torch.Tensor], response_counts: Sequence[int]) -> list[torch.Tensor]:
+    def from_last_stage(self, results: list[torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """The float32 tensors of the last pipeline stage, one for each microbatch, on every stage."""
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() == 1:
             return results
         if not results:
-            results = [torch.empty(count, device=self.device) for count in response_counts]
+            results = [torch.empty(shape, device=self.device) for shape in shapes]
         for result in results:
             dist.broadcast(result, src=dist.get_global_rank(group, group.size() - 1), group=group)
         return results

@@ -18,23 +18,26 @@ from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch, StepTotals
-from vime.data.lazy import PreparedMicrobatches
+from vime.data.lazy import token_counts
+from vime.data.merged import MergedMicrobatches
 
 prepare_megatron()
 
 from megatron.core import parallel_state  # noqa: E402
 
-from vime.backends.megatron_utils import hf_weights, safetensors_files  # noqa: E402
-from vime.backends.megatron_utils.advantages import with_token_advantages  # noqa: E402
+from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
+from vime.backends.megatron_utils.frozen_models import FrozenModels  # noqa: E402
 from vime.backends.megatron_utils.loss import METRIC_NAMES, OPTIONAL_METRIC_NAMES, StepLoss  # noqa: E402
 from vime.backends.megatron_utils.model import build_core_config, build_model  # noqa: E402
 from vime.backends.megatron_utils.parallel import (  # noqa: E402
+    on_all_ranks,
     seed_everything,
     start_parallel,
     stop_parallel,
     sum_over_context,
     use_threads,
 )
+from vime.backends.megatron_utils.preparation import prepared_steps  # noqa: E402
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
 from vime.backends.megatron_utils.trained_model import (  # noqa: E402
     TrainedModel,
@@ -88,24 +91,40 @@ class MegatronTrainer:
         hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
         self._learner.optimizer.reload_model_params()
 
+    def load_start(self) -> None:
+        """Load what a new run starts from: the Hugging Face checkpoint or the reference, and frozen models.
+
+        Raises `ModelError`, `RestoreError` or `SettingsError` when weights are absent or don't fit.
+        """
+        self._model.take_turn()
+        if self._config.reference is None:
+            self.load_hf()
+        self._frozen.load_start()
+
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
         """This rank's microbatches of a rollout batch, step by step, with all that its objective needs of them.
 
         Call it before the first step: old log-probabilities are those of the weights at this moment. Adds
-        `old_log_probs` where the ratio is taken against them, and `token_advantages` where the estimator needs them.
+        `reference_log_probs` and `teacher_log_probs` of the frozen models, `old_log_probs` where the ratio is taken
+        against them, and `token_advantages` where the estimator needs them.
         Lazy microbatches stay lazy: they are read one after the other, and only what is added is kept. Where nothing
         is added, nothing is read.
         """
         use_threads(self._config.num_threads)
         self._model.take_turn()
-        objective = self._config.objective
-        prepared = steps
-        if objective.recomputes_old_log_probs(len(steps)):
-            self._config.hooks.computes_log_probs(self._args, self._learner.chunks, store_prefix="")
-            prepared = [self._with_old_log_probs(step) for step in prepared]
-        if objective.has_token_advantages:
-            prepared = with_token_advantages(prepared, objective, sum_over_replicas)
-        return prepared
+        return prepared_steps(
+            steps,
+            self._config.objective,
+            self._frozen,
+            self._scores,
+            sum_over_replicas,
+            before=self._computes_log_probs,
+        )
+
+    def rollout_trained(self, rollout_id: int) -> None:
+        """Call it after the last step of each rollout batch: the reference may follow the actor."""
+        self._model.finish_batch()
+        self._frozen.rollout_trained(rollout_id)
 
     def train_step(
         self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals, place: StepPlace = FIRST_STEP
@@ -113,7 +132,7 @@ class MegatronTrainer:
         """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
 
         Ranks of one data-parallel share pass the same microbatches; all ranks pass the same number of them. Returns,
-        equal on all ranks: `METRIC_NAMES` and what else the objective reports, each aggregated like the loss except
+        equal on all ranks: what the objective reports, `METRIC_NAMES` first, each aggregated like the loss except
         num_tokens (trained), grad_norm (before clipping) and lr (used in this step).
         Raises `TrainerError`, before any weight changes, when ranks disagree about the number of microbatches or a
         loss or gradient isn't finite.
@@ -143,10 +162,8 @@ class MegatronTrainer:
         Among the recorded nucleus where there is one, unless `replay_nucleus` is off; with the recorded experts where
         the settings replay them, unless `replay_routes` is off.
         """
-        use_threads(self._config.num_threads)
-        check_equal_counts(len(microbatches))
-        self._model.evaluate_only()
-        return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
+        scores = self._scores(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
+        return [log_probs for (log_probs,) in scores]
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
@@ -164,15 +181,14 @@ class MegatronTrainer:
 
     def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
         """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
-        return self._model.save(directory, iteration, write_tracker=write_tracker)
+        folder = self._model.save(directory, iteration, write_tracker=write_tracker)
+        self._frozen.save(folder)
+        return folder
 
     def load(self, directory: Path, iteration: int) -> None:
-        """Restore the state that `save` wrote; see `checkpoint.load_checkpoint`."""
+        """Restore the state that `save` wrote, and the frozen models; see `checkpoint.load_checkpoint`."""
         self._model.load(directory, iteration)
-
-    def finish_batch(self) -> None:
-        """Tell that the last step of a rollout batch has been taken."""
-        self._model.finish_batch()
+        self._frozen.load(checkpoint.checkpoint_folder(directory, iteration))
 
     def rest(self) -> int:
         """Move the memory of this model, and of those that share its turns, to the host until the next call.
@@ -190,6 +206,10 @@ class MegatronTrainer:
         self.turns.join(self._model)
         self._learner = self._model.learner
         self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, self._config)
+        self._frozen = FrozenModels(self._learner, self._args, self._hf_config, self._config)
+
+    def _computes_log_probs(self, store_prefix: str) -> None:
+        self._config.hooks.computes_log_probs(self._args, self._learner.chunks, store_prefix)
 
     def close(self) -> None:
         """Leave the other ranks; a second call does nothing."""
@@ -201,8 +221,32 @@ class MegatronTrainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _with_old_log_probs(self, step: Sequence[PackedMicrobatch]) -> PreparedMicrobatches:
-        return PreparedMicrobatches(step, [{"old_log_probs": values} for values in self.log_probs(step)])
+    def _scores(
+        self,
+        microbatches: Sequence[PackedMicrobatch],
+        *,
+        replay_nucleus: bool = True,
+        replay_routes: bool = True,
+        with_entropy: bool = False,
+    ) -> list[npt.NDArray[np.float32]]:
+        """See `Score`."""
+        use_threads(self._config.num_threads)
+        check_equal_counts(len(microbatches))
+        self._model.evaluate_only()
+        size = self._merged_size(microbatches, replays_routes=replay_routes and self._config.replay_routes)
+        source = MergedMicrobatches(microbatches, size) if size > 1 else microbatches
+        found = self._forward.scores(
+            source, replay_nucleus=replay_nucleus, replay_routes=replay_routes, with_entropy=with_entropy
+        )
+        return source.taken_apart(found) if isinstance(source, MergedMicrobatches) else found
+
+    def _merged_size(self, microbatches: Sequence[PackedMicrobatch], *, replays_routes: bool) -> int:
+        """Neighbours that go through the model together; the same on all ranks. Those with routes go alone."""
+        most = self._config.log_probs_max_tokens
+        if most is None or replays_routes or self._args.virtual_pipeline_model_parallel_size is not None:
+            return 1
+        longest: int = max(on_all_ranks(max(token_counts(microbatches))))
+        return max(1, most // longest)
 
 
 def _warn_of_free_routes(metrics: Mapping[str, float]) -> None:

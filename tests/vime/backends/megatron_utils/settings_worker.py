@@ -136,7 +136,7 @@ def forgetful_optimizers(world: World) -> dict[str, Any]:
         with world.trainer(*argv, reset_optimizer_states=True, **decayed) as trainer:
             for seed in range(3):
                 cleared += train(trainer, [seed], ONE_RANK)
-                trainer.finish_batch()
+                trainer.rollout_trained(seed)
             whole = trainer.save(world.folder / f"cleared_{name}", 3)
             apart = largest_difference(weights, weights_of(trainer))
         with world.trainer(*argv, **decayed) as trainer:
