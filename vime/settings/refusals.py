@@ -5,7 +5,8 @@ A row leaves this table in the change that builds what it needs.
 
 from __future__ import annotations
 
-from vime.models.families import SUPPORTED_MODEL_TYPES, family_of
+from vime.models.families import family_of
+from vime.models.weight_names import SUPPORTED_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
