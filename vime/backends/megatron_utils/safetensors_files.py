@@ -54,6 +54,17 @@ class SafetensorsReader:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._opened(self._file_of[name]).get_slice(name).get_shape())
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Raises `ModelError` for a dtype of compressed weights."""
+        found = self._opened(self._file_of[name]).get_slice(name).get_dtype()
+        dtypes = {text: dtype for dtype, text in _DTYPE_NAMES.items()}
+        if found not in dtypes:
+            raise ModelError(
+                f"{self._file_of[name]}: {name} is {found}, allowed: {', '.join(dtypes)}.",
+                next_step="Choose a checkpoint with uncompressed weights.",
+            )
+        return dtypes[found]
+
     def read(self, name: str) -> torch.Tensor:
         """The tensor in its stored dtype, on the CPU; its memory is its own."""
         if self._bytes_read > _REOPEN_BYTES:

@@ -40,6 +40,10 @@ class WeightReader(Protocol):
         """Shape of the full parameter, the vocabulary's padding included. Raises `ModelError`."""
         ...
 
+    def dtype(self, rule: WeightRule) -> torch.dtype:
+        """Dtype of the stored parameter."""
+        ...
+
     def read(self, rule: WeightRule) -> torch.Tensor:
         """The full parameter in its stored dtype, on the CPU, without padding of the vocabulary."""
         ...
@@ -71,6 +75,9 @@ class HuggingFaceReader:
     def shape(self, rule: WeightRule) -> tuple[int, ...]:
         parts = [torch.empty(self.tensors.shape(name), device="meta") for name in rule.hf_names]
         return tuple(self._joined(rule, parts).shape)
+
+    def dtype(self, rule: WeightRule) -> torch.dtype:
+        return self.tensors.dtype(rule.hf_names[0])
 
     def read(self, rule: WeightRule) -> torch.Tensor:
         return self._joined(rule, [self.tensors.read(name) for name in rule.hf_names])
