@@ -16,7 +16,7 @@ from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.hf_mapping import AttentionShape, attention_shape, split
 from vime.backends.megatron_utils.new_folder import new_folder, refuse_existing
 from vime.backends.megatron_utils.open_weights import open_weights
-from vime.backends.megatron_utils.safetensors_files import bytes_of, write_checkpoint
+from vime.backends.megatron_utils.safetensors_files import RECORD, bytes_of, write_checkpoint
 from vime.backends.megatron_utils.skeleton import Skeleton, open_skeleton
 from vime.backends.megatron_utils.weight_reader import WeightReader
 from vime.backends.megatron_utils.weight_source import TRACKER, WeightSource
@@ -27,8 +27,6 @@ from vime.backends.megatron_utils import checkpoint_writer, probe  # isort: skip
 
 Format = Literal["hf", "torch_dist", "torch"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-RECORD = "vime_conversion.json"
-"""File in the target that says what was converted."""
 RELEASE = "release"
 """Megatron's name for a checkpoint that no training has reached."""
 MOST_DIFFERENCE = 1e-4
@@ -80,7 +78,8 @@ def convert(conversion: Conversion, progress: Progress) -> Converted:
     hf_config = read_hf_config(conversion.hf_checkpoint)
     if conversion.source.is_hugging_face and conversion.to == "hf":
         raise SettingsError(
-            f"{conversion.source.directory} is a Hugging Face folder already.", next_step="Give --to torch_dist or torch."
+            f"{conversion.source.directory} is a Hugging Face folder already.",
+            next_step="Give --to torch_dist or torch.",
         )
     with (
         open_weights(conversion.source, hf_config) as reader,
@@ -174,7 +173,9 @@ class _Job:
         self._progress("comparing logits", 0, 1)
         tokens = probe.probe_tokens(int(self._hf_config["vocab_size"]))
         source = self._conversion.source
-        of_target = probe.megatron_logits(self._skeleton, self._reader if self._conversion.to == "hf" else target, tokens)
+        of_target = probe.megatron_logits(
+            self._skeleton, self._reader if self._conversion.to == "hf" else target, tokens
+        )
         if self._conversion.to == "hf":
             expected = probe.hugging_face_logits(folder, self._hf_config, tokens)
         elif source.is_hugging_face:
@@ -219,7 +220,5 @@ class _Digests:
         return xxhash.xxh3_128_hexdigest(digests.encode())
 
 
-def _hf_tensors(
-    rule: WeightRule, full: torch.Tensor, attention: AttentionShape
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _hf_tensors(rule: WeightRule, full: torch.Tensor, attention: AttentionShape) -> Iterator[tuple[str, torch.Tensor]]:
     return zip(rule.hf_names, split(rule, full, attention), strict=True)

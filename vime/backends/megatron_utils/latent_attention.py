@@ -14,9 +14,12 @@ from vime.errors import SettingsError
 class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
     """`MLASelfAttention` whose rotary embedding follows the position of each token in its own sequence."""
 
+    rotary_pos_emb: torch.nn.Module
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.rotary_pos_emb = _AnglesOfPack(self.rotary_pos_emb)
+        embedding: torch.nn.Module = self.rotary_pos_emb
+        self.rotary_pos_emb = _AnglesOfPack(embedding)
 
 
 class _AnglesOfPack(torch.nn.Module):

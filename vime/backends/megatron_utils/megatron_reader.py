@@ -271,7 +271,7 @@ def _first_layers(files: Mapping[_Ranks, RankFile]) -> dict[tuple[int, int], int
 
 def _first_expert(file: RankFile, ranks: _Ranks) -> int:
     args = file.state["args"]
-    return ranks.expert * ((args.num_experts or 0) // args.expert_model_parallel_size)
+    return ranks.expert * (int(args.num_experts or 0) // int(args.expert_model_parallel_size))
 
 
 def _expert_shards(file: RankFile) -> int:

@@ -61,9 +61,11 @@ def hugging_face_logits(checkpoint: Path, hf_config: Mapping[str, Any], tokens: 
     core.rotary_emb = type(core.rotary_emb)(config)  # its constants are in no file
     units = {"model.embed_tokens": core.embed_tokens, "model.norm": core.norm, "lm_head": model.lm_head}
     units |= {f"model.layers.{number}": layer for number, layer in enumerate(core.layers)}
-    with SafetensorsReader(checkpoint) as tensors:
-        with _filled_one_by_one(units, _fill_of(tensors, hf_config), keeps=set()):
-            logits: torch.Tensor = model(tokens[None], use_cache=False).logits
+    with (
+        SafetensorsReader(checkpoint) as tensors,
+        _filled_one_by_one(units, _fill_of(tensors, hf_config), keeps=set()),
+    ):
+        logits: torch.Tensor = model(tokens[None], use_cache=False).logits
     return logits[0]
 
 

@@ -15,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from vime.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
+RECORD = "vime_conversion.json"
+"""File that says what a checkpoint was converted from."""
 SHARD_BYTES = 4 << 30
 _HEADER_BYTES = 256 << 10
 """Room for names and shapes at the start of each file; unused room is filled with spaces, as the format allows."""
@@ -88,7 +90,8 @@ class SafetensorsReader:
         if self._open_path != path:
             self._close_file()
             try:
-                self._open_file = safe_open(path, framework="pt").__enter__()
+                file: Any = safe_open(path, framework="pt")
+                self._open_file = file.__enter__()
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path} can't be read: {error}", next_step="Download the file again.") from error
             self._open_path = path
@@ -195,13 +198,14 @@ class _Shard:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The numbers of a tensor as they lie in a file: contiguous, little-endian."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    numbers: Any = flat.view(torch.uint8).numpy()
+    return memoryview(numbers)
 
 
 def companions(checkpoint: Path) -> Iterator[Path]:
     """Configuration and tokenizer files of a checkpoint."""
     for pattern in _COPIED:
-        yield from (path for path in sorted(checkpoint.glob(pattern)) if path.name != INDEX)
+        yield from (path for path in sorted(checkpoint.glob(pattern)) if path.name not in (INDEX, RECORD))
 
 
 def _name_shards(shards: list[_Shard], target: Path) -> None:

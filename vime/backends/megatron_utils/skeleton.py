@@ -33,10 +33,11 @@ class Skeleton:
     args: argparse.Namespace
     model: Any
     rules: list[WeightRule]
+    shapes: dict[str, tuple[int, ...]]
+    """Shape of each full parameter and saved buffer by its Megatron name; the vocabulary is not padded."""
 
     def shape(self, rule: WeightRule) -> tuple[int, ...]:
-        """Shape of the full parameter; the vocabulary is not padded."""
-        return tuple(self.model.state_dict(keep_vars=True)[rule.megatron_name].shape)
+        return self.shapes[rule.megatron_name]
 
     def content_metadata(self) -> dict[str, Any]:
         """How Megatron's own training lays a checkpoint out."""
@@ -58,6 +59,8 @@ def open_skeleton(hf_checkpoint: Path, hf_config: Mapping[str, Any], timeout_s: 
             seed_everything(args)
             with torch.device("meta"):
                 (model,) = build_model(args, core_transformer_config_from_args(args))
-            yield Skeleton(args, model.eval(), weight_rules(hf_config))
+            state = model.state_dict(keep_vars=True)
+            shapes = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
+            yield Skeleton(args, model.eval(), weight_rules(hf_config), shapes)
         finally:
             stop_parallel()

@@ -62,7 +62,8 @@ class TorchDistReader:
                 metadata: Metadata = _Unpickler(file).load()
         except (OSError, pickle.UnpicklingError, AttributeError, EOFError, ImportError) as error:
             raise ModelError(f"{path} can't be read: {error}.", next_step="Copy the checkpoint again.") from error
-        self._contents = metadata.state_dict_metadata
+        contents = metadata.state_dict_metadata.items()
+        self._tensors = {key: entry for key, entry in contents if isinstance(entry, TensorStorageMetadata)}
         self._places: dict[Any, _StorageInfo] = metadata.storage_data
         absent = sorted(name for name in self._file_names() if not (folder / name).is_file())
         if absent:
@@ -73,22 +74,21 @@ class TorchDistReader:
 
     @property
     def tensor_keys(self) -> frozenset[str]:
-        return frozenset(key for key, entry in self._contents.items() if isinstance(entry, TensorStorageMetadata))
+        return frozenset(self._tensors)
 
     @property
     def num_bytes(self) -> int:
         return sum((self.folder / name).stat().st_size for name in self._file_names())
 
     def shape(self, key: str) -> tuple[int, ...]:
-        return tuple(self._contents[key].size)
+        return tuple(self._tensors[key].size)
 
     def dtype(self, key: str) -> torch.dtype:
-        found: torch.dtype = self._contents[key].properties.dtype
-        return found
+        return self._tensors[key].properties.dtype
 
     def read(self, key: str, offset: Sequence[int], size: Sequence[int]) -> torch.Tensor:
         """The part of a tensor that begins at `offset`, in its stored dtype. Raises `ModelError` for damaged bytes."""
-        entry = self._contents[key]
+        entry = self._tensors[key]
         part = torch.empty(tuple(size), dtype=entry.properties.dtype)
         found = 0
         for chunk in entry.chunks:
@@ -99,7 +99,9 @@ class TorchDistReader:
             if all(start < end for start, end in overlap):
                 own = self._read_chunk(key, chunk)
                 source, target = (
-                    tuple(slice(start - begin, end - begin) for (start, end), begin in zip(overlap, begins, strict=True))
+                    tuple(
+                        slice(start - begin, end - begin) for (start, end), begin in zip(overlap, begins, strict=True)
+                    )
                     for begins in (chunk.offsets, offset)
                 )
                 part[target] = own[source]

@@ -57,8 +57,8 @@ class RankFile:
             done += os.pwrite(self._descriptor, view[done:], self._place(like) + done)
 
     def _place(self, like: torch.Tensor) -> int:
-        storage = like.untyped_storage()
-        return int(storage._checkpoint_offset or 0) + like.storage_offset() * like.element_size()
+        storage: Any = like.untyped_storage()
+        return int(storage._checkpoint_offset) + int(like.storage_offset()) * like.element_size()
 
     def close(self) -> None:
         os.close(self._descriptor)
