@@ -82,6 +82,9 @@ class TrainerWorker:
     def load(self, directory: Path, rollout_id: int) -> None:
         self._trainer.load(directory, rollout_id)
 
+    def save_hf(self, directory: Path) -> None:
+        self._trainer.save_hf(directory)
+
     def load_start(self) -> None:
         self._trainer.load_start()
 

@@ -85,13 +85,12 @@ def build_tiny_model(folder: Path, name: str, *, seed: int = 0, init_std: float 
     model_type, fields = FAMILIES[name]
     config = AutoConfig.for_model(
         model_type,
-        vocab_size=VOCAB_SIZE,
         pad_token_id=PAD_ID,
         bos_token_id=BOS_ID,
         eos_token_id=EOS_ID,
         attention_dropout=0.0,
         dtype="float32",
-        **{**_COMMON, **fields, **overrides},
+        **{**_COMMON, "vocab_size": VOCAB_SIZE, **fields, **overrides},
     )
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():

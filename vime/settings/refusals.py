@@ -220,7 +220,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
     *unless_default("--start-rollout-id", "The commit tells where a run goes on.", "starts in the middle"),
-    *unless_default("--save-hf", "Checkpoints are Megatron's.", "Hugging Face exports during a run"),
     *unless_default("--no-save-optim --async-save", "A commit is whole and written at once.", "other kinds of commits"),
     # Queue and weights
     *unless_default(

@@ -15,7 +15,8 @@ from megatron.training import checkpointing
 
 from vime.backends.megatron_utils.skeleton import Skeleton
 from vime.backends.megatron_utils.torch_dist_files import TorchDistWriter
-from vime.backends.megatron_utils.torch_files import MODEL_FILE, RankFile, write_frame
+from vime.backends.megatron_utils.torch_files import RankFile, write_frame
+from vime.backends.megatron_utils.weight_source import MODEL_FILE
 from vime.models.weight_names import WeightRule
 
 _VERSION = 3.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,18 +15,12 @@ from megatron.core.utils import unwrap_model
 from vime.backends.megatron_utils.hf_config import is_tied, num_experts
 from vime.backends.megatron_utils.hf_mapping import attention_shape, merge_shards, pad_rows, split, take_shard
 from vime.backends.megatron_utils.model import training_device
-from vime.backends.megatron_utils.weight_reader import HuggingFaceReader, WeightReader
+from vime.backends.megatron_utils.weight_reader import WeightReader
 from vime.errors import ModelError
 from vime.models.weight_names import WeightRule, weight_rules
 
 _LAYER = re.compile(r"^(decoder\.layers\.)(\d+)(\..*)$")
 _EXPERT = re.compile(r"^(.*\.local_experts\.)(\d+)(\..*)$")
-
-
-def load_hf_weights(chunks: Sequence[torch.nn.Module], checkpoint: Path, hf_config: Mapping[str, Any]) -> None:
-    """Fill this rank's parameters from a Hugging Face checkpoint; see `load_weights`."""
-    with HuggingFaceReader(checkpoint, hf_config) as reader:
-        load_weights(chunks, reader, hf_config)
 
 
 def load_weights(chunks: Sequence[torch.nn.Module], reader: WeightReader, hf_config: Mapping[str, Any]) -> None:

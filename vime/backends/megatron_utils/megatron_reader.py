@@ -14,8 +14,9 @@ import torch
 
 from vime.backends.megatron_utils.hf_mapping import merge_shards
 from vime.backends.megatron_utils.torch_dist_files import TorchDistReader
-from vime.backends.megatron_utils.torch_files import MODEL_FILE, RankFile
+from vime.backends.megatron_utils.torch_files import RankFile
 from vime.backends.megatron_utils.weight_reader import check_names
+from vime.backends.megatron_utils.weight_source import MODEL_FILE
 from vime.errors import ModelError
 from vime.models.weight_names import WeightRule
 

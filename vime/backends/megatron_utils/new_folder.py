@@ -17,14 +17,16 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def new_folder(target: Path, needed_bytes: int) -> Iterator[Path]:
+def new_folder(target: Path, needed_bytes: int, *, replaces: str | None = None) -> Iterator[Path]:
     """Yield an empty folder beside `target`, which becomes `target` at the end; after an error nothing is left.
 
+    A `target` that holds a file named `replaces` is replaced.
+
     Raises:
-        SettingsError: `target` exists, or the folder above it can't be made.
+        SettingsError: another `target` exists, or the folder above it can't be made.
         DiskFullError: less than `needed_bytes` are free, or the disk became full.
     """
-    refuse_existing(target)
+    _refuse_other(target, replaces)
     partial = target.parent / f".{target.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
         partial.mkdir(parents=True)
@@ -34,8 +36,8 @@ def new_folder(target: Path, needed_bytes: int) -> Iterator[Path]:
         _check_space(target, needed_bytes)
         yield partial
         sync_tree(partial)
-        refuse_existing(target)
-        partial.rename(target)
+        _refuse_other(target, replaces)
+        _move(partial, target)
         sync_directory(target.parent)
     except OSError as error:
         if error.errno in _FULL:
@@ -43,6 +45,21 @@ def new_folder(target: Path, needed_bytes: int) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_other(target: Path, replaces: str | None) -> None:
+    if replaces is None or not (target / replaces).is_file():
+        refuse_existing(target)
+
+
+def _move(partial: Path, target: Path) -> None:
+    if not target.exists():
+        partial.rename(target)
+        return
+    before = partial.with_suffix(".before")
+    target.rename(before)
+    partial.rename(target)
+    shutil.rmtree(before)
 
 
 def refuse_existing(target: Path) -> None:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from vime.backends.megatron_utils.megatron_reader import TorchDistWeights, TorchWeights
-from vime.backends.megatron_utils.torch_dist_files import METADATA
-from vime.backends.megatron_utils.torch_files import MODEL_FILE
 from vime.backends.megatron_utils.weight_reader import HuggingFaceReader, WeightReader
-from vime.backends.megatron_utils.weight_source import WeightSource
+from vime.backends.megatron_utils.weight_source import METADATA, MODEL_FILE, WeightSource, is_checkpoint
 from vime.errors import RestoreError
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """Whether the folder itself is one Megatron checkpoint."""
-    return (folder / METADATA).is_file() or any(folder.glob(f"mp_rank_*/{MODEL_FILE}"))
 
 
 def open_weights(source: WeightSource, hf_config: Mapping[str, Any]) -> WeightReader:
@@ -30,7 +22,7 @@ def open_weights(source: WeightSource, hf_config: Mapping[str, Any]) -> WeightRe
     source.refuse_unused_iteration()
     if source.is_hugging_face:
         return HuggingFaceReader(source.directory, hf_config)
-    folder = source.directory if is_checkpoint(source.directory) else source.megatron_folder()
+    folder = source.megatron_folder()
     if (folder / METADATA).is_file():
         return TorchDistWeights(folder, hf_config)
     if is_checkpoint(folder):

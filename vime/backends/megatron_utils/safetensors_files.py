@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from vime.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
-RECORD = "vime_conversion.json"
-"""File that says what a checkpoint was converted from."""
+RECORD, EXPORT = "vime_conversion.json", "vime_export.json"
+"""Files that say what wrote a checkpoint; not part of what is copied from one to the next."""
 SHARD_BYTES = 4 << 30
 _HEADER_BYTES = 256 << 10
 """Room for names and shapes at the start of each file; unused room is filled with spaces, as the format allows."""
@@ -205,7 +205,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 def companions(checkpoint: Path) -> Iterator[Path]:
     """Configuration and tokenizer files of a checkpoint."""
     for pattern in _COPIED:
-        yield from (path for path in sorted(checkpoint.glob(pattern)) if path.name not in (INDEX, RECORD))
+        yield from (path for path in sorted(checkpoint.glob(pattern)) if path.name not in (INDEX, RECORD, EXPORT))
 
 
 def _name_shards(shards: list[_Shard], target: Path) -> None:

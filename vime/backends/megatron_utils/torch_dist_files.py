@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from vime.backends.megatron_utils.weight_source import METADATA
 from vime.errors import ModelError
 
-METADATA = ".metadata"
 FILE_BYTES = 4 << 30
 _MODULES = ("torch.distributed.checkpoint.", "torch.distributed._shard.")
 _NAMES = {

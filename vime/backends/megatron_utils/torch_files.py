@@ -14,8 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vime.backends.megatron_utils.safetensors_files import bytes_of
 from vime.errors import ModelError
 
-MODEL_FILE = "model_optim_rng.pt"
-
 
 class RankFile:
     """Everything in a file but the numbers, which are read and written in their place. A context manager."""
