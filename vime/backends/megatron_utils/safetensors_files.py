@@ -24,7 +24,7 @@ _ENTRY_BYTES = 160
 """At most what an entry takes there beside the name."""
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
-_REOPEN_BYTES = 128 << 20
+_REOPEN_BYTES = 32 << 20
 """A file is mapped anew after this much was read from it: pages once read count as this process's memory."""
 
 
@@ -176,7 +176,8 @@ class _Shard:
 
     def has_room(self, name: str, tensor: torch.Tensor) -> bool:
         fits_header = self._header_bytes + len(name) + _ENTRY_BYTES < _HEADER_BYTES
-        return not self.num_bytes or (fits_header and self.num_bytes + tensor.nbytes <= SHARD_BYTES)
+        is_empty = len(self._entries) == 1
+        return is_empty or (fits_header and self.num_bytes + tensor.nbytes <= SHARD_BYTES)
 
     def append(self, name: str, tensor: torch.Tensor) -> None:
         begin, self.num_bytes = self.num_bytes, self.num_bytes + tensor.nbytes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import json
+import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,13 +28,16 @@ from vime.backends.megatron_utils import convert as module
 from vime.backends.megatron_utils.checkpoint_weights import load_weights
 from vime.backends.megatron_utils.convert import Conversion, Converted, convert
 from vime.backends.megatron_utils.hf_config import read_hf_config
-from vime.backends.megatron_utils.hf_mapping import attention_shape, split
+from vime.backends.megatron_utils.hf_mapping import AttentionShape, attention_shape, split
 from vime.backends.megatron_utils.open_weights import open_weights
+from vime.backends.megatron_utils.safetensors_files import write_checkpoint
+from vime.backends.megatron_utils.skeleton import open_skeleton
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import VimeError
-from vime.models.weight_names import weight_rules
+from vime.models.weight_names import WeightRule, weight_rules
 
+BOTH_FORMATS = ("qwen2", "deepseek_v3")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -50,7 +55,7 @@ def round_trips(world: World) -> dict[str, Any]:
     for name in FAMILIES:
         hf = build_tiny_model(world.folder / f"hf_{name}", name, seed=4)
         original = tensors_of(hf)
-        for to in ("torch_dist", "torch"):
+        for to in ("torch_dist", "torch") if name in BOTH_FORMATS else ("torch_dist",):
             there = convert_to(world.folder / f"{name}_{to}", to, hf)
             back = convert_to(world.folder / f"{name}_{to}_hf", "hf", hf, source=world.folder / f"{name}_{to}")
             folder = world.folder / f"{name}_{to}_hf"
@@ -115,9 +120,7 @@ def refusals(world: World) -> dict[str, Any]:
         said["damaged"] = words_of(lambda: convert_to(world.folder / "t", "torch_dist", good))
     with patched(module.probe, "relative_difference", lambda *_: 0.5):
         said["logits"] = words_of(lambda: convert_to(world.folder / "t", "torch", good))
-    said["left"] = ", ".join(
-        sorted(path.name for path in world.folder.glob("*t") if path.name in ("t", ".t"))
-    ) + ", ".join(sorted(path.name for path in world.folder.glob(".*partial*")))
+    said["left"] = ", ".join(path.name for pattern in ("t", ".*partial*") for path in world.folder.glob(pattern))
     return said
 
 
@@ -159,6 +162,59 @@ def flipping(open_it: Callable[..., Any]) -> Callable[..., Any]:
         return reader
 
     return open_changed
+
+
+def memory(world: World) -> dict[str, Any]:
+    """Peak memory of converting a model of many layers, there and back, in units of a layer."""
+    small = build_tiny_model(world.folder / "small", "qwen2", seed=8)
+    convert_to(world.folder / "warm", "torch_dist", small)
+    convert_to(world.folder / "warm_hf", "hf", small, source=world.folder / "warm")
+    hf = many_layers(world, small, 16)
+    layer_bytes = (hf / "model.safetensors").stat().st_size / 16
+    found = {}
+    for to in ("torch_dist", "torch"):
+        there, back = world.folder / f"large_{to}", world.folder / f"large_{to}_hf"
+        found[to] = peak_bytes(functools.partial(convert_to, there, to, hf)) / layer_bytes
+        found[f"{to}_back"] = peak_bytes(functools.partial(convert_to, back, "hf", hf, source=there)) / layer_bytes
+        shutil.rmtree(there)
+        shutil.rmtree(back)
+    return found
+
+
+def many_layers(world: World, small: Path, layers: int) -> Path:
+    """A model whose layers of 13 MB are nearly all of it."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": layers, "num_attention_heads": 8}
+    config = {**json.loads((small / "config.json").read_text()), **sizes, "layer_types": ["full_attention"] * layers}
+    folder = world.folder / "large"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    with open_skeleton(folder, config) as skeleton:
+        shape = attention_shape(config)
+        weights = (
+            (name, torch.randn(part.shape) * 0.02)
+            for rule in skeleton.rules
+            for name, part in named_parts(rule, torch.empty(skeleton.shape(rule), device="meta"), shape)
+        )
+        write_checkpoint(weights, folder, world.folder / "hf_large")
+    return world.folder / "hf_large"
+
+
+def named_parts(rule: WeightRule, full: torch.Tensor, shape: AttentionShape) -> Iterator[tuple[str, torch.Tensor]]:
+    return zip(rule.hf_names, split(rule, full, shape), strict=True)
+
+
+def peak_bytes(action: Callable[[], object]) -> int:
+    """How far the resident memory of the process rose above where it was."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until now
+    before = resident("VmRSS")
+    action()
+    return resident("VmHWM") - before
+
+
+def resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
 
 
 # --- several ranks ----------------------------------------------------------------------------------------------------
@@ -256,11 +312,7 @@ def read_all(folder: Path, hf: Path) -> Tensors:
     rules, shape = weight_rules(hf_config), attention_shape(hf_config)
     with open_weights(WeightSource("SOURCE", folder), hf_config) as reader:
         reader.check_names(rules)
-        return {
-            name: tensor
-            for rule in rules
-            for name, tensor in zip(rule.hf_names, split(rule, reader.read(rule), shape), strict=True)
-        }
+        return {name: part for rule in rules for name, part in named_parts(rule, reader.read(rule), shape)}
 
 
 TENSOR = ("--tensor-model-parallel-size", "2")
@@ -289,6 +341,7 @@ if __name__ == "__main__":
             "between_megatron_formats": between_megatron_formats,
             "megatron_reads_torch": megatron_reads_torch,
             "refusals": refusals,
+            "memory": memory,
             **{name: functools.partial(Layout.compare, layout) for name, layout in LAYOUTS.items()},
         }
     )
