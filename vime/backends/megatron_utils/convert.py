@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ RELEASE = "release"
 MOST_DIFFERENCE = 1e-4
 """Between logits of the two checkpoints, in float32, relative to the largest logit."""
 _ROOM = 64 << 20
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 Progress = Callable[[str, int, int], None]
 """Told what is being done, and how many of how many parameters are."""
 
@@ -75,6 +78,7 @@ def convert(conversion: Conversion, progress: Progress) -> Converted:
         CorruptDataError: the target is not what was written.
     """
     refuse_existing(conversion.target)
+    _return_freed_memory()
     hf_config = read_hf_config(conversion.hf_checkpoint)
     if conversion.source.is_hugging_face and conversion.to == "hf":
         raise SettingsError(
@@ -90,6 +94,12 @@ def convert(conversion: Conversion, progress: Progress) -> Converted:
         with new_folder(conversion.target, num_bytes + num_bytes // 50 + _ROOM) as folder:
             job = _Job(conversion, hf_config, skeleton, reader, progress)
             return job.run(folder, num_bytes)
+
+
+def _return_freed_memory() -> None:
+    """Let glibc give each freed tensor back at once; by default it keeps those below 32 MiB, and they pile up."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _check_shapes(reader: WeightReader, skeleton: Skeleton) -> int:

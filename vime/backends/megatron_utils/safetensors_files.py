@@ -24,7 +24,7 @@ _ENTRY_BYTES = 160
 """At most what an entry takes there beside the name."""
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
-_REOPEN_BYTES = 32 << 20
+_REOPEN_BYTES = 16 << 20
 """A file is mapped anew after this much was read from it: pages once read count as this process's memory."""
 
 

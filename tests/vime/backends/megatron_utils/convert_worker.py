@@ -169,8 +169,8 @@ def memory(world: World) -> dict[str, Any]:
     small = build_tiny_model(world.folder / "small", "qwen2", seed=8)
     convert_to(world.folder / "warm", "torch_dist", small)
     convert_to(world.folder / "warm_hf", "hf", small, source=world.folder / "warm")
-    hf = many_layers(world, small, 16)
-    layer_bytes = (hf / "model.safetensors").stat().st_size / 16
+    hf = many_layers(world, small, 32)
+    layer_bytes = (hf / "model.safetensors").stat().st_size / 32
     found = {}
     for to in ("torch_dist", "torch"):
         there, back = world.folder / f"large_{to}", world.folder / f"large_{to}_hf"

@@ -99,9 +99,9 @@ def test_a_conversion_that_failed_leaves_nothing(one_rank: dict[str, Any]) -> No
 
 @pytest.mark.slow
 def test_memory_holds_a_few_layers_of_many(run_world: Any) -> None:
-    """In units of a layer of 16; half of each bound is the part of a file that stays mapped."""
+    """In units of a layer, of 32; two of them are parts of files that stay mapped."""
     found = run_world(1, ["memory"], WORKER, 500)["memory"]
-    assert max(found.values()) < 6, found
+    assert max(found.values()) < 8, found
 
 
 def assert_same_under_layout(found: dict[str, Any]) -> None:
