@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from vime.backends.megatron_utils.attention import Pack
@@ -20,6 +24,19 @@ class PackedLatentAttention(MLASelfAttention):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         embedding: torch.nn.Module = self.rotary_pos_emb
         self.rotary_pos_emb = _AnglesOfPack(embedding)
+
+    def _qkv_down_projection(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compressed queries, and compressed keys and values with the keys' rotary part, [T of this rank, 1, ...].
+
+        Under tensor parallelism a rank computes some columns of either. Megatron gathers those of keys and values
+        later, and then each rank keeps only the gradient that its own heads give to the rotary part. Cut along the
+        sequence, as the model with Transformer Engine has them, they take another way, which sums those of all heads.
+        """
+        queries, keys_and_values = super()._qkv_down_projection(hidden_states)
+        if keys_and_values.size(-1) != self.config.kv_lora_rank + self.config.qk_pos_emb_head_dim:
+            whole = gather_from_tensor_model_parallel_region(keys_and_values)
+            keys_and_values = scatter_to_sequence_parallel_region(whole)
+        return queries, keys_and_values
 
 
 class _AnglesOfPack(torch.nn.Module):

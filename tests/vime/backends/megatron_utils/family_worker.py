@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from megatron_worker import World, main
+from megatron_worker import (
+    ONE_RANK,
+    TWO_RANKS,
+    World,
+    alone,
+    largest_difference,
+    main,
+    metric_difference,
+    train,
+    weights_of,
+)
 from safetensors import safe_open
 from tiny_batches import make_sequences, pack
 
@@ -15,6 +26,8 @@ from tests.support.tiny_families import FAMILIES, build_tiny_model
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import to_tensors
 from vime.backends.megatron_utils.trainer import MegatronTrainer
+
+RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
 def checkpoint(world: World, name: str, **overrides: Any) -> Path:
@@ -66,5 +79,38 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     )
 
 
+TENSOR = ("--tensor-model-parallel-size", "2")
+SPLITS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "bias_tensor": ("qwen2", TENSOR),
+    "latent_tensor": ("deepseek_v3_yarn", TENSOR),
+    "latent_pipeline": ("deepseek_v3", ("--pipeline-model-parallel-size", "2")),
+    "latent_experts": ("deepseek_v3", ("--expert-model-parallel-size", "2")),
+    "latent_zigzag": ("deepseek_v3_yarn", ("--context-parallel-size", "2")),
+    "latent_contiguous": ("deepseek_v3", ("--context-parallel-size", "2", "--cp-comm-type", "allgather")),
+    "latent_recompute": ("deepseek_v3", (*TENSOR, *RECOMPUTE)),
+}
+DESCENT = ("--optimizer", "sgd", "--sgd-momentum", "0")
+
+
+def train_split(world: World, name: str, argv: tuple[str, ...]) -> dict[str, Any]:
+    """Two steps on two ranks and on one."""
+    options: dict[str, Any] = {"hf_checkpoint": checkpoint(world, name, num_hidden_layers=4), "lr": 0.1}
+    with world.trainer(*DESCENT, *argv, **options) as trainer:
+        split = TWO_RANKS if trainer.data_parallel_size == 2 else ONE_RANK
+        metrics, weights = train(trainer, range(2), split), weights_of(trainer)
+    alone_metrics, alone_weights = alone(world, range(2), *DESCENT, **options)
+    if world.rank != 0:
+        return {}
+    return {
+        "weights": largest_difference(weights, alone_weights),
+        "metrics": metric_difference(metrics, alone_metrics),
+        "moved": {
+            key: float((weights[key] - first).abs().max())
+            for key, first in tensors_of(options["hf_checkpoint"]).items()
+        },
+    }
+
+
 if __name__ == "__main__":
-    main({"families": families})
+    splits = {name: functools.partial(train_split, name=family, argv=argv) for name, (family, argv) in SPLITS.items()}
+    main({"families": families, **splits})
