@@ -285,6 +285,9 @@ class TrainerActor:
     async def save(self, directory: str, rollout_id: int) -> None:
         await self._on_thread(lambda: self._worker.save(Path(directory), rollout_id))
 
+    async def save_hf(self, directory: str) -> None:
+        await self._on_thread(lambda: self._worker.save_hf(Path(directory)))
+
     async def train(self, plan: bytes) -> bytes:
         return encode(await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan))))
 

@@ -28,6 +28,7 @@ from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
+from pipeline.session_plan import plan_session
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
 from pipeline.transports.promise import transport_words
@@ -47,7 +48,7 @@ from recovery.commit import (
     write_commit,
 )
 from recovery.fixed import hold_to_fixed
-from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
+from recovery.restore import RestoreMode, RestorePlan, parent_of
 from recovery.retention import releasable
 from storage.disk_reserve import GIB
 from storage.files import append_durably, make_folder, write_atomically
@@ -133,15 +134,7 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
 
 def _prepare(settings: Settings, folder: RunFolder) -> Start:
     branch = uuid.uuid4().hex[:12]
-    checkpoint = settings.checkpoint
-    plan = plan_restore(
-        scan_run(folder.root, folder.queue),
-        load=checkpoint.load,
-        save=str(folder.root),
-        ckpt_step=checkpoint.ckpt_step,
-        num_rollout=settings.data.num_rollout or 0,
-        new_branch=branch,
-    )
+    plan = plan_session(settings, new_branch=branch)
     if plan.commit_directory is None or plan.commit_rollout is None:
         return Start(plan, branch, None, None, None)
     directory = folder.root / plan.commit_directory
@@ -350,6 +343,17 @@ class _Session:
         await self._workers.rotate_queue(state, released)
         self._committed = (self._directory, rollout_id)
         self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
+        await self._export(rollout_id)
+
+    async def _export(self, rollout_id: int) -> None:
+        """The weights that were committed, for other programs."""
+        template = self._settings.checkpoint.save_hf
+        if template is None:
+            return
+        started = time.monotonic()
+        target = Path(template.format(rollout_id=rollout_id)).absolute()
+        await self._workers.on_trainers(lambda trainer: trainer.save_hf.remote(str(target)))
+        self._view.note(f"Exported to {_relative(target)} in {time.monotonic() - started:.1f} s.")
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")

@@ -131,6 +131,9 @@ class TrainerWorker:
         if self._critic is not None:
             self._critic.load(directory, rollout_id)
 
+    def save_hf(self, directory: Path) -> None:
+        self._trainer.save_hf(directory)
+
     def load_start(self) -> None:
         """First weights of a run."""
         self._trainer.load_start()

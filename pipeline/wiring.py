@@ -17,6 +17,7 @@ from pipeline.producer import Generator, Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
+from pipeline.session_plan import start_source
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
@@ -243,6 +244,7 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
         log_probs_chunk_size=LOG_PROBS_CHUNK_SIZE
         if objective.log_probs_chunk_size == -1
         else objective.log_probs_chunk_size,
+        start=start_source(settings),
         reference=reference_source(settings),
         reference_update_interval=settings.checkpoint.ref_update_interval,
         teacher=teacher_source(settings),

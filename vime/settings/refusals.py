@@ -5,7 +5,8 @@ A row leaves this table in the change that builds what it needs.
 
 from __future__ import annotations
 
-from vime.models.families import SUPPORTED_MODEL_TYPES, family_of
+from vime.models.families import family_of
+from vime.models.weight_names import SUPPORTED_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
@@ -203,7 +204,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
     *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
     *unless_default("--start-rollout-id", "The commit tells where a run goes on.", "starts in the middle"),
-    *unless_default("--save-hf", "Checkpoints are Megatron's.", "Hugging Face exports during a run"),
     Refusal(
         "--no-save-optim",
         "left out, or with --use-stateless-adam",

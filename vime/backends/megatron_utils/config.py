@@ -60,8 +60,10 @@ class TrainerConfig:
     """Rows of float32 logits that exist at once."""
     replay_routes: bool = False
     """Let the sampler's recorded experts be chosen in old log-probabilities and in training."""
+    start: WeightSource | None = None
+    """Where the actor of a new run starts; None: as the reference where there is one, else from `hf_checkpoint`."""
     reference: WeightSource | None = None
-    """Where the actor of a new run starts, and what its KL is measured against."""
+    """What the KL of the actor is measured against, and where it starts without a `start` of its own."""
     reference_update_interval: int | None = None
     """The actor becomes the reference after every so many rollout batches; None keeps the first one."""
     teacher: WeightSource | None = None

@@ -89,9 +89,10 @@ class Critic:
         """Load the first weights; the value head stays at zero where they have none. Raises `ModelError`."""
         self._model.take_turn()
         given = self._config.load
-        reference, checkpoint_of_model = self._config.trainer.reference, Path(self._config.trainer.hf_checkpoint)
-        beside_actor = checkpoint_of_model if reference is None else reference.folder
-        source = beside_actor if given is None else given
+        trainer = self._config.trainer
+        beside_actor = trainer.start or trainer.reference
+        hugging_face = Path(trainer.hf_checkpoint)
+        source = given or (hugging_face if beside_actor is None else beside_actor.folder)
         load_initial_weights(self._model.learner, source, self._hf_config)
 
     def with_values(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> list[PreparedMicrobatches]:

@@ -12,9 +12,9 @@ from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vime.backends.megatron_utils import hf_weights, value_head
-from vime.backends.megatron_utils.checkpoint import checkpoint_folder
+from vime.backends.megatron_utils.open_weights import open_weights
 from vime.backends.megatron_utils.optimizer import Learner
-from vime.backends.megatron_utils.weight_source import TRACKER
+from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import ModelError
 
 _HEAD = (f"{value_head.NAME}.weight", f"{value_head.NAME}.bias")
@@ -24,28 +24,22 @@ def load_initial_weights(learner: Learner, source: Path, hf_config: Mapping[str,
     """Fill a value model's weights, without any optimizer state; collective.
 
     `source` is a Hugging Face folder, a folder of Megatron's checkpoints with a tracker file, or one checkpoint. The
-    value head is loaded from the checkpoint of a critic and kept as it is otherwise. Raises `ModelError`.
+    value head is loaded from the checkpoint of a critic and kept as it is otherwise. Raises `ModelError` or
+    `RestoreError`.
     """
-    if (source / "config.json").is_file():
-        hf_weights.load_hf_weights(learner.chunks, source, hf_config, apart=_HEAD)
+    given = WeightSource("the critic's load", source)
+    if not given.is_hugging_face and _is_critic(given.megatron_folder()):
+        _load_megatron(learner, given.megatron_folder())
     else:
-        _load_megatron(learner, _checkpoint_in(source))
+        with open_weights(given, hf_config) as reader:
+            hf_weights.load_weights(learner.chunks, reader, hf_config, apart=_HEAD)
     learner.optimizer.reload_model_params()
 
 
-def _checkpoint_in(source: Path) -> Path:
-    tracker = source / TRACKER
-    folder = source
-    if tracker.is_file():
-        text = tracker.read_text().strip()
-        folder = checkpoint_folder(source, int(text)) if text.isdecimal() else source / text
-    if not (folder / "metadata.json").is_file():
-        raise ModelError(
-            f"{folder}: neither config.json nor metadata.json there, allowed: a Hugging Face folder or a checkpoint of "
-            "Megatron's.",
-            next_step="Correct the critic's load in --megatron-config-path.",
-        )
-    return folder
+def _is_critic(folder: Path) -> bool:
+    """Whether a checkpoint has a value head, which has a bias, in place of a language model's, which has none."""
+    dist_format = (folder / "metadata.json").is_file()
+    return dist_format and _HEAD[1] in dist_checkpointing.load_tensors_metadata(str(folder))
 
 
 def _load_megatron(learner: Learner, folder: Path) -> None:
@@ -56,11 +50,6 @@ def _load_megatron(learner: Learner, folder: Path) -> None:
         name: unwrap_model(chunk).sharded_state_dict(metadata=metadata)
         for name, chunk in zip(names, learner.chunks, strict=True)
     }
-    saved = dist_checkpointing.load_tensors_metadata(str(folder))
-    apart = () if _HEAD[1] in saved else _HEAD  # a language model's head has no bias
-    for part in request.values():
-        for name in apart:
-            part.pop(name, None)
     try:
         state = dist_checkpointing.load(request, str(folder))
     except (CheckpointingException, CheckpointException, KeyError) as error:
@@ -69,6 +58,4 @@ def _load_megatron(learner: Learner, folder: Path) -> None:
             next_step="Name a checkpoint of a model of the same shape as the critic's load.",
         ) from error
     for name, chunk in zip(names, learner.chunks, strict=True):
-        missing, unexpected = unwrap_model(chunk).load_state_dict(state[name], strict=False)
-        if unexpected or set(missing) - set(apart):
-            raise ModelError(f"{folder}: missing {sorted(set(missing) - set(apart))}, unexpected {sorted(unexpected)}.")
+        unwrap_model(chunk).load_state_dict(state[name])

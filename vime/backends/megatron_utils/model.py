@@ -14,10 +14,11 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
 from megatron.training.argument_utils import core_transformer_config_from_args
 
 from vime.backends.megatron_utils.attention import PackedCoreAttention
+from vime.backends.megatron_utils.latent_attention import PackedLatentAttention
 from vime.backends.megatron_utils.norm import RMSNorm
 from vime.backends.megatron_utils.value_head import with_value_head
 
@@ -35,16 +36,19 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.rotary_pos_emb.cp_group = None
+        if not self.config.multi_latent_attention:
+            self.rotary_pos_emb.cp_group = None
 
     def _preprocess(self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         output = super()._preprocess(input_ids, position_ids, *args, **kwargs)
+        if kwargs.get("packed_seq_params") is not None:
+            kwargs["packed_seq_params"].positions = position_ids[0]
         decoder_input, rotary, *rest = output
         frozen = decoder_input is not None and torch.is_grad_enabled() and not decoder_input.requires_grad
         if frozen and (self.config.recompute_granularity is not None or self.config.pipeline_model_parallel_size > 1):
             # Recomputation and the backward pass of a stage start from what requires a gradient.
             decoder_input.requires_grad_()
-        return (decoder_input, rotary[position_ids[0]], *rest)
+        return (decoder_input, None if rotary is None else rotary[position_ids[0]], *rest)
 
 
 def training_device() -> torch.device:
@@ -112,23 +116,37 @@ def _gpt_model(
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,
         rotary_base=args.rotary_base,
+        rope_scaling=args.use_rope_scaling,
+        rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
         vp_stage=virtual_stage,
     )
 
 
 def _block_spec(config: TransformerConfig, virtual_stage: int | None) -> TransformerBlockSubmodules:
+    first = get_transformer_layer_offset(config, virtual_stage)
+    pattern = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * config.num_layers
+    kinds = pattern[first : first + get_num_layers_to_build(config, virtual_stage)]
+    return TransformerBlockSubmodules(
+        layer_specs=[_layer_spec(config, config.num_moe_experts if kind else None) for kind in kinds],
+        layer_norm=RMSNorm,
+    )
+
+
+def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpec:
     layer = get_gpt_layer_local_submodules(
-        num_experts=config.num_moe_experts,
+        num_experts=num_experts,
         moe_grouped_gemm=False,
         qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=config.multi_latent_attention,
         normalization=config.normalization,
     )
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedCoreAttention
-    if config.qk_layernorm:
+    if config.multi_latent_attention:
+        layer.self_attention.module = PackedLatentAttention
+        attention.q_layernorm = attention.kv_layernorm = RMSNorm
+    elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    spec = ModuleSpec(module=TransformerLayer, submodules=layer)
-    num_layers = get_num_layers_to_build(config, virtual_stage)
-    return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)
+    return ModuleSpec(module=TransformerLayer, submodules=layer)

@@ -17,6 +17,7 @@ from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
+from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import token_counts
 from vime.data.merged import MergedMicrobatches
@@ -25,7 +26,8 @@ prepare_megatron()
 
 from megatron.core import parallel_state  # noqa: E402
 
-from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
+from vime.backends.megatron_utils import checkpoint, hf_export, hf_weights  # noqa: E402
+from vime.backends.megatron_utils.checkpoint_weights import load_source  # noqa: E402
 from vime.backends.megatron_utils.frozen_models import FrozenModels  # noqa: E402
 from vime.backends.megatron_utils.loss import METRIC_NAMES, OPTIONAL_METRIC_NAMES, StepLoss  # noqa: E402
 from vime.backends.megatron_utils.model import build_core_config, build_model  # noqa: E402
@@ -87,19 +89,28 @@ class MegatronTrainer:
 
     def load_hf(self) -> None:
         """Load the weights of the Hugging Face checkpoint; raises `ModelError` when they don't fit."""
+        self.load_weights(WeightSource("--hf-checkpoint", self._hf_checkpoint))
+
+    def load_weights(self, source: WeightSource) -> None:
+        """Load weights alone; see `checkpoint_weights.load_source`."""
         self._model.take_turn()
-        hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
+        load_source(self._learner.chunks, self._hf_config, source)
         self._learner.optimizer.reload_model_params()
 
     def load_start(self) -> None:
-        """Load what a new run starts from: the Hugging Face checkpoint or the reference, and frozen models.
+        """Load what a new run starts from: weights of its own, the reference or the Hugging Face checkpoint.
+
+        Loads the frozen models too.
 
         Raises `ModelError`, `RestoreError` or `SettingsError` when weights are absent or don't fit.
         """
         self._model.take_turn()
-        if self._config.reference is None:
-            self.load_hf()
+        start = self._config.start
+        if start is None and self._config.reference is None:
+            start = WeightSource("--hf-checkpoint", self._hf_checkpoint)
         self._frozen.load_start()
+        if start is not None:
+            self.load_weights(start)
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
         """This rank's microbatches of a rollout batch, step by step, with all that its objective needs of them.
@@ -171,9 +182,13 @@ class MegatronTrainer:
         return hf_weights.iterate_hf_weights(self._learner.chunks, self._hf_config)
 
     def save_hf(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face checkpoint, with configuration and tokenizer of the original."""
+        """Write the weights as a Hugging Face checkpoint, with configuration and tokenizer of the original.
+
+        The folder is there whole or not at all; one that an earlier call wrote is replaced. Raises `SettingsError`
+        for any other folder in its place, and `DiskFullError`.
+        """
         if dist.get_rank() == 0:
-            safetensors_files.write_checkpoint(self.named_hf_weights(), self._hf_checkpoint, directory)
+            hf_export.write(self.named_hf_weights(), self._hf_checkpoint, directory)
         else:
             for _ in self.named_hf_weights():
                 pass

@@ -59,8 +59,8 @@ def test_a_critic_starts_from_what_its_load_names(one_rank: dict[str, Any], sour
 
 def test_a_critics_load_that_is_no_checkpoint_is_named(one_rank: dict[str, Any]) -> None:
     said = one_rank["critic_starts_from"]["said"]
-    assert said.startswith("ModelError")
-    assert "nowhere: neither config.json nor metadata.json there" in said
+    assert said.startswith("RestoreError: the critic's load")
+    assert "nowhere holds neither *.safetensors nor" in said
 
 
 @pytest.mark.parametrize("optimizer", ["plain", "distributed", "bf16"])
