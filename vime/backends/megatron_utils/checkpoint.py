@@ -40,11 +40,22 @@ def save_checkpoint(
 ) -> Path:
     """Write model, optimizer, schedule and random state; collective over all ranks.
 
-    The folder may exist but must be empty. `write_tracker` also writes Megatron's file of the newest iteration, which
-    makes the checkpoint the one that Megatron's own loader chooses. Returns the checkpoint's folder; raises
-    `TrainerError` when it isn't empty.
+    `write_tracker` also writes Megatron's file of the newest iteration, which makes the checkpoint the one that
+    Megatron's own loader chooses. Returns the checkpoint's folder; otherwise as `save_into`.
     """
     folder = checkpoint_folder(directory, iteration)
+    save_into(learner, args, folder, iteration)
+    if write_tracker and dist.get_rank() == 0:
+        (directory / TRACKER).write_text(str(iteration))
+    dist.barrier()
+    return folder
+
+
+def save_into(learner: Learner, args: argparse.Namespace, folder: Path, iteration: int) -> None:
+    """Write the checkpoint of `iteration` into `folder`, which may exist but must be empty; collective.
+
+    Raises `TrainerError` when it isn't empty.
+    """
     filled = [dist.get_rank() == 0 and folder.exists() and any(folder.iterdir())]
     dist.broadcast_object_list(filled, src=0)
     if filled[0]:
@@ -66,19 +77,20 @@ def save_checkpoint(
         content_metadata=checkpointing._clean_metadata_for_serialization(metadata),
         async_strategy="mcore",
     )
-    if write_tracker and dist.get_rank() == 0:
-        (directory / TRACKER).write_text(str(iteration))
     dist.barrier()
-    return folder
 
 
 def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path, iteration: int) -> None:
+    """Restore what `save_checkpoint` wrote; see `load_from`."""
+    load_from(learner, args, checkpoint_folder(directory, iteration))
+
+
+def load_from(learner: Learner, args: argparse.Namespace, folder: Path) -> None:
     """Restore model, optimizer, schedule and, under the same tensor and pipeline layout, random state.
 
     Collective over all ranks; the number of data-parallel ranks may differ from the one that saved. Raises
     `RestoreError` when the folder isn't a checkpoint of this model or its schedule contradicts the flags.
     """
-    folder = checkpoint_folder(directory, iteration)
     if not (folder / "metadata.json").is_file():
         raise RestoreError(f"{folder} is not a Megatron checkpoint: metadata.json is absent.")
     common = dist_checkpointing.load_common_state_dict(str(folder))

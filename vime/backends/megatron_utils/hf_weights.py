@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,20 @@ _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
-def load_hf_weights(chunks: Sequence[torch.nn.Module], checkpoint: Path, hf_config: Mapping[str, Any]) -> None:
-    """Fill this rank's parameters from a checkpoint, one parameter at a time.
+def load_hf_weights(
+    chunks: Sequence[torch.nn.Module],
+    checkpoint: Path,
+    hf_config: Mapping[str, Any],
+    *,
+    apart: Collection[str] = (),
+) -> None:
+    """Fill this rank's parameters from a checkpoint, one parameter at a time; those `apart` keep their values.
 
     Raises `ModelError` listing the names that are missing from the checkpoint or that the model doesn't know, or the
     shape that doesn't fit.
     """
     rules = weight_rules(hf_config)
-    parameters = _global_parameters(chunks)
+    parameters = {name: value for name, value in _global_parameters(chunks).items() if name not in apart}
     shape = attention_shape(hf_config)
     with SafetensorsReader(checkpoint) as reader, torch.no_grad():
         _check_names(reader.names, rules, hf_config, checkpoint)

@@ -13,6 +13,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler, get_canonical_lr_for_logging
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import unwrap_model
 from megatron.training.training import (
     get_megatron_ddp_config,
     get_megatron_optimizer_config,
@@ -115,3 +116,23 @@ def _use_current_rates(saved: list[dict[str, Any]], current: list[dict[str, Any]
     for group in saved:
         match = by_kind.get(tuple(group.get(name) for name in kind), {})
         group.update({name: match[name] for name in rates if name in match})
+
+
+def learner_tensors(learner: Learner) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(weights, saved buffers and optimizer state; gradient buffers) of this rank, in any order, views included."""
+    kept: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
+    for chunk in learner.chunks:
+        core = unwrap_model(chunk)
+        kept += [*core.parameters(), *core.buffers()]
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            gradients.append(buffer.grad_data)
+            if buffer.param_data is not None:
+                kept.append(buffer.param_data)
+    for optimizer in learner.sub_optimizers():
+        if optimizer.is_stub_optimizer:
+            continue
+        kept += [parameter for group in optimizer.optimizer.param_groups for parameter in group["params"]]
+        states = optimizer.optimizer.state.values()
+        kept += [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return kept, gradients

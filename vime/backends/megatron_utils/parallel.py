@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -52,6 +53,23 @@ def start_parallel(args: argparse.Namespace, init_method: str, timeout_s: float)
         create_gloo_process_groups=args.use_gloo_process_groups,
     )
     global_vars.set_args(args)
+
+
+@contextlib.contextmanager
+def current_args(args: argparse.Namespace) -> Iterator[None]:
+    """Let Megatron's global arguments be `args` inside, and what they were afterwards."""
+    before = global_vars.get_args()
+    global_vars.set_args(args)
+    try:
+        yield
+    finally:
+        global_vars.set_args(before)
+
+
+def use_threads(num_threads: int | None) -> None:
+    """Let torch's operations use so many threads; a setting of the calling thread. None leaves torch's choice."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 def seed_everything(args: argparse.Namespace) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,26 +17,28 @@ from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import PreparedMicrobatches
-from vime.errors import TrainerError
 
 prepare_megatron()
 
 from megatron.core import parallel_state  # noqa: E402
-from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 
-from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
+from vime.backends.megatron_utils import hf_weights, safetensors_files  # noqa: E402
 from vime.backends.megatron_utils.advantages import with_token_advantages  # noqa: E402
-from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss  # noqa: E402
-from vime.backends.megatron_utils.model import build_model  # noqa: E402
-from vime.backends.megatron_utils.optimizer import build_learner  # noqa: E402
+from vime.backends.megatron_utils.loss import METRIC_NAMES, OPTIONAL_METRIC_NAMES, StepLoss  # noqa: E402
+from vime.backends.megatron_utils.model import build_core_config, build_model  # noqa: E402
 from vime.backends.megatron_utils.parallel import (  # noqa: E402
-    is_metric_source,
     seed_everything,
     start_parallel,
     stop_parallel,
     sum_over_context,
+    use_threads,
 )
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
+from vime.backends.megatron_utils.trained_model import (  # noqa: E402
+    TrainedModel,
+    check_equal_counts,
+    sum_over_replicas,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 class MegatronTrainer:
     """Model, optimizer and schedule of one rank.
 
-    Every method except `close` is collective: all ranks call it, in the same order. Use as a context manager or call
-    `close`; a process can hold one trainer at a time.
+    Every method except `close`, `move_out` and `move_in` is collective: all ranks call it, in the same order. Use as a
+    context manager or call `close`; a process can hold one trainer at a time.
     """
 
     def __init__(self, config: TrainerConfig, rank: int, world_size: int, init_method: str) -> None:
@@ -56,17 +56,16 @@ class MegatronTrainer:
         The weights are random until `load_hf` or `load`. Raises `SettingsError`, `ModelError` or `TrainerError`.
         """
         self._config = config
-        self._use_threads()
+        use_threads(self._config.num_threads)
         self._hf_checkpoint = Path(config.hf_checkpoint)
         self._hf_config = read_hf_config(self._hf_checkpoint)
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
         start_parallel(self._args, init_method, config.timeout_s)
         seed_everything(self._args)
-        self._core_config = core_transformer_config_from_args(self._args)
-        self._core_config.variable_seq_lengths = self._args.pipeline_model_parallel_size > 1
-        self._core_config.moe_enable_routing_replay = config.replay_routes
-        self._core_config.calculate_per_token_loss = False  # both aggregations are ours; see StepLoss
-        self._learner = build_learner(build_model(self._args, self._core_config), self._args, self._core_config)
+        self._core_config = build_core_config(self._args, replay_routes=config.replay_routes)
+        chunks = build_model(self._args, self._core_config)
+        self._model = TrainedModel(chunks, self._args, self._core_config)
+        self._learner = self._model.learner
         self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, config)
 
     @property
@@ -91,13 +90,13 @@ class MegatronTrainer:
         Lazy microbatches stay lazy: they are read one after the other, and only what is added is kept. Where nothing
         is added, nothing is read.
         """
-        self._use_threads()
+        use_threads(self._config.num_threads)
         objective = self._config.objective
         prepared = steps
         if objective.recomputes_old_log_probs(len(steps)):
             prepared = [self._with_old_log_probs(step) for step in prepared]
         if objective.has_token_advantages:
-            prepared = with_token_advantages(prepared, objective, self._sum_over_replicas)
+            prepared = with_token_advantages(prepared, objective, sum_over_replicas)
         return prepared
 
     def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
@@ -109,29 +108,18 @@ class MegatronTrainer:
         Raises `TrainerError`, before any weight changes, when ranks disagree about the number of microbatches or a
         loss or gradient isn't finite.
         """
-        self._use_threads()
-        self._check_equal_counts(len(microbatches))
-        learner = self._learner
+        use_threads(self._config.num_threads)
         step_loss = StepLoss(
             self._config.objective,
             totals,
             float(len(microbatches) * self.data_parallel_size),
             sum_over_context=sum_over_context(),
         )
-        for chunk in learner.chunks:
-            chunk.train()
-            chunk.zero_grad_buffer()
-        learner.optimizer.zero_grad()
-        self._forward.run(microbatches, step_loss)
-        self._check_finite(step_loss)
-        lr = learner.learning_rate
-        succeeded, grad_norm, _ = learner.optimizer.step()
-        if not succeeded:
-            raise TrainerError(f"rank {dist.get_rank()}: the optimizer skipped the step on overflow.")
-        learner.scheduler.step(self._args.global_batch_size)
-        metrics = self._reduce(step_loss)
+        metrics = self._model.train_step(
+            len(microbatches), step_loss, lambda: self._forward.run(microbatches, step_loss)
+        )
         _warn_of_free_routes(metrics)
-        return {**metrics, "grad_norm": float(grad_norm or 0.0), "lr": lr}
+        return {name: metrics[name] for name in sorted(metrics, key=_place_of_metric)}
 
     def log_probs(
         self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True, replay_routes: bool = True
@@ -141,10 +129,9 @@ class MegatronTrainer:
         Among the recorded nucleus where there is one, unless `replay_nucleus` is off; with the recorded experts where
         the settings replay them, unless `replay_routes` is off.
         """
-        self._use_threads()
-        self._check_equal_counts(len(microbatches))
-        for chunk in self._learner.chunks:
-            chunk.eval()
+        use_threads(self._config.num_threads)
+        check_equal_counts(len(microbatches))
+        self._model.evaluate_only()
         return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -162,11 +149,19 @@ class MegatronTrainer:
 
     def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
         """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
-        return checkpoint.save_checkpoint(self._learner, self._args, directory, iteration, write_tracker=write_tracker)
+        return self._model.save(directory, iteration, write_tracker=write_tracker)
 
     def load(self, directory: Path, iteration: int) -> None:
         """Restore the state that `save` wrote; see `checkpoint.load_checkpoint`."""
-        checkpoint.load_checkpoint(self._learner, self._args, directory, iteration)
+        self._model.load(directory, iteration)
+
+    def move_out(self) -> int:
+        """Move all memory of this rank's model to the host; see `TrainedModel.move_out`."""
+        return self._model.move_out()
+
+    def move_in(self) -> None:
+        """Bring it back, bit by bit; every other method but `close` needs it."""
+        self._model.move_in()
 
     def close(self) -> None:
         """Leave the other ranks; a second call does nothing."""
@@ -181,72 +176,6 @@ class MegatronTrainer:
     def _with_old_log_probs(self, step: Sequence[PackedMicrobatch]) -> PreparedMicrobatches:
         return PreparedMicrobatches(step, [{"old_log_probs": values} for values in self.log_probs(step)])
 
-    def _use_threads(self) -> None:
-        if self._config.num_threads is not None:  # a setting of the calling thread, not of the process
-            torch.set_num_threads(self._config.num_threads)
-
-    def _check_equal_counts(self, count: int) -> None:
-        counts = self._on_all_ranks(count)
-        if min(counts) != max(counts) or count == 0:
-            listed = ", ".join(f"rank {rank}: {found}" for rank, found in enumerate(counts))
-            raise TrainerError(
-                f"ranks got different numbers of microbatches ({listed}), allowed: one equal number above 0.",
-                next_step="Plan the batch again for this number of ranks.",
-            )
-
-    def _check_finite(self, step_loss: StepLoss) -> None:
-        """Raise on all ranks when a loss or a gradient is NaN or infinite on any of them."""
-        chunks = self._learner.chunks
-        buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
-        finite = [buffer.grad_data.sum().isfinite() for buffer in buffers]
-        losses = [metrics["loss"].isfinite() for metrics in step_loss.metrics]
-        flag = torch.stack([*finite, *losses]).all().logical_not().float()
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        if not flag.item():
-            return
-        bad = [
-            index
-            for samples, loss_finite in zip(step_loss.sample_indices, losses, strict=True)
-            if not loss_finite
-            for index in samples
-        ]
-        suspects = {rank: samples for rank, samples in enumerate(self._on_all_ranks(bad)) if samples}
-        what = "loss"
-        if not suspects:
-            what = "gradient"
-            mine = [index for samples in step_loss.sample_indices for index in samples]
-            suspects = {rank: samples for rank, samples in enumerate(self._on_all_ranks(mine)) if samples}
-        where = "; ".join(f"rank {rank}: samples {_listed(items)}" for rank, items in suspects.items())
-        raise TrainerError(
-            f"{what} is not finite ({where}); no weight was changed.",
-            next_step="Look at these samples, lower --lr, or resume from the last checkpoint.",
-        )
-
-    def _reduce(self, step_loss: StepLoss) -> dict[str, float]:
-        """Sums over the step of all metrics that any rank reports."""
-        own = sorted({name for metrics in step_loss.metrics for name in metrics})
-        names = sorted({name for reported in self._on_all_ranks(own) for name in reported})
-        total = torch.zeros(len(names), dtype=torch.float64, device=self._forward.device)
-        if is_metric_source():
-            for metrics in step_loss.metrics:
-                total += torch.stack([metrics.get(name, total.new_zeros(())) for name in names]).double()
-        dist.all_reduce(total)
-        values = dict(zip(names, total.tolist(), strict=True))
-        if not all(math.isfinite(value) for value in values.values()):
-            raise TrainerError(f"metrics are not finite: {values}.", next_step="Look at the sampler log-probabilities.")
-        return {name: values[name] for name in [*METRIC_NAMES, *(name for name in names if name not in METRIC_NAMES)]}
-
-    def _sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks that hold different sequences."""
-        total = tensor.to(self._forward.device)
-        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
-        return total.cpu()
-
-    def _on_all_ranks(self, value: Any) -> list[Any]:
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, value)
-        return gathered
-
 
 def _warn_of_free_routes(metrics: Mapping[str, float]) -> None:
     replayed, needed = metrics.get("num_replayed_routes", 0.0), metrics.get("num_routes", 0.0)
@@ -254,6 +183,7 @@ def _warn_of_free_routes(metrics: Mapping[str, float]) -> None:
         logger.warning("routes were replayed for %d of %d tokens; the others chose experts in turn", replayed, needed)
 
 
-def _listed(items: Sequence[int], most: int = 16) -> str:
-    rest = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(str(item) for item in items[:most]) + rest
+def _place_of_metric(name: str) -> int:
+    """Those that are always reported come first, grad_norm and lr last."""
+    order = [*METRIC_NAMES, *OPTIONAL_METRIC_NAMES, "", "grad_norm", "lr"]
+    return order.index(name if name in order else "")
