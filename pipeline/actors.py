@@ -288,6 +288,9 @@ class TrainerActor:
     async def train(self, plan: bytes) -> bytes:
         return encode(await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan))))
 
+    async def rest(self) -> None:
+        await self._on_thread(lambda: self._worker.rest())
+
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         address = ray.util.get_node_ip_address()
         return await self._on_thread(lambda: self._worker.open_sender(address, engine_names, timeout_s))

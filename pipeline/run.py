@@ -267,6 +267,8 @@ class _Session:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
         data, objective = self._settings.data, self._settings.objective
         batch = data.rollout_batch_size or 0
+        if self._settings.cluster.trainer_leaves_memory:
+            await self._workers.rest_trainers()
         self._clock.waits()
         groups = await wait_for_batch(
             self._workers,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.candidates import CandidateNeeds
 from pipeline.messages import TrainReport
@@ -13,12 +15,22 @@ from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.vllm_utils.sender import GlooSender
+from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
 from vime.errors import TrainerError
 
+if TYPE_CHECKING:
+    from vime.backends.megatron_utils.critic import Critic
+
+Steps = Sequence[Sequence[PackedMicrobatch]]
+
 
 class TrainerWorker:
-    """Rank-local; all ranks are told the same things in the same order."""
+    """Rank-local; all ranks are told the same things in the same order.
+
+    With a critic, it and the actor take turns in the memory of the device: whoever works is there, the other is in
+    host memory.
+    """
 
     def __init__(
         self,
@@ -27,10 +39,17 @@ class TrainerWorker:
         rank: int,
         training_log: Path,
         candidates: CandidateNeeds = NO_CANDIDATES,
+        *,
+        critic: Critic | None = None,
+        num_critic_only_steps: int = 0,
     ) -> None:
-        """Take which of the sampler's candidates the objective asks for."""
+        """Take which of the sampler's candidates the objective asks for.
+
+        The first `num_critic_only_steps` rollout batches train the critic alone.
+        """
         self._trainer, self._pool, self._rank, self._training_log = trainer, pool, rank, training_log
         self._candidates = candidates
+        self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
         self._replica = trainer.data_parallel_rank
         self._sender: GlooSender | None = None
 
@@ -39,18 +58,54 @@ class TrainerWorker:
         return self._trainer.data_parallel_size
 
     def train(self, plan: BatchPlan) -> TrainReport:
-        """Train one rollout batch, all its optimizer steps."""
+        """Train one rollout batch, all its optimizer steps: the critic's first, then the actor's.
+
+        The metrics are those of the last step of each.
+        """
         started = time.monotonic()
         metrics: dict[str, float] = {}
-        tokens = 0
         with RankShard(self._pool, plan, self._replica, candidates=self._candidates) as shard:
-            steps = self._trainer.prepare([shard.step(number) for number in range(len(plan.steps))])
-            for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
-                tokens += sum(token_counts(microbatches))
-                metrics = self._trainer.train_step(microbatches, totals(step))
-                log_step(self._training_log, plan, number, self._replica)
+            steps: Steps = [shard.step(number) for number in range(len(plan.steps))]
+            trains_actor = plan.rollout_id >= self._num_critic_only_steps
+            if self._critic is not None:
+                self._bring_in(self._critic)
+                steps = self._critic.with_values(steps)
+                learned = self._critic.with_returns(steps)
+                metrics |= self._take_steps(self._critic, plan, learned, log=not trains_actor)
+            if trains_actor:
+                self._bring_in(self._trainer)
+                prepared = self._trainer.prepare(steps)
+                metrics |= self._take_steps(self._trainer, plan, prepared, log=True)
             read_s = shard.waited_s
+        tokens = sum(sum(token_counts(step)) for step in steps)
         return TrainReport(metrics, train_s=time.monotonic() - started - read_s, read_s=read_s, tokens=tokens)
+
+    def rest(self) -> None:
+        """Leave the device's memory to others until there is work again."""
+        for model in self._models:
+            model.move_out()
+
+    def _take_steps(
+        self, model: MegatronTrainer | Critic, plan: BatchPlan, steps: Steps, *, log: bool
+    ) -> dict[str, float]:
+        """Metrics of the last step; with `log` each step is recorded when it is taken."""
+        metrics: dict[str, float] = {}
+        for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
+            metrics = model.train_step(microbatches, totals(step))
+            if log:
+                log_step(self._training_log, plan, number, self._replica)
+        return metrics
+
+    @property
+    def _models(self) -> list[MegatronTrainer | Critic]:
+        return [self._trainer, *([] if self._critic is None else [self._critic])]
+
+    def _bring_in(self, model: MegatronTrainer | Critic) -> None:
+        """Give a model its memory on the device, after the other has left it."""
+        for other in self._models:
+            if other is not model:
+                other.move_out()
+        model.move_in()
 
     def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         """Listen for the engines (rank 0 only); returns what each engine needs to join, one worker an engine."""
@@ -68,6 +123,7 @@ class TrainerWorker:
 
         Every rank calls it, because the gathering of sharded weights is collective; rank 0 sends.
         """
+        self._bring_in(self._trainer)
         weights = self._trainer.named_hf_weights()
         if self._rank == 0:
             return self._opened_sender().send(weights).num_bytes
@@ -76,13 +132,22 @@ class TrainerWorker:
         return 0
 
     def save(self, directory: Path, rollout_id: int) -> None:
-        self._trainer.save(directory, rollout_id)
+        for model in self._models:
+            self._bring_in(model)
+            model.save(directory, rollout_id)
 
     def load(self, directory: Path, rollout_id: int) -> None:
-        self._trainer.load(directory, rollout_id)
+        for model in self._models:
+            self._bring_in(model)
+            model.load(directory, rollout_id)
 
     def load_hf(self) -> None:
+        """First weights of a run."""
+        self._bring_in(self._trainer)
         self._trainer.load_hf()
+        if self._critic is not None:
+            self._bring_in(self._critic)
+            self._critic.start()
 
     def close(self) -> None:
         self._close_sender()

@@ -36,9 +36,13 @@ from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.rewards import load_group_reward, load_reward
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
+from vime.settings.roles import settings_of_role
+from vime.settings.rules.quantities import has_critic
+from vime.settings.schemas.megatron_config import Role
 
-if TYPE_CHECKING:  # it loads torch, which only trainer ranks need
+if TYPE_CHECKING:  # they load torch, which only trainer ranks need
     from vime.backends.megatron_utils.config import TrainerConfig
+    from vime.backends.megatron_utils.critic import CriticConfig
 
 NUM_PRODUCERS = 1
 """Producers on one node."""
@@ -178,16 +182,18 @@ def build_data_source(settings: Settings, coordinator: Any, *, branch: str, work
     )
 
 
-def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
-    """Settings of one trainer rank."""
+def trainer_config(settings: Settings, world_size: int, role: Role = "actor") -> TrainerConfig:
+    """Settings of one model of a trainer rank."""
     from pipeline.objective import objective_config
     from vime.backends.megatron_utils.config import TrainerConfig
 
+    settings, overrides = settings_of_role(settings, role)
     trainer, objective = settings.trainer, settings.objective
     processes = world_size + settings.cluster.num_engines
     return TrainerConfig(
         hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
         megatron_argv=settings.megatron_args,
+        megatron_overrides=overrides,
         extra_args_provider_path=trainer.extra_args_provider_path,
         global_batch_size=settings.data.samples_per_step,
         train_iters=_planned_steps(settings),
@@ -204,10 +210,34 @@ def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
     )
 
 
+def critic_config(settings: Settings, world_size: int) -> CriticConfig:
+    """Settings of the critic of a trainer rank."""
+    from vime.backends.megatron_utils.critic import CriticConfig
+
+    own, _ = settings_of_role(settings, "critic")
+    load, save = own.checkpoint.load, own.checkpoint.save
+    return CriticConfig(
+        trainer=trainer_config(settings, world_size, "critic"),
+        value_clip=own.objective.value_clip,
+        load=None if load is None else Path(load),
+        save=None if save is None else Path(save),
+    )
+
+
 def build_trainer_worker(
     settings: Settings, folder: RunFolder, pool: PayloadPool, rank: int, world_size: int, init_method: str
 ) -> TrainerWorker:
+    from vime.backends.megatron_utils.critic import Critic
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
-    return TrainerWorker(model, pool, rank, folder.training_log(rank), candidate_needs(settings))
+    critic = Critic(critic_config(settings, world_size), rank, world_size) if has_critic(settings) else None
+    return TrainerWorker(
+        model,
+        pool,
+        rank,
+        folder.training_log(rank),
+        candidate_needs(settings),
+        critic=critic,
+        num_critic_only_steps=settings.objective.num_critic_only_steps,
+    )

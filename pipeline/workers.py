@@ -48,7 +48,10 @@ class Workers:
             cluster.spawn_worker(EngineActor, num_ranks + number, encoded, number)
             for number in range(settings.cluster.num_engines)
         ]
-        self.trainers = [cluster.spawn_worker(TrainerActor, rank, encoded, rank) for rank in range(num_ranks)]
+        environment = {name: str(value) for name, value in settings.trainer.train_env_vars.items()}
+        self.trainers = [
+            cluster.spawn_worker(TrainerActor, rank, encoded, rank, env=environment) for rank in range(num_ranks)
+        ]
         self.producers: list[Any] = []
         self.coordinator: Any = None
         self._watchers: dict[asyncio.Task[Any], str] = {}
@@ -150,6 +153,10 @@ class Workers:
     async def train(self, content: bytes) -> list[TrainReport]:
         reports = await self.on_trainers(lambda trainer: trainer.train.remote(content))
         return [decode(report, TrainReport) for report in reports]
+
+    async def rest_trainers(self) -> None:
+        """Let the ranks leave their devices' memory until they are needed again."""
+        await self.on_trainers(lambda trainer: trainer.rest.remote())
 
     async def identity(self) -> Identity:
         return decode(await self._coordinator_call(self.coordinator.identity.remote()), Identity)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.wide_groups import lease_bytes
 from pipeline.candidates import CandidateNeeds
 from pipeline.packing import PackingSettings
-from pipeline.planner import PlanSettings, plan_batch
+from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.trainer_worker import TrainerWorker
 from storage.columns import encode_group
 from storage.pool import Pool
@@ -30,19 +31,51 @@ SETTINGS = PlanSettings(
 )
 
 
+class Memory:
+    """A device that holds one model: who is on it, and who worked."""
+
+    def __init__(self) -> None:
+        self.on_device: set[str] = set()
+        self.worked: list[str] = []
+
+    def enter(self, who: str) -> None:
+        self.on_device.add(who)
+
+    def leave(self, who: str) -> int:
+        self.on_device.discard(who)
+        return 0
+
+    def work(self, who: str, what: str) -> None:
+        assert self.on_device == {who}
+        self.worked.append(f"{who} {what}")
+
+
 class ReadingTrainer:
     """Prepares a batch before its steps, then reads each microbatch once, in order, as the real one does."""
 
     data_parallel_rank = 1
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory | None = None) -> None:
+        self._memory = memory or Memory()
         self.trained: list[list[int]] = []
         self.tokens = 0
         self.prepared: list[int] = []
         self.candidates: list[int] = []
+        self.values: list[list[float]] = []
+
+    def move_in(self) -> None:
+        self._memory.enter("actor")
+
+    def move_out(self) -> int:
+        return self._memory.leave("actor")
+
+    def save(self, directory: Path, iteration: int) -> None:
+        self._memory.work("actor", f"save {directory} {iteration}")
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
+        self._memory.work("actor", "prepare")
         self.prepared.append(len(steps))
+        self.values += [batch.values.tolist() for step in steps for batch in step if batch.values is not None]
         return [
             PreparedMicrobatches(step, [{"old_log_probs": -batch.sampler_log_probs} for batch in step])
             for step in steps
@@ -51,6 +84,7 @@ class ReadingTrainer:
     def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
         assert isinstance(microbatches, LazyMicrobatches)
         assert totals.num_rollouts == 4
+        self._memory.work("actor", "step")
         found = list(microbatches)
         assert all((batch.old_log_probs == -batch.sampler_log_probs).all() for batch in found)
         self.candidates += [batch.top_k.ids.shape[1] for batch in found if batch.top_k is not None]
@@ -78,21 +112,64 @@ def samples(group: int) -> list[Sample]:
     ]
 
 
-def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_path: Path) -> None:
+class CountingCritic:
+    """Values are token counts; it learns without candidates."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def move_in(self) -> None:
+        self._memory.enter("critic")
+
+    def move_out(self) -> None:
+        self._memory.leave("critic")
+
+    def save(self, directory: Path, iteration: int) -> None:
+        self._memory.work("critic", f"save {directory} {iteration}")
+
+    def with_values(self, steps: Sequence[LazyMicrobatches]) -> list[PreparedMicrobatches]:
+        self._memory.work("critic", "values")
+        return [PreparedMicrobatches(step, [{"values": 0 * b.sampler_log_probs + b.num_tokens} for b in step])
+                for step in steps]  # fmt: skip
+
+    def with_returns(self, steps: Sequence[PreparedMicrobatches]) -> list[PreparedMicrobatches]:
+        self._memory.work("critic", "returns")
+        return [
+            PreparedMicrobatches(step.without_candidates(), [{"token_returns": -b.values} for b in step])
+            for step in steps
+        ]
+
+    def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
+        assert totals.num_rollouts == 4
+        self._memory.work("critic", "step")
+        for batch in microbatches:
+            assert batch.top_k is None
+            assert (batch.token_returns == -batch.num_tokens).all()
+        return {"value_loss": 3.0}
+
+
+@contextmanager
+def planned(folder: Path) -> Iterator[tuple[Pool, BatchPlan]]:
+    """A pool with four groups, and a plan of two steps for two ranks."""
     groups = [samples(number) for number in range(4)]
-    trainer = ReadingTrainer()
-    with Pool.create(tmp_path / "pool", "run") as pool:
+    with Pool.create(folder / "pool", "run") as pool:
         items = [(encode_group(group), lease_bytes(number)) for number, group in enumerate(groups)]
         refs = pool.publish_groups(items, submission_id="groups")
         accepted = [
             AcceptedGroup(number, number, ref, summarize(group))
             for number, (ref, group) in enumerate(zip(refs, groups, strict=True))
         ]
-        plan = plan_batch(accepted, SETTINGS, branch="b", rollout_id=0, policy_version=1)
-        worker = TrainerWorker(
-            cast(MegatronTrainer, cast(Any, trainer)), pool, 1, tmp_path / "rank_1.jsonl", CandidateNeeds(2)
-        )
-        report = worker.train(plan)
+        yield pool, plan_batch(accepted, SETTINGS, branch="b", rollout_id=0, policy_version=1)
+
+
+def as_trainer(trainer: ReadingTrainer) -> MegatronTrainer:
+    return cast(MegatronTrainer, cast(Any, trainer))
+
+
+def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_path: Path) -> None:
+    trainer = ReadingTrainer()
+    with planned(tmp_path) as (pool, plan):
+        report = TrainerWorker(as_trainer(trainer), pool, 1, tmp_path / "rank_1.jsonl", CandidateNeeds(2)).train(plan)
     shares = [
         [plan.samples[number].sample_index for numbers in step.ranks[1] for number in numbers] for step in plan.steps
     ]
@@ -104,3 +181,38 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
     assert report.read_s >= 0
     logged = [json.loads(line) for line in (tmp_path / "rank_1.jsonl").read_text().splitlines()]
     assert len(logged) == 2
+
+
+def worker_with_critic(folder: Path, pool: Pool, critic_only: int) -> tuple[TrainerWorker, ReadingTrainer, Memory]:
+    memory = Memory()
+    memory.on_device = {"actor", "critic"}  # both are built there
+    trainer, critic = ReadingTrainer(memory), cast(Any, CountingCritic(memory))
+    worker = TrainerWorker(
+        as_trainer(trainer), pool, 1, folder / "rank_1.jsonl", critic=critic, num_critic_only_steps=critic_only
+    )
+    return worker, trainer, memory
+
+
+def test_critic_and_actor_take_turns_in_memory_and_the_actor_gets_the_values_from_before(tmp_path: Path) -> None:
+    with planned(tmp_path) as (pool, plan):
+        worker, trainer, memory = worker_with_critic(tmp_path, pool, critic_only=0)
+        report = worker.train(plan)
+        worker.save(tmp_path, 7)
+        worker.rest()
+    turns = ["critic values", "critic returns", *["critic step"] * 2, "actor prepare", *["actor step"] * 2]
+    saves = [f"actor save {tmp_path} 7", f"critic save {tmp_path} 7"]
+    assert memory.worked == [*turns, *saves]
+    assert memory.on_device == set()
+    assert report.metrics == {"value_loss": 3.0, "loss": 2.0}
+    assert [value for values in trainer.values for value in values]
+    assert report.tokens == trainer.tokens
+    assert len((tmp_path / "rank_1.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_first_batches_train_the_critic_alone(tmp_path: Path) -> None:
+    with planned(tmp_path) as (pool, plan):
+        worker, trainer, memory = worker_with_critic(tmp_path, pool, critic_only=1)
+        report = worker.train(plan)
+    assert memory.worked == ["critic values", "critic returns", *["critic step"] * 2]
+    assert (trainer.trained, report.metrics) == ([], {"value_loss": 3.0})
+    assert len((tmp_path / "rank_1.jsonl").read_text().splitlines()) == 2, "the samples count as trained"

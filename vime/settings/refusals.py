@@ -56,8 +56,8 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=lambda settings: 0 if settings.cluster.rollout_num_gpus == 0 else None,
     ),
     *unless_default(
-        "--colocate --offload --offload-train --offload-rollout",
-        "Trainer and engines keep their own devices.",
+        "--colocate --offload --offload-rollout",
+        "Engines keep their own devices.",
         "memory hand-over between trainer and engines",
     ),
     *unless_default("--release-train", "Trainer processes live as long as the run.", "a trainer restarted each step"),
@@ -164,14 +164,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "--use-distributed-post --http-proxy", "Producers send their own requests directly.", "a request forwarder"
     ),
     # Objective
-    Refusal(
-        "--advantage-estimator",
-        "grpo, gspo, cispo, reinforce_plus_plus or reinforce_plus_plus_baseline",
-        "There is no critic.",
-        "the critic of ppo",
-        accepts=("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-    ),
-    *unless_default("--value-clip --lambd --num-critic-only-steps", "There is no critic.", "the critic of ppo"),
     *unless_default(
         "--loss-type --custom-loss-function-path --disable-compute-advantages-and-returns",
         "The loss is the policy loss.",
@@ -209,7 +201,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default(
         "--use-stateless-adam --reset-optimizer-states --only-train-params-name-list --freeze-params-name-list "
-        "--megatron-config-path --train-env-vars --padded-vocab-size --mtp-num-layers --mtp-loss-scaling-factor",
+        "--padded-vocab-size --mtp-num-layers --mtp-loss-scaling-factor",
         "The trainer doesn't read it.",
         "support in the trainer",
     ),

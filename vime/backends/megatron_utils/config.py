@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vime.algorithms.objective_config import ObjectiveConfig
 from vime.errors import SettingsError
@@ -20,6 +20,8 @@ class TrainerConfig:
     """Folder with `config.json` and safetensors files."""
     megatron_argv: Sequence[str] = ()
     """Megatron flags of the user, such as `("--tensor-model-parallel-size", "2")`; they win over derived ones."""
+    megatron_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values of Megatron's arguments by attribute name, set over all flags (`--megatron-config-path`)."""
     extra_args_provider_path: str | None = None
     """Import path of a function that adds flags to Megatron's parser; they go through `megatron_argv` too."""
     precision: Literal["fp32", "bf16"] = "fp32"

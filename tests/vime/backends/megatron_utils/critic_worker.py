@@ -329,7 +329,8 @@ class CriticLayout:
         with pair(world, size=1, **options) as both:
             alone = learn(both, [0])
             alone_weights, alone_actor = critic_weights(both.critic), weights_of(both.actor)
-        with pair(world, size=1, load=False, **options) as both:
+        same_optimizer = [word for word in self.argv if word == "--use-distributed-optimizer"]
+        with pair(world, *same_optimizer, size=1, load=False, **options) as both:
             both.actor.load(directory, 1)
             both.critic.load(directory, 1)
             resumed = learn(both, [1])
