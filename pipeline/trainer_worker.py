@@ -14,6 +14,7 @@ from pipeline.shards import NO_CANDIDATES, RankShard, totals
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
@@ -71,11 +72,11 @@ class TrainerWorker:
                 self._bring_in(self._critic)
                 steps = self._critic.with_values(steps)
                 learned = self._critic.with_returns(steps)
-                metrics |= self._take_steps(self._critic, plan, learned, log=not trains_actor)
+                metrics |= self._train_critic(self._critic, plan, learned, log=not trains_actor)
             if trains_actor:
                 self._bring_in(self._trainer)
                 prepared = self._trainer.prepare(steps)
-                metrics |= self._take_steps(self._trainer, plan, prepared, log=True)
+                metrics |= self._train_actor(plan, prepared)
             read_s = shard.waited_s
         tokens = sum(sum(token_counts(step)) for step in steps)
         return TrainReport(metrics, train_s=time.monotonic() - started - read_s, read_s=read_s, tokens=tokens)
@@ -85,15 +86,23 @@ class TrainerWorker:
         for model in self._models:
             model.move_out()
 
-    def _take_steps(
-        self, model: MegatronTrainer | Critic, plan: BatchPlan, steps: Steps, *, log: bool
-    ) -> dict[str, float]:
-        """Metrics of the last step; with `log` each step is recorded when it is taken."""
+    def _train_actor(self, plan: BatchPlan, steps: Steps) -> dict[str, float]:
+        """Metrics of the last step."""
         metrics: dict[str, float] = {}
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
-            metrics = model.train_step(microbatches, totals(step))
+            metrics = self._trainer.train_step(microbatches, totals(step), StepPlace(plan.rollout_id, number))
+            log_step(self._training_log, plan, number, self._replica)
+        self._trainer.finish_batch()
+        return metrics
+
+    def _train_critic(self, critic: Critic, plan: BatchPlan, steps: Steps, *, log: bool) -> dict[str, float]:
+        """Metrics of the last step; with `log` the samples count as trained."""
+        metrics: dict[str, float] = {}
+        for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
+            metrics = critic.train_step(microbatches, totals(step))
             if log:
                 log_step(self._training_log, plan, number, self._replica)
+        critic.finish_batch()
         return metrics
 
     @property

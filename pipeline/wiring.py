@@ -185,6 +185,7 @@ def build_data_source(settings: Settings, coordinator: Any, *, branch: str, work
 def trainer_config(settings: Settings, world_size: int, role: Role = "actor") -> TrainerConfig:
     """Settings of one model of a trainer rank."""
     from pipeline.objective import objective_config
+    from pipeline.trainer_hooks import trainer_hooks
     from vime.backends.megatron_utils.config import TrainerConfig
 
     settings, overrides = settings_of_role(settings, role)
@@ -199,8 +200,14 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
         train_iters=_planned_steps(settings),
         lr=trainer.lr,
         clip_grad=trainer.clip_grad,
+        only_train_params=trainer.only_train_params_name_list,
+        freeze_params=trainer.freeze_params_name_list,
+        stateless_adam=trainer.use_stateless_adam,
+        reset_optimizer_states=trainer.reset_optimizer_states,
+        padded_vocab_size=trainer.padded_vocab_size,
         seed=trainer.seed,
         objective=objective_config(settings),
+        hooks=trainer_hooks(settings),
         temperature=settings.rollout.rollout_temperature,
         log_probs_chunk_size=LOG_PROBS_CHUNK_SIZE
         if objective.log_probs_chunk_size == -1

@@ -27,6 +27,7 @@ class Job:
     folder: Path
     num_rollout: int = 3
     flags: dict[str, Any] = field(default_factory=dict)
+    switches: tuple[str, ...] = ()
 
     @property
     def run(self) -> Path:
@@ -62,9 +63,9 @@ class Job:
             "--vllm-max-model-len": 64,
             **self.flags,
         }
-        switches = ["--use-rollout-logprobs", "--calculate-per-token-loss", "--use-dynamic-batch-size"]
+        always = ["--use-rollout-logprobs", "--calculate-per-token-loss", "--use-dynamic-batch-size"]
         words = [word for name, value in flags.items() if value is not None for word in (name, str(value))]
-        return [sys.executable, "-m", "vime", "train", *words, *switches]
+        return [sys.executable, "-m", "vime", "train", *words, *always, *self.switches]
 
     def start(self) -> subprocess.Popen[str]:
         """Start the job in a process group of its own."""

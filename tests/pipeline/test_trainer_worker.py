@@ -18,6 +18,7 @@ from storage.pool import Pool
 from storage.queue_types import AcceptedGroup
 from storage.summary import summarize
 from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import LazyMicrobatches, PreparedMicrobatches
 from vime.utils.types import Sample
@@ -56,7 +57,7 @@ class ReadingTrainer:
     data_parallel_rank = 1
 
     def __init__(self, memory: Memory | None = None) -> None:
-        self._memory = memory or Memory()
+        self._memory = Memory() if memory is None else memory
         self.trained: list[list[int]] = []
         self.tokens = 0
         self.prepared: list[int] = []
@@ -68,6 +69,9 @@ class ReadingTrainer:
 
     def move_out(self) -> int:
         return self._memory.leave("actor")
+
+    def finish_batch(self) -> None:
+        self._memory.work("actor", "finish")
 
     def save(self, directory: Path, iteration: int) -> None:
         self._memory.work("actor", f"save {directory} {iteration}")
@@ -81,9 +85,12 @@ class ReadingTrainer:
             for step in steps
         ]
 
-    def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
+    def train_step(
+        self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals, place: StepPlace
+    ) -> dict[str, float]:
         assert isinstance(microbatches, LazyMicrobatches)
         assert totals.num_rollouts == 4
+        assert place == StepPlace(0, len(self.trained))
         self._memory.work("actor", "step")
         found = list(microbatches)
         assert all((batch.old_log_probs == -batch.sampler_log_probs).all() for batch in found)
@@ -123,6 +130,9 @@ class CountingCritic:
 
     def move_out(self) -> None:
         self._memory.leave("critic")
+
+    def finish_batch(self) -> None:
+        self._memory.work("critic", "finish")
 
     def save(self, directory: Path, iteration: int) -> None:
         self._memory.work("critic", f"save {directory} {iteration}")
@@ -199,7 +209,8 @@ def test_critic_and_actor_take_turns_in_memory_and_the_actor_gets_the_values_fro
         report = worker.train(plan)
         worker.save(tmp_path, 7)
         worker.rest()
-    turns = ["critic values", "critic returns", *["critic step"] * 2, "actor prepare", *["actor step"] * 2]
+    of_critic = ["critic values", "critic returns", "critic step", "critic step", "critic finish"]
+    turns = [*of_critic, "actor prepare", "actor step", "actor step", "actor finish"]
     saves = [f"actor save {tmp_path} 7", f"critic save {tmp_path} 7"]
     assert memory.worked == [*turns, *saves]
     assert memory.on_device == set()
@@ -213,6 +224,6 @@ def test_the_first_batches_train_the_critic_alone(tmp_path: Path) -> None:
     with planned(tmp_path) as (pool, plan):
         worker, trainer, memory = worker_with_critic(tmp_path, pool, critic_only=1)
         report = worker.train(plan)
-    assert memory.worked == ["critic values", "critic returns", *["critic step"] * 2]
+    assert memory.worked == ["critic values", "critic returns", "critic step", "critic step", "critic finish"]
     assert (trainer.trained, report.metrics) == ([], {"value_loss": 3.0})
     assert len((tmp_path / "rank_1.jsonl").read_text().splitlines()) == 2, "the samples count as trained"

@@ -200,22 +200,24 @@ REFUSALS: tuple[Refusal, ...] = (
         "--log-probs-max-tokens-per-gpu", "There is no pass without gradients.", "a pass for old log-probabilities"
     ),
     *unless_default(
-        "--use-stateless-adam --reset-optimizer-states --only-train-params-name-list --freeze-params-name-list "
-        "--padded-vocab-size --mtp-num-layers --mtp-loss-scaling-factor",
-        "The trainer doesn't read it.",
-        "support in the trainer",
+        "--mtp-num-layers --mtp-loss-scaling-factor",
+        "The model is trained without heads for several tokens.",
+        "conversion and training of heads for multi-token prediction",
     ),
     Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
-    *unless_default(
-        "--custom-model-provider-path --custom-megatron-init-path --custom-megatron-before-log-prob-hook-path "
-        "--custom-megatron-before-train-step-hook-path",
-        "The hook is not called.",
-        "trainer hooks",
-    ),
     *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
     *unless_default("--start-rollout-id", "The commit tells where a run goes on.", "starts in the middle"),
     *unless_default("--save-hf", "Checkpoints are Megatron's.", "Hugging Face exports during a run"),
-    *unless_default("--no-save-optim --async-save", "A commit is whole and written at once.", "other kinds of commits"),
+    Refusal(
+        "--no-save-optim",
+        "left out, or with --use-stateless-adam",
+        "A commit is whole.",
+        "commits without the optimizer",
+        refused_value=lambda settings: (
+            "" if settings.checkpoint.no_save_optim and not settings.trainer.use_stateless_adam else None
+        ),
+    ),
+    *unless_default("--async-save", "A commit is written at once.", "commits that are written in the background"),
     # Queue and weights
     *unless_default(
         "--rollout-io-concurrency",

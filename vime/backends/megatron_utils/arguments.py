@@ -95,13 +95,24 @@ def parse_megatron_args(
             )
         if args.lr_decay_style == "constant":
             args.lr_decay_iters = _ENDLESS_STEPS
-        args.padded_vocab_size = calculate_padded_vocab_size(
+        args.padded_vocab_size = config.padded_vocab_size or calculate_padded_vocab_size(
             args.vocab_size, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size, logging_enabled=False
         )
+        _check_padding(args)
         validate_args(args, {})
     if args.num_experts is not None and args.tensor_model_parallel_size > 1:
         args.sequence_parallel = True  # Megatron requires it for training experts under tensor parallelism.
     return args
+
+
+def _check_padding(args: argparse.Namespace) -> None:
+    rows, tensor = args.padded_vocab_size, args.tensor_model_parallel_size
+    if rows < args.vocab_size or rows % tensor:
+        raise SettingsError(
+            f"--padded-vocab-size is {rows}, allowed: a multiple of {tensor} (--tensor-model-parallel-size), "
+            f"{args.vocab_size} or more.",
+            next_step="Leave out --padded-vocab-size.",
+        )
 
 
 def _override(args: argparse.Namespace, values: Mapping[str, Any]) -> None:

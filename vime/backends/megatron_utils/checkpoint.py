@@ -25,6 +25,7 @@ from megatron.training import checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vime.backends.megatron_utils.optimizer import Learner, ensure_state, load_optimizer_state
+from vime.backends.megatron_utils.parallel import on_all_ranks
 from vime.errors import RestoreError, TrainerError
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -66,6 +67,9 @@ def save_into(learner: Learner, args: argparse.Namespace, folder: Path, iteratio
     ensure_state(learner)
     _use_results_queue_of_this_process()
     metadata = checkpointing._build_sharded_state_dict_metadata(args)
+    if any(on_all_ranks(learner.has_frozen_parameters)):
+        # Layers are stored as one tensor unless they are told apart, and then no layer may lack optimizer state.
+        metadata["non_homogeneous_layers"] = True
     state = _state(learner, args, metadata, iteration=iteration)
     strategy: Any = TorchDistSaveShardedStrategy()
     if args.ckpt_fully_parallel_save and parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
@@ -112,7 +116,10 @@ def load_from(learner: Learner, args: argparse.Namespace, folder: Path) -> None:
     _load_schedule(learner, args, state, folder)
     for number, chunk in enumerate(learner.chunks):
         unwrap_model(chunk).load_state_dict(state["model" if len(learner.chunks) == 1 else f"model{number}"])
-    load_optimizer_state(learner, state["optimizer"], keep_rates=args.override_opt_param_scheduler)
+    if learner.keeps_state:
+        load_optimizer_state(learner, state["optimizer"], keep_rates=args.override_opt_param_scheduler)
+    else:
+        learner.optimizer.reload_model_params()
     learner.scheduler.step(0)  # the schedule, not the saved parameter groups, sets the learning rate
     if layout == saved_layout:
         _set_rng(state["rng_state"][0])
@@ -136,7 +143,7 @@ def _state(
     state: dict[str, Any] = checkpointing.generate_state_dict(
         args,
         [unwrap_model(chunk) for chunk in learner.chunks],
-        learner.optimizer,
+        learner.optimizer if learner.keeps_state else None,
         learner.scheduler,
         rng if with_rng else None,
         iteration=iteration,

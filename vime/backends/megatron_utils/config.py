@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vime.algorithms.objective_config import ObjectiveConfig
+from vime.backends.megatron_utils.trainer_hooks import TrainerHooks
 from vime.errors import SettingsError
 
 
@@ -34,11 +35,22 @@ class TrainerConfig:
     lr_decay_style: str = "constant"
     weight_decay: float = 0.0
     clip_grad: float = 1.0
+    only_train_params: tuple[str, ...] | None = None
+    """Regular expressions of the parameters that are trained; None for all. See `TrainedParameters`."""
+    freeze_params: tuple[str, ...] | None = None
+    """Regular expressions of those that aren't."""
+    stateless_adam: bool = False
+    """Adam without moments."""
+    reset_optimizer_states: bool = False
+    """Forget the optimizer's state after each rollout batch."""
+    padded_vocab_size: int | None = None
+    """Rows of embedding and head; None takes the vocabulary, rounded up to the tensor-parallel size."""
     adam_beta1: float = 0.9
     adam_beta2: float = 0.98
     adam_eps: float = 1e-8
     seed: int = 1234
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    hooks: TrainerHooks = field(default_factory=TrainerHooks)
     temperature: float = 1.0
     """Sampling temperature of the rollouts; logits are divided by it."""
     fp32_lm_head: bool = True

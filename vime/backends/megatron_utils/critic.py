@@ -76,7 +76,8 @@ class Critic:
         args = parse_megatron_args(trainer.megatron_argv, self._hf_config, trainer, rank, world_size)
         with current_args(args):
             core_config = build_core_config(args, replay_routes=False)
-            self._model = TrainedModel(build_model(args, core_config, value_head=True), args, core_config)
+            chunks = build_model(args, core_config, provider=trainer.hooks.model_provider, value_head=True)
+            self._model = TrainedModel(chunks, args, core_config, trainer)
         self._pass = ValuePass(self._model.learner.chunks, args, core_config)
 
     def start(self) -> None:
@@ -144,6 +145,10 @@ class Critic:
                 next_step="Start a new run from its weights, or resume with the --advantage-estimator that it had.",
             )
         self._model.load_from(folder)
+
+    def finish_batch(self) -> None:
+        """Tell that the last step of a rollout batch has been taken."""
+        self._model.finish_batch()
 
     def move_out(self) -> None:
         """Leave the device's memory to others; see `TrainedModel.move_out`."""

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from megatron.core.utils import unwrap_model
 
 from vime.backends.megatron_utils.hf_config import is_tied, num_experts
 from vime.backends.megatron_utils.hf_mapping import (
@@ -25,11 +23,10 @@ from vime.backends.megatron_utils.hf_mapping import (
     weight_rules,
 )
 from vime.backends.megatron_utils.model import training_device
+from vime.backends.megatron_utils.parameter_names import global_parameters
 from vime.backends.megatron_utils.safetensors_files import SafetensorsReader
 from vime.errors import ModelError
 
-_LAYER = re.compile(r"^(decoder\.layers\.)(\d+)(\..*)$")
-_EXPERT = re.compile(r"^(.*\.local_experts\.)(\d+)(\..*)$")
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
@@ -47,7 +44,7 @@ def load_hf_weights(
     shape that doesn't fit.
     """
     rules = weight_rules(hf_config)
-    parameters = {name: value for name, value in _global_parameters(chunks).items() if name not in apart}
+    parameters = {name: value for name, value in global_parameters(chunks).items() if name not in apart}
     shape = attention_shape(hf_config)
     with SafetensorsReader(checkpoint) as reader, torch.no_grad():
         _check_names(reader.names, rules, hf_config, checkpoint)
@@ -74,7 +71,7 @@ def iterate_hf_weights(
     Collective: every rank iterates to the end. Rank 0 receives tensors of the parameter dtype on the training device,
     valid until the next item is asked for; the other ranks receive nothing.
     """
-    parameters = _global_parameters(chunks)
+    parameters = global_parameters(chunks)
     shape = attention_shape(hf_config)
     for rule in weight_rules(hf_config):
         if not _is_gathered_here(rule):
@@ -160,24 +157,6 @@ def _stage_of(rule: WeightRule, parameters: Mapping[str, torch.nn.Parameter]) ->
     if int(stage) == group.size():
         raise ModelError(f"no pipeline stage holds {rule.megatron_name}.")
     return int(stage)
-
-
-def _global_parameters(chunks: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
-    """This rank's parameters by the name that they have in the whole model, without the names of wrappers."""
-    found: dict[str, torch.nn.Parameter] = {}
-    for chunk in chunks:
-        core = unwrap_model(chunk)
-        first_layer = get_transformer_layer_offset(core.config, core.vp_stage)
-        local_experts = (core.config.num_moe_experts or 0) // core.config.expert_model_parallel_size
-        first_expert = local_experts * parallel_state.get_expert_model_parallel_rank()
-        for name, parameter in core.named_parameters():
-            found[_renumbered(_EXPERT, _renumbered(_LAYER, name, first_layer), first_expert)] = parameter
-    return found
-
-
-def _renumbered(pattern: re.Pattern[str], name: str, offset: int) -> str:
-    match = pattern.match(name)
-    return f"{match[1]}{int(match[2]) + offset}{match[3]}" if match else name
 
 
 def _local_rules(

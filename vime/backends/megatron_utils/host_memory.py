@@ -73,9 +73,12 @@ class HostMemory:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Mapping[int, torch.UntypedStorage]:
-    """Each storage once, by the address of the object that all its views share."""
+    """Each storage once, by the address of the object that all its views share.
+
+    Those that a numpy array shares can't be freed; they are in host memory anyway.
+    """
     found = (tensor.untyped_storage() for tensor in tensors)
-    return {storage._cdata: storage for storage in found if storage.nbytes()}
+    return {storage._cdata: storage for storage in found if storage.nbytes() and storage.resizable()}
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -40,6 +40,10 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
     def _preprocess(self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         output = super()._preprocess(input_ids, position_ids, *args, **kwargs)
         decoder_input, rotary, *rest = output
+        frozen = decoder_input is not None and torch.is_grad_enabled() and not decoder_input.requires_grad
+        if frozen and (self.config.recompute_granularity is not None or self.config.pipeline_model_parallel_size > 1):
+            # Recomputation and the backward pass of a stage start from what requires a gradient.
+            decoder_input.requires_grad_()
         return (decoder_input, rotary[position_ids[0]], *rest)
 
 

@@ -89,6 +89,13 @@ def stop_parallel() -> None:
     global_vars.destroy_global_vars()
 
 
+def on_all_ranks(value: Any) -> list[Any]:
+    """The value of each rank, on every rank; collective."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
 def is_metric_source() -> bool:
     """Whether this rank counts in sums over all ranks: one for each set of tokens that a loss was computed on."""
     return bool(parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0)

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,12 @@ from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from vime.backends.megatron_utils import checkpoint
+from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.host_memory import HostMemory
 from vime.backends.megatron_utils.model import training_device
-from vime.backends.megatron_utils.optimizer import build_learner, learner_tensors
-from vime.backends.megatron_utils.parallel import is_metric_source
+from vime.backends.megatron_utils.optimizer import build_learner, clear_state, learner_tensors
+from vime.backends.megatron_utils.parallel import is_metric_source, on_all_ranks
+from vime.backends.megatron_utils.trained_parameters import TrainedParameters
 from vime.errors import TrainerError
 
 
@@ -40,12 +42,21 @@ class TrainedModel:
     """
 
     def __init__(
-        self, chunks: Sequence[torch.nn.Module], args: argparse.Namespace, core_config: TransformerConfig
+        self,
+        chunks: Sequence[torch.nn.Module],
+        args: argparse.Namespace,
+        core_config: TransformerConfig,
+        config: TrainerConfig,
     ) -> None:
-        """Take the chunks of `build_model`; the optimizer follows `args`, which have to be Megatron's current ones."""
+        """Take the chunks of `build_model`; the optimizer follows `args`, which have to be Megatron's current ones.
+
+        Raises `SettingsError` for lists of parameter names that don't fit the model.
+        """
         self.args, self.core_config = args, core_config
         self.device = training_device()
-        self.learner = build_learner(chunks, args, core_config)
+        TrainedParameters(config.only_train_params, config.freeze_params).apply(chunks)
+        self.learner = build_learner(chunks, args, core_config, stateless_adam=config.stateless_adam)
+        self._resets_optimizer = config.reset_optimizer_states
         self._memory = HostMemory()
 
     def train_step(self, num_microbatches: int, report: StepReport, run: Callable[[], None]) -> dict[str, float]:
@@ -64,12 +75,17 @@ class TrainedModel:
         learner.optimizer.zero_grad()
         run()
         self._check_finite(report)
-        lr = learner.learning_rate
+        lr = max(on_all_ranks(learner.learning_rate))  # a rank may have nothing to train
         succeeded, grad_norm, _ = learner.optimizer.step()
         if not succeeded:
             raise TrainerError(f"rank {dist.get_rank()}: the optimizer skipped the step on overflow.")
         learner.scheduler.step(self.args.global_batch_size)
         return {**self._reduce(report), "grad_norm": float(grad_norm or 0.0), "lr": lr}
+
+    def finish_batch(self) -> None:
+        """After the last step of a rollout batch: forget the optimizer's state where the settings ask for it."""
+        if self._resets_optimizer:
+            clear_state(self.learner)
 
     def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
         """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
@@ -167,13 +183,6 @@ def sum_over_replicas(tensor: torch.Tensor) -> torch.Tensor:
     total = tensor.to(training_device())
     dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
     return total.cpu()
-
-
-def on_all_ranks(value: Any) -> list[Any]:
-    """The value of each rank, on every rank."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    return gathered
 
 
 def _listed(items: Sequence[int], most: int = 16) -> str:

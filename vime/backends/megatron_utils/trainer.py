@@ -15,6 +15,7 @@ from vime.backends.megatron_utils.arguments import parse_megatron_args
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
+from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import PreparedMicrobatches
 
@@ -42,6 +43,8 @@ from vime.backends.megatron_utils.trained_model import (  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
+FIRST_STEP = StepPlace()
+
 
 class MegatronTrainer:
     """Model, optimizer and schedule of one rank.
@@ -61,12 +64,11 @@ class MegatronTrainer:
         self._hf_config = read_hf_config(self._hf_checkpoint)
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
         start_parallel(self._args, init_method, config.timeout_s)
-        seed_everything(self._args)
-        self._core_config = build_core_config(self._args, replay_routes=config.replay_routes)
-        chunks = build_model(self._args, self._core_config)
-        self._model = TrainedModel(chunks, self._args, self._core_config)
-        self._learner = self._model.learner
-        self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, config)
+        try:
+            self._build()
+        except BaseException:
+            stop_parallel()
+            raise
 
     @property
     def data_parallel_rank(self) -> int:
@@ -94,12 +96,15 @@ class MegatronTrainer:
         objective = self._config.objective
         prepared = steps
         if objective.recomputes_old_log_probs(len(steps)):
+            self._config.hooks.computes_log_probs(self._args, self._learner.chunks, store_prefix="")
             prepared = [self._with_old_log_probs(step) for step in prepared]
         if objective.has_token_advantages:
             prepared = with_token_advantages(prepared, objective, sum_over_replicas)
         return prepared
 
-    def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
+    def train_step(
+        self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals, place: StepPlace = FIRST_STEP
+    ) -> dict[str, float]:
         """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
 
         Ranks of one data-parallel share pass the same microbatches; all ranks pass the same number of them. Returns,
@@ -115,9 +120,13 @@ class MegatronTrainer:
             float(len(microbatches) * self.data_parallel_size),
             sum_over_context=sum_over_context(),
         )
-        metrics = self._model.train_step(
-            len(microbatches), step_loss, lambda: self._forward.run(microbatches, step_loss)
-        )
+
+        def run() -> None:
+            hooks, learner = self._config.hooks, self._learner
+            hooks.takes_step(self._args, place, learner.chunks, learner.optimizer, learner.scheduler)
+            self._forward.run(microbatches, step_loss)
+
+        metrics = self._model.train_step(len(microbatches), step_loss, run)
         _warn_of_free_routes(metrics)
         return {name: metrics[name] for name in sorted(metrics, key=_place_of_metric)}
 
@@ -155,6 +164,10 @@ class MegatronTrainer:
         """Restore the state that `save` wrote; see `checkpoint.load_checkpoint`."""
         self._model.load(directory, iteration)
 
+    def finish_batch(self) -> None:
+        """Tell that the last step of a rollout batch has been taken."""
+        self._model.finish_batch()
+
     def move_out(self) -> int:
         """Move all memory of this rank's model to the host; see `TrainedModel.move_out`."""
         return self._model.move_out()
@@ -162,6 +175,15 @@ class MegatronTrainer:
     def move_in(self) -> None:
         """Bring it back, bit by bit; every other method but `close` needs it."""
         self._model.move_in()
+
+    def _build(self) -> None:
+        seed_everything(self._args)
+        self._config.hooks.initialised(self._args)
+        self._core_config = build_core_config(self._args, replay_routes=self._config.replay_routes)
+        chunks = build_model(self._args, self._core_config, provider=self._config.hooks.model_provider)
+        self._model = TrainedModel(chunks, self._args, self._core_config, self._config)
+        self._learner = self._model.learner
+        self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, self._config)
 
     def close(self) -> None:
         """Leave the other ranks; a second call does nothing."""

@@ -34,7 +34,8 @@ class ValueHead(torch.nn.Module):
         """
         if self._sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-        return self(hidden_states[:, 0].index_select(0, rows))
+        values: torch.Tensor = self(hidden_states[:, 0].index_select(0, rows))
+        return values
 
 
 def with_value_head(model: torch.nn.Module, config: TransformerConfig) -> torch.nn.Module:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core.utils import unwrap_model
 from megatron_worker import (
     MODELS,
     ONE_RANK,
@@ -75,7 +76,7 @@ def pair(
 
 def head_of(critic: Critic) -> dict[str, torch.nn.Parameter]:
     """Parameters of the value head, on the last pipeline stage."""
-    last = hf_weights.unwrap_model(critic._model.learner.chunks[-1])
+    last = unwrap_model(critic._model.learner.chunks[-1])
     return dict(last.output_layer.named_parameters()) if last.post_process else {}
 
 
