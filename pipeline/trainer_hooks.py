@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any
 
 from pipeline.user_functions import user_function
@@ -16,7 +17,8 @@ def trainer_hooks(settings: Settings) -> TrainerHooks:
 
     def args(megatron: argparse.Namespace) -> Any:
         values = vars(megatron)
-        return HookArgs(settings, lambda: values, values.keys())
+        trainer = dataclasses.replace(settings.trainer, padded_vocab_size=megatron.padded_vocab_size)  # as it is used
+        return HookArgs(dataclasses.replace(settings, trainer=trainer), lambda: values, values.keys())
 
     trainer = settings.trainer
     log_prob, step = (

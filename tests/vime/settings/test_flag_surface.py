@@ -15,7 +15,8 @@ from vime.settings.refusals import REFUSALS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-READ_DURING_RESOLUTION = {"config", "custom_config_path"}
+READ_BY_SETTINGS = {"config", "custom_config_path", "megatron_config_path"}
+"""Their files become other settings."""
 
 
 def documented() -> list[tuple[str, str, Any]]:
@@ -77,7 +78,7 @@ def test_no_flag_is_accepted_and_ignored(field: str, group: str) -> None:
     _, described = all_flags()[field]
     has_one_value = described.choices is not None and len(described.choices) == 1
     is_refused = described.name in {row.flag for row in REFUSALS}
-    if has_one_value or is_refused or field in READ_DURING_RESOLUTION:
+    if has_one_value or is_refused or field in READ_BY_SETTINGS:
         return
     own_file = (ROOT / "vime" / "settings" / "groups" / f"{group}.py").read_text()
     code = "\n".join(_code_outside_settings())
