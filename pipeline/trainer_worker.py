@@ -27,11 +27,7 @@ Steps = Sequence[Sequence[PackedMicrobatch]]
 
 
 class TrainerWorker:
-    """Rank-local; all ranks are told the same things in the same order.
-
-    With a critic, it and the actor take turns in the memory of the device: whoever works is there, the other is in
-    host memory.
-    """
+    """Rank-local; all ranks are told the same things in the same order."""
 
     def __init__(
         self,
@@ -69,12 +65,10 @@ class TrainerWorker:
             steps: Steps = [shard.step(number) for number in range(len(plan.steps))]
             trains_actor = plan.rollout_id >= self._num_critic_only_steps
             if self._critic is not None:
-                self._bring_in(self._critic)
                 steps = self._critic.with_values(steps)
                 learned = self._critic.with_returns(steps)
                 metrics |= self._train_critic(self._critic, plan, learned, log=not trains_actor)
             if trains_actor:
-                self._bring_in(self._trainer)
                 prepared = self._trainer.prepare(steps)
                 metrics |= self._train_actor(plan, prepared)
             read_s = shard.waited_s
@@ -83,8 +77,7 @@ class TrainerWorker:
 
     def rest(self) -> None:
         """Leave the device's memory to others until there is work again."""
-        for model in self._models:
-            model.move_out()
+        self._trainer.rest()
 
     def _train_actor(self, plan: BatchPlan, steps: Steps) -> dict[str, float]:
         """Metrics of the last step."""
@@ -105,17 +98,6 @@ class TrainerWorker:
         critic.finish_batch()
         return metrics
 
-    @property
-    def _models(self) -> list[MegatronTrainer | Critic]:
-        return [self._trainer, *([] if self._critic is None else [self._critic])]
-
-    def _bring_in(self, model: MegatronTrainer | Critic) -> None:
-        """Give a model its memory on the device, after the other has left it."""
-        for other in self._models:
-            if other is not model:
-                other.move_out()
-        model.move_in()
-
     def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         """Listen for the engines (rank 0 only); returns what each engine needs to join, one worker an engine."""
         self._close_sender()
@@ -132,7 +114,6 @@ class TrainerWorker:
 
         Every rank calls it, because the gathering of sharded weights is collective; rank 0 sends.
         """
-        self._bring_in(self._trainer)
         weights = self._trainer.named_hf_weights()
         if self._rank == 0:
             return self._opened_sender().send(weights).num_bytes
@@ -141,21 +122,19 @@ class TrainerWorker:
         return 0
 
     def save(self, directory: Path, rollout_id: int) -> None:
-        for model in self._models:
-            self._bring_in(model)
-            model.save(directory, rollout_id)
+        self._trainer.save(directory, rollout_id)
+        if self._critic is not None:
+            self._critic.save(directory, rollout_id)
 
     def load(self, directory: Path, rollout_id: int) -> None:
-        for model in self._models:
-            self._bring_in(model)
-            model.load(directory, rollout_id)
+        self._trainer.load(directory, rollout_id)
+        if self._critic is not None:
+            self._critic.load(directory, rollout_id)
 
     def load_hf(self) -> None:
         """First weights of a run."""
-        self._bring_in(self._trainer)
         self._trainer.load_hf()
         if self._critic is not None:
-            self._bring_in(self._critic)
             self._critic.start()
 
     def close(self) -> None:

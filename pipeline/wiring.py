@@ -238,7 +238,9 @@ def build_trainer_worker(
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
-    critic = Critic(critic_config(settings, world_size), rank, world_size) if has_critic(settings) else None
+    critic = None
+    if has_critic(settings):
+        critic = Critic(critic_config(settings, world_size), rank, world_size, model.turns)
     return TrainerWorker(
         model,
         pool,

@@ -32,52 +32,31 @@ SETTINGS = PlanSettings(
 )
 
 
-class Memory:
-    """A device that holds one model: who is on it, and who worked."""
-
-    def __init__(self) -> None:
-        self.on_device: set[str] = set()
-        self.worked: list[str] = []
-
-    def enter(self, who: str) -> None:
-        self.on_device.add(who)
-
-    def leave(self, who: str) -> int:
-        self.on_device.discard(who)
-        return 0
-
-    def work(self, who: str, what: str) -> None:
-        assert self.on_device == {who}
-        self.worked.append(f"{who} {what}")
-
-
 class ReadingTrainer:
     """Prepares a batch before its steps, then reads each microbatch once, in order, as the real one does."""
 
     data_parallel_rank = 1
 
-    def __init__(self, memory: Memory | None = None) -> None:
-        self._memory = Memory() if memory is None else memory
+    def __init__(self, worked: list[str] | None = None) -> None:
+        self._worked = [] if worked is None else worked
         self.trained: list[list[int]] = []
         self.tokens = 0
         self.prepared: list[int] = []
         self.candidates: list[int] = []
         self.values: list[list[float]] = []
 
-    def move_in(self) -> None:
-        self._memory.enter("actor")
-
-    def move_out(self) -> int:
-        return self._memory.leave("actor")
+    def rest(self) -> int:
+        self._worked.append("rest")
+        return 0
 
     def finish_batch(self) -> None:
-        self._memory.work("actor", "finish")
+        self._worked.append("actor finish")
 
     def save(self, directory: Path, iteration: int) -> None:
-        self._memory.work("actor", f"save {directory} {iteration}")
+        self._worked.append(f"actor save {directory} {iteration}")
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
-        self._memory.work("actor", "prepare")
+        self._worked.append("actor prepare")
         self.prepared.append(len(steps))
         self.values += [batch.values.tolist() for step in steps for batch in step if batch.values is not None]
         return [
@@ -91,7 +70,7 @@ class ReadingTrainer:
         assert isinstance(microbatches, LazyMicrobatches)
         assert totals.num_rollouts == 4
         assert place == StepPlace(0, len(self.trained))
-        self._memory.work("actor", "step")
+        self._worked.append("actor step")
         found = list(microbatches)
         assert all((batch.old_log_probs == -batch.sampler_log_probs).all() for batch in found)
         self.candidates += [batch.top_k.ids.shape[1] for batch in found if batch.top_k is not None]
@@ -122,28 +101,22 @@ def samples(group: int) -> list[Sample]:
 class CountingCritic:
     """Values are token counts; it learns without candidates."""
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-
-    def move_in(self) -> None:
-        self._memory.enter("critic")
-
-    def move_out(self) -> None:
-        self._memory.leave("critic")
+    def __init__(self, worked: list[str]) -> None:
+        self._worked = worked
 
     def finish_batch(self) -> None:
-        self._memory.work("critic", "finish")
+        self._worked.append("critic finish")
 
     def save(self, directory: Path, iteration: int) -> None:
-        self._memory.work("critic", f"save {directory} {iteration}")
+        self._worked.append(f"critic save {directory} {iteration}")
 
     def with_values(self, steps: Sequence[LazyMicrobatches]) -> list[PreparedMicrobatches]:
-        self._memory.work("critic", "values")
+        self._worked.append("critic values")
         return [PreparedMicrobatches(step, [{"values": 0 * b.sampler_log_probs + b.num_tokens} for b in step])
                 for step in steps]  # fmt: skip
 
     def with_returns(self, steps: Sequence[PreparedMicrobatches]) -> list[PreparedMicrobatches]:
-        self._memory.work("critic", "returns")
+        self._worked.append("critic returns")
         return [
             PreparedMicrobatches(step.without_candidates(), [{"token_returns": -b.values} for b in step])
             for step in steps
@@ -151,7 +124,7 @@ class CountingCritic:
 
     def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
         assert totals.num_rollouts == 4
-        self._memory.work("critic", "step")
+        self._worked.append("critic step")
         for batch in microbatches:
             assert batch.top_k is None
             assert (batch.token_returns == -batch.num_tokens).all()
@@ -193,27 +166,25 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
     assert len(logged) == 2
 
 
-def worker_with_critic(folder: Path, pool: Pool, critic_only: int) -> tuple[TrainerWorker, ReadingTrainer, Memory]:
-    memory = Memory()
-    memory.on_device = {"actor", "critic"}  # both are built there
-    trainer, critic = ReadingTrainer(memory), cast(Any, CountingCritic(memory))
+def worker_with_critic(folder: Path, pool: Pool, critic_only: int) -> tuple[TrainerWorker, ReadingTrainer, list[str]]:
+    worked: list[str] = []
+    trainer, critic = ReadingTrainer(worked), cast(Any, CountingCritic(worked))
     worker = TrainerWorker(
         as_trainer(trainer), pool, 1, folder / "rank_1.jsonl", critic=critic, num_critic_only_steps=critic_only
     )
-    return worker, trainer, memory
+    return worker, trainer, worked
 
 
-def test_critic_and_actor_take_turns_in_memory_and_the_actor_gets_the_values_from_before(tmp_path: Path) -> None:
+def test_the_critic_learns_first_and_the_actor_gets_the_values_from_before(tmp_path: Path) -> None:
     with planned(tmp_path) as (pool, plan):
-        worker, trainer, memory = worker_with_critic(tmp_path, pool, critic_only=0)
+        worker, trainer, worked = worker_with_critic(tmp_path, pool, critic_only=0)
         report = worker.train(plan)
         worker.save(tmp_path, 7)
         worker.rest()
     of_critic = ["critic values", "critic returns", "critic step", "critic step", "critic finish"]
     turns = [*of_critic, "actor prepare", "actor step", "actor step", "actor finish"]
     saves = [f"actor save {tmp_path} 7", f"critic save {tmp_path} 7"]
-    assert memory.worked == [*turns, *saves]
-    assert memory.on_device == set()
+    assert worked == [*turns, *saves, "rest"]
     assert report.metrics == {"value_loss": 3.0, "loss": 2.0}
     assert [value for values in trainer.values for value in values]
     assert report.tokens == trainer.tokens
@@ -222,8 +193,8 @@ def test_critic_and_actor_take_turns_in_memory_and_the_actor_gets_the_values_fro
 
 def test_the_first_batches_train_the_critic_alone(tmp_path: Path) -> None:
     with planned(tmp_path) as (pool, plan):
-        worker, trainer, memory = worker_with_critic(tmp_path, pool, critic_only=1)
+        worker, trainer, worked = worker_with_critic(tmp_path, pool, critic_only=1)
         report = worker.train(plan)
-    assert memory.worked == ["critic values", "critic returns", "critic step", "critic step", "critic finish"]
+    assert worked == ["critic values", "critic returns", "critic step", "critic step", "critic finish"]
     assert (trainer.trained, report.metrics) == ([], {"value_loss": 3.0})
     assert len((tmp_path / "rank_1.jsonl").read_text().splitlines()) == 2, "the samples count as trained"

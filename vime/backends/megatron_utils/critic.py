@@ -15,6 +15,7 @@ from vime.backends.megatron_utils import checkpoint
 from vime.backends.megatron_utils.advantages import with_token_advantages
 from vime.backends.megatron_utils.arguments import parse_megatron_args
 from vime.backends.megatron_utils.config import TrainerConfig
+from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.initial_values import load_initial_weights
 from vime.backends.megatron_utils.model import build_core_config, build_model
@@ -63,25 +64,30 @@ class CriticConfig:
 class Critic:
     """Predicts the return of every state and learns from the returns that were observed.
 
-    Every method but `move_out` and `move_in` is collective. A `MegatronTrainer` has to be there first, since both use
-    its process groups.
+    Every method is collective. A `MegatronTrainer` has to be there first, since both use its process groups.
     """
 
-    def __init__(self, config: CriticConfig, rank: int, world_size: int) -> None:
-        """Build the model; its weights are random until `start` or `load`. Raises as `MegatronTrainer`."""
+    def __init__(self, config: CriticConfig, rank: int, world_size: int, turns: DeviceTurns) -> None:
+        """Build the model, which shares the actor's `turns` on the device; weights are random until `start` or `load`.
+
+        Raises as `MegatronTrainer`.
+        """
         self._config = config
         trainer = config.trainer
         use_threads(trainer.num_threads)
         self._hf_config = read_hf_config(Path(trainer.hf_checkpoint))
         args = parse_megatron_args(trainer.megatron_argv, self._hf_config, trainer, rank, world_size)
+        turns.rest()
         with current_args(args):
             core_config = build_core_config(args, replay_routes=False)
             chunks = build_model(args, core_config, provider=trainer.hooks.model_provider, value_head=True)
-            self._model = TrainedModel(chunks, args, core_config, trainer)
+            self._model = TrainedModel(chunks, args, core_config, trainer, turns)
+        turns.join(self._model)
         self._pass = ValuePass(self._model.learner.chunks, args, core_config)
 
     def start(self) -> None:
         """Load the first weights; the value head stays at zero where they have none. Raises `ModelError`."""
+        self._model.take_turn()
         given = self._config.load
         source = Path(self._config.trainer.hf_checkpoint) if given is None else given
         load_initial_weights(self._model.learner, source, self._hf_config)
@@ -149,11 +155,3 @@ class Critic:
     def finish_batch(self) -> None:
         """Tell that the last step of a rollout batch has been taken."""
         self._model.finish_batch()
-
-    def move_out(self) -> None:
-        """Leave the device's memory to others; see `TrainedModel.move_out`."""
-        self._model.move_out()
-
-    def move_in(self) -> None:
-        """Be back in the device's memory, bit by bit as before."""
-        self._model.move_in()

@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from vime.backends.megatron_utils import checkpoint
 from vime.backends.megatron_utils.config import TrainerConfig
+from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.host_memory import HostMemory
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.optimizer import build_learner, clear_state, learner_tensors
@@ -38,7 +39,8 @@ class StepReport(Protocol):
 class TrainedModel:
     """Takes optimizer steps, and keeps and gives back what it has learned.
 
-    Needs the process groups of `start_parallel`. All methods but `move_out` and `move_in` are collective.
+    Needs the process groups of `start_parallel`. All methods but those of its memory are collective. What works on the
+    weights takes the model's turn on the device first.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class TrainedModel:
         args: argparse.Namespace,
         core_config: TransformerConfig,
         config: TrainerConfig,
+        turns: DeviceTurns,
     ) -> None:
         """Take the chunks of `build_model`; the optimizer follows `args`, which have to be Megatron's current ones.
 
@@ -58,6 +61,7 @@ class TrainedModel:
         self.learner = build_learner(chunks, args, core_config, stateless_adam=config.stateless_adam)
         self._resets_optimizer = config.reset_optimizer_states
         self._memory = HostMemory()
+        self._turns = turns
 
     def train_step(self, num_microbatches: int, report: StepReport, run: Callable[[], None]) -> dict[str, float]:
         """Take one optimizer step; `run` goes forward and backward through the microbatches and fills `report`.
@@ -68,6 +72,7 @@ class TrainedModel:
         loss or gradient isn't finite.
         """
         check_equal_counts(num_microbatches)
+        self.take_turn()
         learner = self.learner
         for chunk in learner.chunks:
             chunk.train()
@@ -85,28 +90,38 @@ class TrainedModel:
     def finish_batch(self) -> None:
         """After the last step of a rollout batch: forget the optimizer's state where the settings ask for it."""
         if self._resets_optimizer:
+            self.take_turn()
             clear_state(self.learner)
 
     def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
         """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
+        self.take_turn()
         return checkpoint.save_checkpoint(self.learner, self.args, directory, iteration, write_tracker=write_tracker)
 
     def load(self, directory: Path, iteration: int) -> None:
         """Restore the state that `save` wrote; see `checkpoint.load_checkpoint`."""
+        self.take_turn()
         checkpoint.load_checkpoint(self.learner, self.args, directory, iteration)
 
     def save_into(self, folder: Path, iteration: int) -> None:
         """Write a checkpoint into `folder`; see `checkpoint.save_into`."""
+        self.take_turn()
         checkpoint.save_into(self.learner, self.args, folder, iteration)
 
     def load_from(self, folder: Path) -> None:
         """Restore the checkpoint in `folder`; see `checkpoint.load_from`."""
+        self.take_turn()
         checkpoint.load_from(self.learner, self.args, folder)
 
     def evaluate_only(self) -> None:
         """Before a pass without gradients."""
+        self.take_turn()
         for chunk in self.learner.chunks:
             chunk.eval()
+
+    def take_turn(self) -> None:
+        """Be on the device, whoever else was there."""
+        self._turns.take(self)
 
     def move_out(self) -> int:
         """Move weights and optimizer state into host memory and drop the gradients; the bytes of the device freed."""

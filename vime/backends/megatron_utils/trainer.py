@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from vime.backends.megatron_utils.arguments import parse_megatron_args
 from vime.backends.megatron_utils.config import TrainerConfig
+from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
@@ -49,8 +50,8 @@ FIRST_STEP = StepPlace()
 class MegatronTrainer:
     """Model, optimizer and schedule of one rank.
 
-    Every method except `close`, `move_out` and `move_in` is collective: all ranks call it, in the same order. Use as a
-    context manager or call `close`; a process can hold one trainer at a time.
+    Every method except `close` and `rest` is collective: all ranks call it, in the same order. Use as a context manager
+    or call `close`; a process can hold one trainer at a time.
     """
 
     def __init__(self, config: TrainerConfig, rank: int, world_size: int, init_method: str) -> None:
@@ -64,6 +65,8 @@ class MegatronTrainer:
         self._hf_config = read_hf_config(self._hf_checkpoint)
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
         start_parallel(self._args, init_method, config.timeout_s)
+        self.turns = DeviceTurns()
+        """For other models of this process that share its device."""
         try:
             self._build()
         except BaseException:
@@ -81,6 +84,7 @@ class MegatronTrainer:
 
     def load_hf(self) -> None:
         """Load the weights of the Hugging Face checkpoint; raises `ModelError` when they don't fit."""
+        self._model.take_turn()
         hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
         self._learner.optimizer.reload_model_params()
 
@@ -93,6 +97,7 @@ class MegatronTrainer:
         is added, nothing is read.
         """
         use_threads(self._config.num_threads)
+        self._model.take_turn()
         objective = self._config.objective
         prepared = steps
         if objective.recomputes_old_log_probs(len(steps)):
@@ -145,6 +150,7 @@ class MegatronTrainer:
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
+        self._model.take_turn()
         return hf_weights.iterate_hf_weights(self._learner.chunks, self._hf_config)
 
     def save_hf(self, directory: Path) -> None:
@@ -168,20 +174,20 @@ class MegatronTrainer:
         """Tell that the last step of a rollout batch has been taken."""
         self._model.finish_batch()
 
-    def move_out(self) -> int:
-        """Move all memory of this rank's model to the host; see `TrainedModel.move_out`."""
-        return self._model.move_out()
+    def rest(self) -> int:
+        """Move the memory of this model, and of those that share its turns, to the host until the next call.
 
-    def move_in(self) -> None:
-        """Bring it back, bit by bit; every other method but `close` needs it."""
-        self._model.move_in()
+        Returns the bytes of the device that were freed. What comes back is the same bit by bit.
+        """
+        return self.turns.rest()
 
     def _build(self) -> None:
         seed_everything(self._args)
         self._config.hooks.initialised(self._args)
         self._core_config = build_core_config(self._args, replay_routes=self._config.replay_routes)
         chunks = build_model(self._args, self._core_config, provider=self._config.hooks.model_provider)
-        self._model = TrainedModel(chunks, self._args, self._core_config, self._config)
+        self._model = TrainedModel(chunks, self._args, self._core_config, self._config, self.turns)
+        self.turns.join(self._model)
         self._learner = self._model.learner
         self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, self._config)
 

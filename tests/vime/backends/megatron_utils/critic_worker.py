@@ -31,6 +31,8 @@ from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.backends.megatron_utils import hf_weights
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.critic import Critic, CriticConfig
+from vime.backends.megatron_utils.device_turns import DeviceTurns
+from vime.backends.megatron_utils.trained_model import TrainedModel
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.data.batch import PackedMicrobatch
 from vime.errors import VimeError
@@ -56,6 +58,7 @@ def pair(
     load: bool = True,
     model: str = "tied",
     critic: dict[str, Any] | None = None,
+    share: bool = False,
     **options: Any,
 ) -> Iterator[Pair]:
     options = {"objective": PPO, "lr": 5e-3, "num_threads": 1, "timeout_s": 60.0, "megatron_argv": argv, **options}
@@ -64,9 +67,9 @@ def pair(
     world.started += 1
     store = f"file://{world.folder}/critic_store{world.started}"
     with MegatronTrainer(config, world.rank, size or world.size, store) as trainer:
-        values = Critic(
-            CriticConfig(**{"trainer": config, "value_clip": 0.2, **(critic or {})}), world.rank, size or world.size
-        )
+        own = CriticConfig(**{"trainer": config, "value_clip": 0.2, **(critic or {})})
+        turns = trainer.turns if share else DeviceTurns()
+        values = Critic(own, world.rank, size or world.size, turns)
         if load:
             trainer.load_hf()
             values.start()
@@ -108,25 +111,17 @@ def batches(actor: MegatronTrainer, seed: int) -> list[PackedMicrobatch]:
     return [pack(sequences, members) for members in SHARES[actor.data_parallel_size][actor.data_parallel_rank]]
 
 
-def learn(both: Pair, seeds: Sequence[int], *, by_turns: bool = False) -> list[dict[str, float]]:
+def learn(both: Pair, seeds: Sequence[int]) -> list[dict[str, float]]:
     """Rollout batches of two steps each, one for each seed: critic first, then the actor."""
     results = []
     for seed in seeds:
         numbers = (2 * seed, 2 * seed + 1)
         steps: Sequence[Sequence[PackedMicrobatch]] = [batches(both.actor, number) for number in numbers]
-        if by_turns:
-            both.actor.move_out()
-            both.critic.move_in()
         with_values = both.critic.with_values(steps)
         for number, step in zip(numbers, both.critic.with_returns(with_values), strict=True):
             results.append(both.critic.train_step(step, totals(make_sequences(number))))
-        if by_turns:
-            both.critic.move_out()
-            both.actor.move_in()
         for number, step in zip(numbers, both.actor.prepare(with_values), strict=True):
             results.append(both.actor.train_step(step, totals(make_sequences(number))))
-    if by_turns:
-        both.critic.move_in()
     return results
 
 
@@ -283,22 +278,29 @@ def turns(world: World) -> dict[str, Any]:
         with pair(world, *argv, precision=precision) as both:
             staying = learn(both, [0, 1])
             weights, actor = critic_weights(both.critic), weights_of(both.actor)
-        with pair(world, *argv, precision=precision) as both:
-            moving = learn(both, [0, 1], by_turns=True)
-            left = both.actor.move_out()
-            sizes = [parameter.untyped_storage().nbytes() for parameter in parameters(both.actor)]
-            again = both.actor.move_out()
-            both.actor.move_in()
+        with pair(world, *argv, precision=precision, share=True) as both:
+            moving = learn(both, [0])
+            places = [on_device(both.actor._model), on_device(both.critic._model)]
+            moving += learn(both, [1])
+            bytes_of_weights = sum(p.numel() * p.element_size() for p in parameters(both.actor))
+            left, still = both.actor.rest(), on_device(both.actor._model)
+            again = both.actor.rest()
             found[name] = {
+                "places": places,
                 "same_metrics": staying == moving,
                 "critic": largest_difference(weights, critic_weights(both.critic)),
                 "actor": largest_difference(actor, weights_of(both.actor)),
                 "bytes_left": left,
-                "still_there": sum(sizes),
+                "still_there": still,
                 "left_twice": again,
-                "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters(both.actor)),
+                "parameter_bytes": bytes_of_weights,
             }
     return found
+
+
+def on_device(model: TrainedModel) -> int:
+    """Bytes of its weights that are there."""
+    return sum(p.untyped_storage().nbytes() for chunk in model.learner.chunks for p in chunk.parameters())
 
 
 def parameters(actor: MegatronTrainer) -> list[torch.nn.Parameter]:

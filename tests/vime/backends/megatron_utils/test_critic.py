@@ -70,6 +70,9 @@ def test_memory_that_is_moved_out_and_back_changes_no_bit_of_the_training(
     found = one_rank["turns"][optimizer]
     assert found["same_metrics"]
     assert (found["critic"], found["actor"]) == (0.0, 0.0)
+    actor, critic = found["places"]
+    assert actor > 0, "the actor was the last to work"
+    assert critic == 0
     assert found["bytes_left"] > 3 * found["parameter_bytes"], "weights, gradients and both moments have to leave"
     assert found["still_there"] == 0
     assert found["left_twice"] == 0
