@@ -97,8 +97,8 @@ TRAIN_MEANINGS = {
     "lr": "Learning rate that the step used.",
 }
 CRITIC_MEANINGS = {
-    "value_loss": "Squared difference of value and return, the larger one of that and the same with the value kept within "
-    "`--value-clip` of the one before the batch.",
+    "value_loss": "Squared difference of value and return, the larger one of that and the same with the value kept "
+    "within `--value-clip` of the one before the batch.",
     "value_clipfrac": "Share of tokens whose value moved further than that.",
     "value_explained_variance": "1 - Var(return - value) / Var(return) over the step's trained tokens, with the values "
     "from before the batch: 1 is a perfect critic, 0 one that is as good as a constant.",
