@@ -79,6 +79,7 @@ def pair(
 
 def head_of(critic: Critic) -> dict[str, torch.nn.Parameter]:
     """Parameters of the value head, on the last pipeline stage."""
+    critic._model.take_turn()
     last = unwrap_model(critic._model.learner.chunks[-1])
     return dict(last.output_layer.named_parameters()) if last.post_process else {}
 
@@ -94,6 +95,7 @@ def set_head(critic: Critic, seed: int) -> None:
 
 def critic_weights(critic: Critic) -> Weights:
     """Backbone by its Hugging Face names (on rank 0), and the head."""
+    critic._model.take_turn()
     named = hf_weights.iterate_hf_weights(critic._model.learner.chunks, critic._hf_config)
     found = {}
     for name, tensor in named:
