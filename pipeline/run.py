@@ -172,7 +172,11 @@ class _Session:
         self._directory = folder.root / start.plan.directory
         self._workers = Workers(settings, folder, cluster)
         self._clock = StepClock()
-        self._last_commit: int | None = start.plan.commit_rollout
+        plan = start.plan
+        self._committed: tuple[Path, int] | None = None
+        """Folder and rollout of the newest commit."""
+        if plan.commit_directory is not None and plan.commit_rollout is not None:
+            self._committed = (folder.root / plan.commit_directory, plan.commit_rollout)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
 
@@ -183,7 +187,7 @@ class _Session:
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
                 failed = await self._workers.stop_producers()
-                if self._last_commit != self._done_rollouts - 1:
+                if self._committed is None or self._committed[1] != self._done_rollouts - 1:
                     await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
             if failed is not None:
                 raise failed
@@ -219,19 +223,31 @@ class _Session:
         await workers.record_processes()
         await workers.guarded(publisher.connect())
         first = await workers.guarded(publisher.publish())
+        await self._release_trainers()
         self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
         self._clock.start()
         return publisher
 
     async def _start_trainers(self) -> None:
+        """Start the ranks with what the newest commit holds, that of this session or of the one it continues."""
         self._packing = packing_settings(self._settings, await self._workers.start_trainers())
-        plan = self._start.plan
-        if plan.commit_directory is None:
+        if self._committed is None:
             await self._workers.on_trainers(lambda trainer: trainer.load_hf.remote())
         else:
-            directory = str(self._folder.root / plan.commit_directory)
-            await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, plan.commit_rollout))
+            directory, rollout_id = str(self._committed[0]), self._committed[1]
+            await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, rollout_id))
         self._workers.watch_trainers()
+
+    async def _release_trainers(self) -> None:
+        """With --release-train end the ranks' processes until there is a batch to train."""
+        if self._settings.cluster.release_train:
+            await self._workers.guarded(self._workers.release_trainers())
+
+    async def _revive_trainers(self) -> None:
+        """Start the ranks again where they were released."""
+        if not self._workers.trainers:
+            await self._workers.guarded(self._start_trainers())
+            await self._workers.record_processes()
 
     async def _start_version(self) -> int:
         """Versions never go back: also those that an abandoned session published count."""
@@ -240,11 +256,12 @@ class _Session:
 
     async def _train_all(self, publisher: WeightPublisher) -> None:
         last = (self._settings.data.num_rollout or 0) - 1
-        interval = self._settings.checkpoint.save_interval
+        interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
         for rollout_id in range(self._start.plan.start_rollout, last + 1):
             plan = await self._workers.guarded(self._next_plan(rollout_id, publisher.version))
             if plan is None:
                 return
+            await self._revive_trainers()
             reports = await self._workers.guarded(self._workers.train(encode(plan)))
             await self._workers.training_completed(plan)
             self._done_rollouts = rollout_id + 1
@@ -254,6 +271,7 @@ class _Session:
                 await self._workers.guarded(self._commit(rollout_id, publisher.version))
             if rollout_id < last and not self._interrupts.stop_asked:
                 publication = await self._workers.guarded(publisher.publish())
+                await self._release_trainers()
             self._clock.published()
             counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
             record = step_record(plan, last + 1, reports, publication, counts, stats, self._clock)
@@ -327,7 +345,7 @@ class _Session:
             else PositionRanges()
         )
         await self._workers.rotate_queue(state, released)
-        self._last_commit = rollout_id
+        self._committed = (self._directory, rollout_id)
         self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
 
     def _say_goodbye(self, identity: Identity) -> None:

@@ -60,7 +60,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "Engines keep their own devices.",
         "memory hand-over between trainer and engines",
     ),
-    *unless_default("--release-train", "Trainer processes live as long as the run.", "a trainer restarted each step"),
     *unless_default("--num-gpus-per-node", "One node is what works so far.", "placement over several nodes"),
     # Engines and router
     *unless_default(
