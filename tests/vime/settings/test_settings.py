@@ -136,3 +136,18 @@ def test_record_holds_every_setting_and_its_source(model: Path) -> None:
     assert record["sources"]["--lr"] == "default"
     assert record["sources"]["--num-rollout"] == "flag"
     assert record["logging"]["wandb_key"] == "***"
+
+
+@pytest.mark.parametrize(
+    ("flags", "leaves"),
+    [
+        ("", False),
+        ("--offload-train", True),
+        ("--offload", True),
+        ("--colocate", True),
+        ("--colocate --no-offload-train", False),
+        ("--offload-rollout", False),
+    ],
+)
+def test_the_trainer_leaves_the_devices_memory_where_it_is_asked_to_or_shares_them(flags: str, leaves: bool) -> None:
+    assert parse_settings(flags.split()).cluster.trainer_leaves_memory is leaves
