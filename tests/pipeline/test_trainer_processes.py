@@ -7,11 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+import torch
+from torch.distributed.checkpoint import load
 
 from pipeline.actors import TrainerActor
+from pipeline.cluster import Cluster
+from pipeline.coordinator import CoordinatorConfig
 from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers
+from tests.end_to_end.jobs import Job
+from tests.support.tiny_models import VOCAB_SIZE
 from vime.errors import RunFailedError
 from vime.settings.resolve import resolve
 
@@ -108,3 +115,48 @@ async def test_ranks_that_live_are_not_started_twice(workers: Workers) -> None:
     before = list(workers.trainers)
     await workers.start_trainers()
     assert workers.trainers == before
+
+
+@pytest.mark.slow
+@pytest.mark.multiproc
+@pytest.mark.timeout(400)
+def test_a_released_rank_gives_its_place_to_one_that_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+    """With Ray and Megatron: the first weights, a release, a start, and the same weights from the checkpoint."""
+    job = Job(tmp_path, flags={"--trainer-num-threads": 1}, switches=("--release-train",))
+    job.prepare()
+    settings = resolve(job.command()[4:]).settings
+    folder = RunFolder.of(settings)
+    folder.make()
+    directory = str(folder.root)
+
+    async def session(cluster: Cluster) -> tuple[list[int], list[int]]:
+        workers = Workers(settings, folder, cluster)
+        try:
+            await workers.start_coordinator(CoordinatorConfig("b", [], 1, 1, 60))
+            await workers.start_trainers()
+            await workers.on_trainers(lambda rank: rank.load_hf.remote())
+            await workers.on_trainers(lambda rank: rank.save.remote(directory, 0))
+            workers.watch_trainers()
+            before = await workers.on_trainers(lambda rank: rank.pid.remote())
+            await workers.guarded(workers.release_trainers())
+            await workers.start_trainers()
+            await workers.on_trainers(lambda rank: rank.load.remote(directory, 0))
+            await workers.on_trainers(lambda rank: rank.save.remote(directory, 1))
+            return before, await workers.on_trainers(lambda rank: rank.pid.remote())
+        finally:
+            await workers.stop()
+
+    with Cluster(settings.cluster, 0) as cluster:
+        before, after = asyncio.run(session(cluster))
+    assert before != after
+    assert not psutil.pid_exists(before[0])
+    first, second = (stored_weights(folder.root / f"iter_000000{number}") for number in (0, 1))
+    assert first.std() > 0.01
+    assert torch.equal(first, second)
+
+
+def stored_weights(checkpoint: Path) -> torch.Tensor:
+    """The embedding, which is the head too."""
+    state = {"embedding.word_embeddings.weight": torch.zeros(VOCAB_SIZE, 128)}
+    load(state, checkpoint_id=checkpoint, no_dist=True)
+    return state["embedding.word_embeddings.weight"]
