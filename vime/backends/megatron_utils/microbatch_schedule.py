@@ -30,8 +30,10 @@ class MicrobatchSchedule:
     ) -> None:
         self.device = training_device()
         self._chunks = list(chunks)
-        self._multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
-        self._share = context_share(args)
+        self.multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
+        """Each rank's tokens are padded to a multiple of this."""
+        self.share = context_share(args)
+        """Which part of a pack the rank holds."""
         self._sum_over_context = sum_over_context()
 
     def run(
@@ -51,7 +53,7 @@ class MicrobatchSchedule:
             for packed in microbatches:
                 for check in checks:
                     check(packed)
-                yield to_tensors(packed, self.device, self._share, self._multiple)
+                yield to_tensors(packed, self.device, self.share, self.multiple)
 
         feeds = list(itertools.tee(read(), len(self._chunks)))
         get_forward_backward_func()(
