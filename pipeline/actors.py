@@ -276,8 +276,8 @@ class TrainerActor:
 
         return await self._on_thread(build)
 
-    async def load_hf(self) -> None:
-        await self._on_thread(lambda: self._worker.load_hf())
+    async def load_start(self) -> None:
+        await self._on_thread(lambda: self._worker.load_start())
 
     async def load(self, directory: str, rollout_id: int) -> None:
         await self._on_thread(lambda: self._worker.load(Path(directory), rollout_id))

@@ -17,6 +17,7 @@ from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.failed_fraction import check_failed_fraction
 from pipeline.fixed_settings import fixed_settings
+from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
@@ -86,6 +87,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             return Ending.DONE
         for words in transport_words(settings, None if start.state is None else start.state.memory):
             view.note(words)
+        check_sources(settings)
         if not settings.queue.is_in_memory:
             prove_here(folder.queue, settings.queue)
             claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
@@ -227,7 +229,7 @@ class _Session:
         self._packing = packing_settings(self._settings, await self._workers.start_trainers())
         plan = self._start.plan
         if plan.commit_directory is None:
-            await self._workers.on_trainers(lambda trainer: trainer.load_hf.remote())
+            await self._workers.on_trainers(lambda trainer: trainer.load_start.remote())
         else:
             directory = str(self._folder.root / plan.commit_directory)
             await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, plan.commit_rollout))

@@ -49,6 +49,7 @@ class TrainerWorker:
                 tokens += sum(token_counts(microbatches))
                 metrics = self._trainer.train_step(microbatches, totals(step))
                 log_step(self._training_log, plan, number, self._replica)
+            self._trainer.rollout_trained(plan.rollout_id)
             read_s = shard.waited_s
         return TrainReport(metrics, train_s=time.monotonic() - started - read_s, read_s=read_s, tokens=tokens)
 
@@ -81,8 +82,8 @@ class TrainerWorker:
     def load(self, directory: Path, rollout_id: int) -> None:
         self._trainer.load(directory, rollout_id)
 
-    def load_hf(self) -> None:
-        self._trainer.load_hf()
+    def load_start(self) -> None:
+        self._trainer.load_start()
 
     def close(self) -> None:
         self._close_sender()

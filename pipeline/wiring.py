@@ -12,6 +12,7 @@ from pipeline.candidates import candidate_needs
 from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
+from pipeline.frozen_sources import reference_source, teacher_source
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
@@ -199,6 +200,9 @@ def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
         log_probs_chunk_size=LOG_PROBS_CHUNK_SIZE
         if objective.log_probs_chunk_size == -1
         else objective.log_probs_chunk_size,
+        reference=reference_source(settings),
+        reference_update_interval=settings.checkpoint.ref_update_interval,
+        teacher=teacher_source(settings),
         num_threads=trainer.trainer_num_threads or max(1, (os.cpu_count() or 1) // processes),
         timeout_s=60.0 * trainer.distributed_timeout_minutes,
     )

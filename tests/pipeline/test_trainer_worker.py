@@ -40,6 +40,7 @@ class ReadingTrainer:
         self.tokens = 0
         self.prepared: list[int] = []
         self.candidates: list[int] = []
+        self.finished: list[tuple[int, int]] = []
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
         self.prepared.append(len(steps))
@@ -58,6 +59,9 @@ class ReadingTrainer:
         self.tokens += sum(batch.num_tokens for batch in found)
         assert [batch.num_tokens for batch in found] == list(microbatches.token_counts)
         return {"loss": float(len(self.trained))}
+
+    def rollout_trained(self, rollout_id: int) -> None:
+        self.finished.append((rollout_id, len(self.trained)))
 
 
 def samples(group: int) -> list[Sample]:
@@ -99,6 +103,7 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
     assert trainer.trained == shares
     assert len(shares) == 2
     assert trainer.prepared == [2]
+    assert trainer.finished == [(0, 2)], "after the last step, and once"
     assert set(trainer.candidates) == {2}
     assert (report.metrics, report.tokens) == ({"loss": 2.0}, trainer.tokens)
     assert report.read_s >= 0

@@ -38,6 +38,7 @@ class Options:
     kl_kind: str | None = None
     kl_coef: float = 0.0
     unbiased: bool = False
+    reward_kl: str | None = None
     per_token: bool = False
     opd: bool = False
 
@@ -132,6 +133,9 @@ def step_objective(
                 report("kl_loss", share * number(kl))
             loss = loss + share * token_loss
             compared = number(log_prob) if options.old_is_sampler or options.centered else old[t]
+            if options.reward_kl is not None:
+                base = torch.tensor(old[t], dtype=torch.float64)
+                report("reward_kl", share * number(kl_of(base, item.reference[t], options.reward_kl, None)))
             if options.opd:
                 report("opd_reverse_kl", share * (old[t] - item.teacher[t]))
             report("entropy_loss", share * number(leaf["entropies"][t]))

@@ -41,6 +41,8 @@ OPTIONS = {
     "low-variance KL, unbiased": Options(kl_kind="low_var_kl", kl_coef=0.2, unbiased=True),
     "distilled": Options(opd=True, old_is_sampler=True),
     "KL reported only": Options(kl_kind="k3"),
+    "KL in the rewards": Options(reward_kl="low_var_kl"),
+    "KL of the sampler in the rewards": Options(reward_kl="k2", old_is_sampler=True, per_token=True),
     "everything": Options(
         eps=0.1, dual=3.0, weight="tis", low=0.5, high=1.5, opsm_delta=0.1, entropy_coef=0.1, kl_kind="low_var_kl",
         kl_coef=0.5, unbiased=True,

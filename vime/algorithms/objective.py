@@ -81,6 +81,8 @@ class MicrobatchObjective:
             metrics["kl_loss"] = kl_loss
         metrics |= {"loss": loss, "pg_loss": pg_loss, "entropy_loss": entropy_loss}
         metrics |= self._comparisons(policy, ppo_kl, weights)
+        if config.kl_coef:
+            metrics["reward_kl"] = weighted_sum(self._reward_kl(), self._weights)
         if config.opd_kl_coef is not None and self._tokens.teacher_log_probs is not None:
             reverse_kl = self._old - self._trained(self._tokens.teacher_log_probs)
             metrics["opd_reverse_kl"] = weighted_sum(reverse_kl, self._weights)
@@ -197,14 +199,21 @@ class MicrobatchObjective:
         return max(totals.num_trained_tokens if self._config.calculate_per_token_loss else totals.num_rollouts, 1)
 
     def _kl_terms(self) -> torch.Tensor:
-        reference = self._tokens.reference_log_probs
-        if reference is None:
-            raise TrainerError(
-                "the KL to the reference model is part of the loss, but the batch has no reference log-probabilities.",
-                next_step="Give --ref-load, or leave out --use-kl-loss.",
-            )
         ratio = (self._log_probs - self._old).exp() if self._config.use_unbiased_kl else None
-        return kl_terms(self._log_probs, self._trained(reference), self._config.kl_kind, importance_ratio=ratio)
+        return kl_terms(self._log_probs, self._reference(), self._config.kl_kind, importance_ratio=ratio)
+
+    def _reward_kl(self) -> torch.Tensor:
+        """What the rewards were penalised by, before its coefficient."""
+        return kl_terms(self._old, self._reference(), self._config.kl_kind)
+
+    def _reference(self) -> torch.Tensor:
+        """[R] log-probabilities under the reference model."""
+        if self._tokens.reference_log_probs is None:
+            raise TrainerError(
+                "the KL to the reference model is asked for, but the batch has no reference log-probabilities.",
+                next_step="Give --ref-load, or leave out --kl-coef and --use-kl-loss.",
+            )
+        return self._trained(self._tokens.reference_log_probs)
 
     def _comparisons(self, policy: PolicyLoss, ppo_kl: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
         """Metrics that compare the current policy with the old one and with the sampler."""

@@ -82,6 +82,11 @@ class ObjectiveConfig:
             raise SettingsError("weight_rule and weighting are both given, allowed: one of them.")
 
     @property
+    def needs_reference(self) -> bool:
+        """Whether the KL to a reference model is penalised or reported."""
+        return self.kl_coef != 0.0 or self.use_kl_loss
+
+    @property
     def has_token_advantages(self) -> bool:
         """Whether advantages need more than the plan's normalised reward of each sequence."""
         group_relative = self.estimator in (Estimator.GRPO, Estimator.GSPO, Estimator.CISPO)

@@ -25,9 +25,8 @@ from megatron.training import checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vime.backends.megatron_utils.optimizer import Learner, ensure_state, load_optimizer_state
+from vime.backends.megatron_utils.weight_source import TRACKER
 from vime.errors import RestoreError, TrainerError
-
-TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def checkpoint_folder(directory: Path, iteration: int) -> Path:
@@ -53,9 +52,17 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     ensure_state(learner)
-    _use_results_queue_of_this_process()
     metadata = checkpointing._build_sharded_state_dict_metadata(args)
-    state = _state(learner, args, metadata, iteration=iteration)
+    write_state(_state(learner, args, metadata, iteration=iteration), args, metadata, folder)
+    if write_tracker and dist.get_rank() == 0:
+        (directory / TRACKER).write_text(str(iteration))
+    dist.barrier()
+    return folder
+
+
+def write_state(state: dict[str, Any], args: argparse.Namespace, metadata: dict[str, Any], folder: Path) -> None:
+    """Write a sharded state of `metadata` into the empty `folder`; collective over all ranks."""
+    _use_results_queue_of_this_process()
     strategy: Any = TorchDistSaveShardedStrategy()
     if args.ckpt_fully_parallel_save and parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
         strategy = FullyParallelSaveStrategyWrapper(strategy, metadata["dp_cp_group"], False)
@@ -66,10 +73,6 @@ def save_checkpoint(
         content_metadata=checkpointing._clean_metadata_for_serialization(metadata),
         async_strategy="mcore",
     )
-    if write_tracker and dist.get_rank() == 0:
-        (directory / TRACKER).write_text(str(iteration))
-    dist.barrier()
-    return folder
 
 
 def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path, iteration: int) -> None:

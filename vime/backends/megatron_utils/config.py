@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from vime.algorithms.objective_config import ObjectiveConfig
+from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import SettingsError
 
 
@@ -45,6 +46,14 @@ class TrainerConfig:
     """Rows of float32 logits that exist at once."""
     replay_routes: bool = False
     """Let the sampler's recorded experts be chosen in old log-probabilities and in training."""
+    reference: WeightSource | None = None
+    """Where the actor of a new run starts, and what its KL is measured against."""
+    reference_update_interval: int | None = None
+    """The actor becomes the reference after every so many rollout batches; None keeps the first one."""
+    teacher: WeightSource | None = None
+    """Model of the same shape that the actor distils from."""
+    log_probs_max_tokens: int | None = None
+    """Most tokens of a pass without gradients, in which microbatches then go together; None keeps them apart."""
     num_threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's choice."""
     timeout_s: float = 600.0

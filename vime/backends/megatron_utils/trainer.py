@@ -18,7 +18,7 @@ from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.data.batch import PackedMicrobatch, StepTotals
-from vime.data.lazy import PreparedMicrobatches
+from vime.data.lazy import PreparedMicrobatches, without_candidates
 from vime.errors import TrainerError
 
 prepare_megatron()
@@ -28,6 +28,7 @@ from megatron.training.argument_utils import core_transformer_config_from_args  
 
 from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
 from vime.backends.megatron_utils.advantages import with_token_advantages  # noqa: E402
+from vime.backends.megatron_utils.frozen_models import FrozenModels  # noqa: E402
 from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss  # noqa: E402
 from vime.backends.megatron_utils.model import build_model  # noqa: E402
 from vime.backends.megatron_utils.optimizer import build_learner  # noqa: E402
@@ -68,6 +69,7 @@ class MegatronTrainer:
         self._core_config.calculate_per_token_loss = False  # both aggregations are ours; see StepLoss
         self._learner = build_learner(build_model(self._args, self._core_config), self._args, self._core_config)
         self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, config)
+        self._frozen = FrozenModels(self._learner, self._args, self._hf_config, config)
 
     @property
     def data_parallel_rank(self) -> int:
@@ -83,22 +85,42 @@ class MegatronTrainer:
         hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
         self._learner.optimizer.reload_model_params()
 
+    def load_start(self) -> None:
+        """Load what a new run starts from: the Hugging Face checkpoint or the reference, and frozen models.
+
+        Raises `ModelError`, `RestoreError` or `SettingsError` when weights are absent or don't fit.
+        """
+        if self._config.reference is None:
+            self.load_hf()
+        self._frozen.load_start()
+
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
         """This rank's microbatches of a rollout batch, step by step, with all that its objective needs of them.
 
         Call it before the first step: old log-probabilities are those of the weights at this moment. Adds
-        `old_log_probs` where the ratio is taken against them, and `token_advantages` where the estimator needs them.
+        `reference_log_probs` and `teacher_log_probs` of the frozen models, `old_log_probs` where the ratio is taken
+        against them, and `token_advantages` where the estimator needs them.
         Lazy microbatches stay lazy: they are read one after the other, and only what is added is kept. Where nothing
         is added, nothing is read.
         """
         self._use_threads()
         objective = self._config.objective
         prepared = steps
+        if self._frozen.reference is not None:
+            with self._frozen.reference.in_place():
+                prepared = [self._scored(step, "reference_log_probs", replay_nucleus=False) for step in prepared]
+        if self._frozen.teacher is not None:
+            with self._frozen.teacher.in_place():
+                prepared = [self._scored(step, "teacher_log_probs") for step in prepared]
         if objective.recomputes_old_log_probs(len(steps)):
             prepared = [self._with_old_log_probs(step) for step in prepared]
         if objective.has_token_advantages:
             prepared = with_token_advantages(prepared, objective, self._sum_over_replicas)
         return prepared
+
+    def rollout_trained(self, rollout_id: int) -> None:
+        """Call it after the last step of each rollout batch: the reference may follow the actor."""
+        self._frozen.rollout_trained(rollout_id)
 
     def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
         """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
@@ -162,11 +184,16 @@ class MegatronTrainer:
 
     def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
         """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
-        return checkpoint.save_checkpoint(self._learner, self._args, directory, iteration, write_tracker=write_tracker)
+        folder = checkpoint.save_checkpoint(
+            self._learner, self._args, directory, iteration, write_tracker=write_tracker
+        )
+        self._frozen.save(folder)
+        return folder
 
     def load(self, directory: Path, iteration: int) -> None:
-        """Restore the state that `save` wrote; see `checkpoint.load_checkpoint`."""
+        """Restore the state that `save` wrote, and the frozen models; see `checkpoint.load_checkpoint`."""
         checkpoint.load_checkpoint(self._learner, self._args, directory, iteration)
+        self._frozen.load(checkpoint.checkpoint_folder(directory, iteration))
 
     def close(self) -> None:
         """Leave the other ranks; a second call does nothing."""
@@ -180,6 +207,14 @@ class MegatronTrainer:
 
     def _with_old_log_probs(self, step: Sequence[PackedMicrobatch]) -> PreparedMicrobatches:
         return PreparedMicrobatches(step, [{"old_log_probs": values} for values in self.log_probs(step)])
+
+    def _scored(
+        self, step: Sequence[PackedMicrobatch], field: str, *, replay_nucleus: bool = True
+    ) -> PreparedMicrobatches:
+        """With log-probabilities of the frozen model that is in place; its experts are those that it chooses itself."""
+        read = step if replay_nucleus else without_candidates(step)
+        values = self.log_probs(read, replay_nucleus=replay_nucleus, replay_routes=False)
+        return PreparedMicrobatches(step, [{field: each} for each in values])
 
     def _use_threads(self) -> None:
         if self._config.num_threads is not None:  # a setting of the calling thread, not of the process
