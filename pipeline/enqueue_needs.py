@@ -22,7 +22,7 @@ def enqueue_needs(settings: Settings, hf_config: Mapping[str, Any]) -> EnqueueRe
     objective, trainer, top_p = settings.objective, settings.trainer, settings.rollout.rollout_top_p
     limit = trainer.max_tokens_per_gpu if trainer.use_dynamic_batch_size else None
     return EnqueueRequirements(
-        sampled=objective.loss_type != "sft_loss",
+        sampled=not objective.is_supervised,
         routes=route_shape(hf_config) if objective.use_rollout_routing_replay else None,
         sc_top_k=objective.score_centering_top_k if objective.use_score_centering and top_p == 1 else None,
         top_p=top_p < 1,

@@ -6,7 +6,7 @@ from typing import Any
 
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.kl import KlKind
-from vime.algorithms.objective_config import Estimator, ObjectiveConfig
+from vime.algorithms.objective_config import Estimator, LossKind, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
 from vime.errors import SettingsError
 from vime.rollout.hooks import load_hook
@@ -25,6 +25,11 @@ def objective_config(settings: Settings) -> ObjectiveConfig:
     weighs = objective.use_tis or objective.get_mismatch_metrics
     kind = BUILT_IN_WEIGHTS.get(objective.custom_tis_function_path) if weighs else WeightKind.NONE
     return ObjectiveConfig(
+        loss_kind=LossKind(objective.loss_type),
+        custom_loss=_hook("--custom-loss-function-path", objective.custom_loss_function_path),
+        computes_advantages=objective.compute_advantages_and_returns,
+        recomputes_loss=objective.recompute_loss_function,
+        scores_entropy=objective.use_rollout_entropy,
         estimator=Estimator(objective.advantage_estimator),
         policy=PolicyLossSettings(
             PolicyObjective(objective.policy_objective),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -17,9 +16,6 @@ from vime.algorithms.rewards import normalize_rewards
 from vime.utils.types import Sample
 
 PLAN_VERSION = 1
-
-_Number = TypeVar("_Number", int, float)
-
 
 class PlannedGroup(msgspec.Struct, frozen=True):
     """One accepted group: its queue position and the reference of its payload."""
@@ -85,8 +81,8 @@ class PlanSettings:
 
 
 def oldest_version(summary: GroupSummary) -> int:
-    """Oldest policy version among a group's samples."""
-    return min(_known(version) for version in summary.min_versions)
+    """Oldest policy version among a group's samples; 0 where nothing was sampled."""
+    return min((version for version in summary.min_versions if version is not None), default=0)
 
 
 def select_groups(groups: Sequence[AcceptedGroup], count: int) -> list[AcceptedGroup]:
@@ -166,18 +162,23 @@ def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, polic
                     advantage=float(advantages[member]),
                     mask_sum=float(rollout_mask_sums[summary.rollout_ids[member]]),
                     reward=float(rewards[member]),
-                    age_versions=policy_version - _known(summary.min_versions[member]),
+                    age_versions=_age(policy_version, summary.min_versions[member]),
                     truncated=summary.statuses[member] == Sample.Status.TRUNCATED.value,
                 )
             )
     return samples
 
 
-def _known(value: _Number | None) -> _Number:
+def _known(reward: float | None) -> float:
     """A value that every accepted group has."""
-    if value is None:
-        raise ValueError("an accepted group lacks a reward or a policy version")
-    return value
+    if reward is None:
+        raise ValueError("an accepted group lacks a reward")
+    return reward
+
+
+def _age(policy_version: int, oldest: int | None) -> int:
+    """Versions since the oldest token of a sample; 0 where nothing was sampled."""
+    return 0 if oldest is None else policy_version - oldest
 
 
 def _plan_step(

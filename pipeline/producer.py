@@ -19,7 +19,6 @@ from storage.summary import GroupSummary, summarize
 from storage.writer import GroupWriter, WriteLimits
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import EngineError, GenerationAborted
-from vime.rollout.generate import SampleGenerator
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction, reward_value, score, score_group
 from vime.utils.types import Sample
 
@@ -27,6 +26,12 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 RETRY_S = 1.0
+
+
+class Generator(Protocol):
+    """What fills a sample, by asking an engine or without one."""
+
+    async def generate(self, engine: Any, sample: Sample, *, cache_salt: str | None) -> None: ...
 
 
 class QueueClient(Protocol):
@@ -76,14 +81,17 @@ class Producer:
         queue: QueueClient,
         pool: PayloadPool,
         engines: Sequence[EngineClient],
-        generator: SampleGenerator,
+        generator: Generator,
         reward: RewardFunction,
         hook_args: Any,
         failed_groups: FailedGroups,
         group_reward: GroupRewardFunction | None = None,
         write_limits: WriteLimits | None = None,
     ) -> None:
-        """With `group_reward` that is called once for all members of a group, and `reward` never."""
+        """With `group_reward` that is called once for all members of a group, and `reward` never.
+
+        A generator that needs none gets None in place of an engine where there are no `engines`.
+        """
         self._settings, self._queue, self._pool = settings, queue, pool
         self._engines, self._generator, self._reward, self._hook_args = engines, generator, reward, hook_args
         self._group_reward = group_reward
@@ -319,7 +327,8 @@ class Producer:
 
     async def _generate_sample(self, sample: Sample) -> None:
         await self._admitting.wait()
-        engine = self._engines[(sample.group_index or 0) % len(self._engines)]
+        engines = self._engines
+        engine = engines[(sample.group_index or 0) % len(engines)] if engines else None
         salt = f"v{self._policy_version}" if self._settings.salt_by_version else None
         self._count_requests(+1)
         try:

@@ -60,7 +60,9 @@ class WeightPublisher:
         self.version = start_version
 
     async def connect(self) -> None:
-        """Join trainer and engines in one transfer group."""
+        """Join trainer and engines in one transfer group; nothing to do without engines."""
+        if not self._engines:
+            return
         joining = await self._source.open_sender([engine.address for engine in self._engines])
         await self._bounded(
             "connecting",
@@ -69,13 +71,17 @@ class WeightPublisher:
         )
 
     async def publish(self) -> Publication:
-        """Publish the trainer's weights as the next version.
+        """Publish the trainer's weights as the next version; without engines it is only counted.
 
         Raises:
             PublicationError: an engine did not confirm. Every engine is either resumed on the old version (nothing
                 had been changed yet) or left paused for good, because its weights are in doubt; the run must stop.
         """
         version = self.version + 1
+        if not self._engines:
+            self.version = version
+            await self._admission.resume_admission(version)
+            return Publication(version, False, 0, 0.0)
         flushes = publication_flushes(version, self._start_version, self._flush_interval)
         await self._admission.pause_admission()
         paused_at = time.monotonic()

@@ -13,7 +13,7 @@ from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
 from pipeline.frozen_sources import reference_source, teacher_source
-from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.producer import Generator, Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
@@ -34,9 +34,11 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
 from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.rewards import load_group_reward, load_reward
+from vime.rollout.rewards import RewardFunction, load_group_reward, load_reward
+from vime.rollout.supervised import RecordReader, no_reward
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
+from vime.settings.rules.quantities import context_parallel_size
 
 if TYPE_CHECKING:  # it loads torch, which only trainer ranks need
     from vime.backends.megatron_utils.config import TrainerConfig
@@ -109,7 +111,7 @@ def _planned_steps(settings: Settings) -> int | None:
 
 def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
     """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
-    return settings.rollout.vllm_server_concurrency * num_engines // settings.data.n_samples_per_prompt
+    return settings.rollout.vllm_server_concurrency * max(1, num_engines) // settings.data.n_samples_per_prompt
 
 
 async def build_producer(
@@ -132,15 +134,20 @@ async def build_producer(
         needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
         sc_dtype=settings.queue.rollout_queue_sc_dtype,
     )
-    generator = SampleGenerator(
-        AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint),
+    tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
+    generator: Generator = SampleGenerator(
+        tokenizer,
         GenerateSettings(
             max_response_tokens=rollout.rollout_max_response_len or 1,
             temperature=rollout.rollout_temperature,
             apply_chat_template=data.apply_chat_template,
         ),
     )
-    reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
+    if settings.objective.is_supervised:
+        generator = RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
+        reward: RewardFunction = no_reward
+    else:
+        reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
     grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
@@ -203,9 +210,16 @@ def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
         reference=reference_source(settings),
         reference_update_interval=settings.checkpoint.ref_update_interval,
         teacher=teacher_source(settings),
+        log_probs_max_tokens=_log_probs_max_tokens(settings),
         num_threads=trainer.trainer_num_threads or max(1, (os.cpu_count() or 1) // processes),
         timeout_s=60.0 * trainer.distributed_timeout_minutes,
     )
+
+
+def _log_probs_max_tokens(settings: Settings) -> int | None:
+    """Of a microbatch over all its context-parallel ranks, in passes without gradients."""
+    limit = settings.trainer.log_probs_max_tokens_per_gpu
+    return None if limit is None else limit * context_parallel_size(settings)
 
 
 def build_trainer_worker(

@@ -80,6 +80,8 @@ TRAIN_MEANINGS = {
     "train_rollout_logprob_abs_diff": "Absolute difference of the sampler's log-probability and the trainer's: the old "
     "policy's, or the current one's with `--use-rollout-logprobs` and with score centering.",
     "kl_loss": "KL to the reference model by `--kl-loss-type`, before its coefficient.",
+    "reward_kl": "KL of the old policy to the reference model, before `--kl-coef`.",
+    "rollout_entropy": "Entropy before the batch's first step, with `--use-rollout-entropy`.",
     "opsm_clipfrac": "Share of a sample's trained tokens that `--use-opsm` drops, a mean over samples.",
     "tis": "Importance ratio, trainer over sampler.",
     "tis_clipfrac": "Share of tokens whose importance weight differs from the ratio.",

@@ -45,6 +45,8 @@ class Tokens:
     old_log_probs: torch.Tensor | None
     reference_log_probs: torch.Tensor | None
     teacher_log_probs: torch.Tensor | None = None
+    sample_indices: tuple[int, ...] = ()
+    old_entropies: torch.Tensor | None = None
 
 
 def random_step(seed: int, *, token_advantages: bool = False) -> list[Sequence_]:
@@ -102,6 +104,7 @@ def tokens(step: Sequence[Sequence_], members: Sequence[int], *, stored: bool = 
         old_log_probs=flat(chosen, "old") if stored else None,
         reference_log_probs=flat(chosen, "reference"),
         teacher_log_probs=flat(chosen, "teacher"),
+        sample_indices=tuple(members),
     )
 
 

@@ -15,6 +15,10 @@ class LossTokens(Protocol):
         """[R] bool"""
 
     @property
+    def sample_indices(self) -> tuple[int, ...]:
+        """[S] `Sample.index`"""
+
+    @property
     def total_lengths(self) -> torch.Tensor:
         """[S] int64, prompt and response"""
 
@@ -37,6 +41,10 @@ class LossTokens(Protocol):
     @property
     def old_log_probs(self) -> torch.Tensor | None:
         """[R] float32 of the trainer before the batch's first step; None where they weren't computed."""
+
+    @property
+    def old_entropies(self) -> torch.Tensor | None:
+        """[R] float32 of the trainer before the batch's first step; None where they weren't asked for."""
 
     @property
     def reference_log_probs(self) -> torch.Tensor | None:

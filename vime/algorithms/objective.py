@@ -81,6 +81,8 @@ class MicrobatchObjective:
             metrics["kl_loss"] = kl_loss
         metrics |= {"loss": loss, "pg_loss": pg_loss, "entropy_loss": entropy_loss}
         metrics |= self._comparisons(policy, ppo_kl, weights)
+        if self._tokens.old_entropies is not None:
+            metrics["rollout_entropy"] = weighted_sum(self._trained(self._tokens.old_entropies), self._weights)
         if config.kl_coef:
             metrics["reward_kl"] = weighted_sum(self._reward_kl(), self._weights)
         if config.opd_kl_coef is not None and self._tokens.teacher_log_probs is not None:

@@ -26,6 +26,14 @@ class Estimator(Enum):
     PPO = "ppo"
 
 
+class LossKind(Enum):
+    """What is minimised; --loss-type."""
+
+    POLICY = "policy_loss"
+    SUPERVISED = "sft_loss"
+    CUSTOM = "custom_loss"
+
+
 Weighting = Callable[..., tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]]
 """A function as --custom-tis-function-path documents it: keyword arguments args, pg_loss [R], and lists over the
 sequences train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths; returns the weighted loss
@@ -36,11 +44,23 @@ ReducerFactory = Callable[[list[int], list[int], list[torch.Tensor], bool], Call
 per token) to a function that makes one number of the policy loss [R]. The number is divided by the rollouts of the
 step, or by its trained tokens when `per token` is true."""
 
+CustomLoss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
+"""A function as --custom-loss-function-path names it; see `vime.algorithms.custom_loss`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
     """What the optimizer minimises, and where the old policy's log-probabilities come from."""
 
+    loss_kind: LossKind = LossKind.POLICY
+    custom_loss: CustomLoss | None = None
+    """The user's own loss, of `LossKind.CUSTOM`."""
+    computes_advantages: bool = True
+    """False leaves them to nobody: a custom loss has no use for them."""
+    recomputes_loss: bool = False
+    """Compute the loss of each microbatch again in the backward pass, and keep nothing of it until then."""
+    scores_entropy: bool = False
+    """Compute entropies together with old log-probabilities."""
     estimator: Estimator = Estimator.GRPO
     policy: PolicyLossSettings = field(default_factory=PolicyLossSettings)
     calculate_per_token_loss: bool = False
@@ -78,27 +98,36 @@ class ObjectiveConfig:
     """Flat view of the settings for the user's functions."""
 
     def __post_init__(self) -> None:
+        if (self.loss_kind is LossKind.CUSTOM) != (self.custom_loss is not None):
+            raise SettingsError("a custom loss needs the kind of loss and the function, allowed: both or neither.")
         if self.weighting is not None and self.weight_rule.kind is not WeightKind.NONE:
             raise SettingsError("weight_rule and weighting are both given, allowed: one of them.")
 
     @property
     def needs_reference(self) -> bool:
         """Whether the KL to a reference model is penalised or reported."""
-        return self.kl_coef != 0.0 or self.use_kl_loss
+        return self.loss_kind is not LossKind.SUPERVISED and (self.kl_coef != 0.0 or self.use_kl_loss)
 
     @property
     def has_token_advantages(self) -> bool:
         """Whether advantages need more than the plan's normalised reward of each sequence."""
+        if self.loss_kind is LossKind.SUPERVISED or not self.computes_advantages:
+            return False
         group_relative = self.estimator in (Estimator.GRPO, Estimator.GSPO, Estimator.CISPO)
         changed = self.normalize_advantages or self.custom_advantages is not None or self.opd_kl_coef is not None
         return changed or not group_relative
 
     def recomputes_old_log_probs(self, num_steps: int) -> bool:
         """Whether the old policy's log-probabilities need a forward pass before the batch's first of `num_steps`."""
+        if self.loss_kind is LossKind.SUPERVISED:
+            return False
+        if self.scores_entropy:
+            return True
         if self.use_rollout_logprobs:
             return self.mismatch_metrics_only
         reuses_own = (
             num_steps == 1
+            and self.loss_kind is LossKind.POLICY
             and self.kl_coef == 0.0
             and self.opd_kl_coef is None
             and not self.mismatch_metrics_only

@@ -75,6 +75,8 @@ class PackedMicrobatch:
     """[R] the critic's value of the state before each token; None without one."""
     old_log_probs: npt.NDArray[np.float32] | None = None
     """[R] natural log, under the trainer's weights before the batch's first step; None where not computed."""
+    old_entropies: npt.NDArray[np.float32] | None = None
+    """[R] nats, at the same weights; None where not asked for."""
     reference_log_probs: npt.NDArray[np.float32] | None = None
     """[R] natural log, under the reference model; None without one."""
     teacher_log_probs: npt.NDArray[np.float32] | None = None

@@ -53,7 +53,9 @@ REFUSALS: tuple[Refusal, ...] = (
         "1 or more",
         "0 starts no engine, and engines that others register with a router can't be used.",
         "engines of others behind a router",
-        refused_value=lambda settings: 0 if settings.cluster.rollout_num_gpus == 0 else None,
+        refused_value=lambda settings: (
+            0 if settings.cluster.rollout_num_gpus == 0 and not settings.objective.is_supervised else None
+        ),
     ),
     *unless_default(
         "--colocate --offload --offload-train --offload-rollout",
@@ -113,7 +115,6 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default("--rollout-max-prompt-len", "Prompts are not dropped by length.", "a token count at load"),
     *unless_default("--num-epoch", "Nothing is derived from it yet.", "a count of the prompts"),
     *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
-    *unless_default("--loss-mask-type", "There is no supervised fine-tuning.", "supervised fine-tuning"),
     # Generation and rewards
     Refusal(
         "--rollout-function-path",
@@ -159,7 +160,15 @@ REFUSALS: tuple[Refusal, ...] = (
             else settings.rollout.rm_type
         ),
     ),
-    *unless_default("--rm-url", "There is no remote reward.", "the remote_rm reward"),
+    Refusal(
+        "--rm-url",
+        "left out, or with --opd-type vllm",
+        "There is no remote reward.",
+        "the remote_rm reward",
+        refused_value=lambda settings: (
+            None if settings.objective.use_opd and settings.objective.opd_type == "vllm" else settings.rollout.rm_url
+        ),
+    ),
     *unless_default(
         "--use-distributed-post --http-proxy", "Producers send their own requests directly.", "a request forwarder"
     ),
@@ -173,40 +182,28 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--value-clip --lambd --num-critic-only-steps", "There is no critic.", "the critic of ppo"),
     *unless_default(
-        "--loss-type --custom-loss-function-path --disable-compute-advantages-and-returns",
-        "The loss is the policy loss.",
-        "supervised fine-tuning and custom losses",
-    ),
-    *unless_default(
-        "--kl-coef --use-kl-loss --kl-loss-coef --kl-loss-type --use-unbiased-kl --ref-load --ref-ckpt-step "
-        "--ref-update-interval",
-        "There is no reference model.",
-        "a reference model in the trainer",
-    ),
-    *unless_default(
-        "--use-rollout-entropy", "The entropy is computed with the loss.", "a pass for old log-probabilities"
-    ),
-    *unless_default(
         "--use-score-centering --score-centering-top-k",
         "The engine's candidates are not stored.",
         "score centering in engine, queue and loss",
     ),
     *unless_default(
-        "--use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step --opd-teacher-model "
+        "--opd-teacher-model",
+        "All engines have the model that is trained; a teacher in an engine of someone else's works, with --rm-url.",
+        "several models on vime's own engines",
+    ),
+    Refusal(
         "--opd-teacher-scoring",
-        "There is no teacher.",
-        "on-policy distillation",
+        "prompt-logprobs",
+        "A teacher in an engine scores a response in one request.",
+        "one request for each position",
+        accepts=("prompt-logprobs",),
     ),
     *unless_default(
         "--use-routing-replay --use-rollout-routing-replay --routing-replay-prefetch-microbatches",
         "Routes are not recorded.",
         "routing replay in engine, queue and trainer",
     ),
-    *unless_default("--recompute-loss-function", "The loss is computed once.", "a checkpointed loss"),
     # Trainer and checkpoints
-    *unless_default(
-        "--log-probs-max-tokens-per-gpu", "There is no pass without gradients.", "a pass for old log-probabilities"
-    ),
     *unless_default(
         "--use-stateless-adam --reset-optimizer-states --only-train-params-name-list --freeze-params-name-list "
         "--megatron-config-path --train-env-vars --padded-vocab-size --mtp-num-layers --mtp-loss-scaling-factor",

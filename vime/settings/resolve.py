@@ -82,7 +82,14 @@ def resolve(argv: Sequence[str]) -> Resolved:
         _log_custom(custom_path, values, in_file, for_others)
         _overlay(values, sources, in_file, Source("file", custom_path))
         passed_on.extend(for_others)
-    return Resolved(_settings(values, passed_on), _all_sources(sources))
+    return _derived(Resolved(_settings(values, passed_on), _all_sources(sources)))
+
+
+def _derived(resolved: Resolved) -> Resolved:
+    """With what follows from other fields, unless the user says it."""
+    if resolved.settings.objective.is_supervised and not resolved.is_given("rollout_num_gpus"):
+        return resolved.derive("--loss-type sft_loss", rollout_num_gpus=0)
+    return resolved
 
 
 def _extra_flags(values: Mapping[str, Any]) -> frozenset[str]:

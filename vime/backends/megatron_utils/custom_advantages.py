@@ -57,6 +57,7 @@ def _rollout_data(batches: Iterable[PackedMicrobatch], config: ObjectiveConfig) 
         per_token["kl"] += pieces(kl_of(batch, config), lengths)
         optional = {
             "log_probs": batch.old_log_probs,
+            "entropy": batch.old_entropies,
             "ref_log_probs": batch.reference_log_probs,
             "teacher_log_probs": batch.teacher_log_probs,
             "values": batch.values,

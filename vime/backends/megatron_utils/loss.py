@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
+from vime.algorithms.custom_loss import custom_objective
 from vime.algorithms.importance import WeightKind, WeightRule, importance_weights
 from vime.algorithms.objective import MicrobatchObjective
-from vime.algorithms.objective_config import ObjectiveConfig
+from vime.algorithms.objective_config import LossKind, ObjectiveConfig
 from vime.algorithms.ragged import Reduce, on_one_rank
 from vime.algorithms.score_centering import CenteringTerms
+from vime.algorithms.supervised import supervised_objective
 from vime.backends.megatron_utils.whole_responses import with_whole_responses
 from vime.data.batch import StepTotals
 
@@ -28,10 +31,13 @@ METRIC_NAMES = (
     "train_rollout_logprob_abs_diff",
     "num_tokens",
 )
-"""Always reported. Sums over microbatches and ranks; all but the last are already divided by the step's denominator."""
+"""Reported by the policy loss, and by others as far as they have them. Sums over microbatches and ranks; all but the
+last are already divided by the step's denominator."""
 
 OPTIONAL_METRIC_NAMES = (
     "kl_loss",
+    "reward_kl",
+    "rollout_entropy",
     "opsm_clipfrac",
     "tis",
     "tis_clipfrac",
@@ -74,19 +80,38 @@ class StepLoss:
         centering: CenteringTerms | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return (loss for the schedule, nothing to report through it) for log-probs and entropies [R]."""
-        objective = MicrobatchObjective(
-            with_whole_responses(self.config, microbatch, self.sum_over_context),
-            self.totals,
+        if self.config.recomputes_loss:
+            loss, metrics = checkpoint(self._loss_of, microbatch, log_probs, entropies, centering, use_reentrant=False)
+        else:
+            loss, metrics = self._loss_of(microbatch, log_probs, entropies, centering)
+        self.metrics.append({**metrics, **_counts(microbatch)})
+        self.sample_indices.append(microbatch.sample_indices)
+        return loss * self.backward_scale, {}
+
+    def _loss_of(
+        self,
+        microbatch: MicrobatchTensors,
+        log_probs: torch.Tensor,
+        entropies: torch.Tensor,
+        centering: CenteringTerms | None,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """(loss, metrics) by the kind of loss."""
+        config, totals, per_token = self.config, self.totals, self.config.calculate_per_token_loss
+        if config.loss_kind is LossKind.SUPERVISED:
+            return supervised_objective(totals, microbatch, log_probs, entropies, per_token=per_token)
+        if config.custom_loss is not None:
+            return custom_objective(
+                config.custom_loss, config.hook_args, totals, microbatch, log_probs, entropies, per_token=per_token
+            )
+        return MicrobatchObjective(
+            with_whole_responses(config, microbatch, self.sum_over_context),
+            totals,
             microbatch,
             log_probs,
             entropies,
             centering=centering,
             sum_over_context=self.sum_over_context,
-        )
-        loss, metrics = objective.loss_and_metrics()
-        self.metrics.append({**metrics, **_counts(microbatch)})
-        self.sample_indices.append(microbatch.sample_indices)
-        return loss * self.backward_scale, {}
+        ).loss_and_metrics()
 
 
 def _counts(microbatch: MicrobatchTensors) -> dict[str, torch.Tensor]:

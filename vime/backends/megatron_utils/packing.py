@@ -59,6 +59,8 @@ class MicrobatchTensors:
     sample_indices: tuple[int, ...]
     old_log_probs: torch.Tensor | None = None
     """[R] float32"""
+    old_entropies: torch.Tensor | None = None
+    """[R] float32"""
     reference_log_probs: torch.Tensor | None = None
     """[R] float32"""
     teacher_log_probs: torch.Tensor | None = None
@@ -111,6 +113,7 @@ def to_tensors(
         mask_sums=move(microbatch.mask_sums, torch.float32),
         sample_indices=tuple(int(index) for index in microbatch.sample_indices),
         old_log_probs=move_if_given(microbatch.old_log_probs),
+        old_entropies=move_if_given(microbatch.old_entropies),
         reference_log_probs=move_if_given(microbatch.reference_log_probs),
         teacher_log_probs=move_if_given(microbatch.teacher_log_probs),
         candidates=candidates,

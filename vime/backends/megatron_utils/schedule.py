@@ -91,10 +91,15 @@ class ForwardPass:
             checks.append(check_routes)
         self._schedule(step, microbatches, checks, forward_only=False)
 
-    def log_probs(
-        self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True, replay_routes: bool = True
+    def scores(
+        self,
+        microbatches: Sequence[PackedMicrobatch],
+        *,
+        replay_nucleus: bool = True,
+        replay_routes: bool = True,
+        with_entropy: bool = False,
     ) -> list[npt.NDArray[np.float32]]:
-        """Log-probabilities [R] of each microbatch, on every rank.
+        """Log-probabilities and, `with_entropy`, entropies of each microbatch [1 or 2, R], on every rank.
 
         `replay_nucleus` keeps to the recorded nucleus where there is one; else they are over the whole vocabulary.
         `replay_routes` keeps to recorded experts, where they are replayed at all.
@@ -108,14 +113,15 @@ class ForwardPass:
                 response_counts.append(len(microbatch.own))
 
             def collect(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-                whole = terms.log_prob.new_zeros(len(microbatch.own))
-                whole[microbatch.own] = terms.log_prob
+                rows = [terms.log_prob] if terms.entropy is None else [terms.log_prob, terms.entropy]
+                whole = terms.log_prob.new_zeros(len(rows), len(microbatch.own))
+                whole[:, microbatch.own] = torch.stack(rows)
                 results.append(self._sum_over_context(whole))
                 return terms.log_prob.sum(), {}
 
             call = _HeadCall(
                 microbatch=microbatch,
-                with_entropy=False,
+                with_entropy=with_entropy,
                 rule=None,
                 replay_nucleus=replay_nucleus,
                 replay_routes=replay_routes,
@@ -124,14 +130,16 @@ class ForwardPass:
 
         with torch.no_grad():
             self._schedule(step, microbatches, forward_only=True)
-        return [array.cpu().numpy() for array in self._from_last_stage(results, response_counts)]
+        return [array.cpu().numpy() for array in self._from_last_stage(results, 1 + with_entropy, response_counts)]
 
-    def _from_last_stage(self, results: list[torch.Tensor], response_counts: Sequence[int]) -> list[torch.Tensor]:
+    def _from_last_stage(
+        self, results: list[torch.Tensor], num_rows: int, response_counts: Sequence[int]
+    ) -> list[torch.Tensor]:
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() == 1:
             return results
         if not results:
-            results = [torch.empty(count, device=self.device) for count in response_counts]
+            results = [torch.empty(num_rows, count, device=self.device) for count in response_counts]
         for result in results:
             dist.broadcast(result, src=dist.get_global_rank(group, group.size() - 1), group=group)
         return results

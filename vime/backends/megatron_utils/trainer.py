@@ -18,7 +18,8 @@ from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.data.batch import PackedMicrobatch, StepTotals
-from vime.data.lazy import PreparedMicrobatches, without_candidates
+from vime.data.lazy import token_counts
+from vime.data.merged import MergedMicrobatches
 from vime.errors import TrainerError
 
 prepare_megatron()
@@ -27,7 +28,6 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 
 from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
-from vime.backends.megatron_utils.advantages import with_token_advantages  # noqa: E402
 from vime.backends.megatron_utils.frozen_models import FrozenModels  # noqa: E402
 from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss  # noqa: E402
 from vime.backends.megatron_utils.model import build_model  # noqa: E402
@@ -39,6 +39,7 @@ from vime.backends.megatron_utils.parallel import (  # noqa: E402
     stop_parallel,
     sum_over_context,
 )
+from vime.backends.megatron_utils.preparation import prepared_steps  # noqa: E402
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -104,19 +105,7 @@ class MegatronTrainer:
         is added, nothing is read.
         """
         self._use_threads()
-        objective = self._config.objective
-        prepared = steps
-        if self._frozen.reference is not None:
-            with self._frozen.reference.in_place():
-                prepared = [self._scored(step, "reference_log_probs", replay_nucleus=False) for step in prepared]
-        if self._frozen.teacher is not None:
-            with self._frozen.teacher.in_place():
-                prepared = [self._scored(step, "teacher_log_probs") for step in prepared]
-        if objective.recomputes_old_log_probs(len(steps)):
-            prepared = [self._with_old_log_probs(step) for step in prepared]
-        if objective.has_token_advantages:
-            prepared = with_token_advantages(prepared, objective, self._sum_over_replicas)
-        return prepared
+        return prepared_steps(steps, self._config.objective, self._frozen, self._scores, self._sum_over_replicas)
 
     def rollout_trained(self, rollout_id: int) -> None:
         """Call it after the last step of each rollout batch: the reference may follow the actor."""
@@ -126,7 +115,7 @@ class MegatronTrainer:
         """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
 
         Ranks of one data-parallel share pass the same microbatches; all ranks pass the same number of them. Returns,
-        equal on all ranks: `METRIC_NAMES` and what else the objective reports, each aggregated like the loss except
+        equal on all ranks: of `METRIC_NAMES` and others what the objective reports, each aggregated like the loss except
         num_tokens (trained), grad_norm (before clipping) and lr (used in this step).
         Raises `TrainerError`, before any weight changes, when ranks disagree about the number of microbatches or a
         loss or gradient isn't finite.
@@ -163,11 +152,8 @@ class MegatronTrainer:
         Among the recorded nucleus where there is one, unless `replay_nucleus` is off; with the recorded experts where
         the settings replay them, unless `replay_routes` is off.
         """
-        self._use_threads()
-        self._check_equal_counts(len(microbatches))
-        for chunk in self._learner.chunks:
-            chunk.eval()
-        return self._forward.log_probs(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
+        scores = self._scores(microbatches, replay_nucleus=replay_nucleus, replay_routes=replay_routes)
+        return [log_probs for (log_probs,) in scores]
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
@@ -205,16 +191,32 @@ class MegatronTrainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _with_old_log_probs(self, step: Sequence[PackedMicrobatch]) -> PreparedMicrobatches:
-        return PreparedMicrobatches(step, [{"old_log_probs": values} for values in self.log_probs(step)])
+    def _scores(
+        self,
+        microbatches: Sequence[PackedMicrobatch],
+        *,
+        replay_nucleus: bool = True,
+        replay_routes: bool = True,
+        with_entropy: bool = False,
+    ) -> list[npt.NDArray[np.float32]]:
+        """See `Score`."""
+        self._use_threads()
+        self._check_equal_counts(len(microbatches))
+        for chunk in self._learner.chunks:
+            chunk.eval()
+        size = self._merged_size(microbatches, replays_routes=replay_routes and self._config.replay_routes)
+        source = MergedMicrobatches(microbatches, size) if size > 1 else microbatches
+        found = self._forward.scores(
+            source, replay_nucleus=replay_nucleus, replay_routes=replay_routes, with_entropy=with_entropy
+        )
+        return source.taken_apart(found) if isinstance(source, MergedMicrobatches) else found
 
-    def _scored(
-        self, step: Sequence[PackedMicrobatch], field: str, *, replay_nucleus: bool = True
-    ) -> PreparedMicrobatches:
-        """With log-probabilities of the frozen model that is in place; its experts are those that it chooses itself."""
-        read = step if replay_nucleus else without_candidates(step)
-        values = self.log_probs(read, replay_nucleus=replay_nucleus, replay_routes=False)
-        return PreparedMicrobatches(step, [{field: each} for each in values])
+    def _merged_size(self, microbatches: Sequence[PackedMicrobatch], *, replays_routes: bool) -> int:
+        """Neighbours that go through the model together; the same on all ranks. Those with routes go alone."""
+        most = self._config.log_probs_max_tokens
+        if most is None or replays_routes or self._args.virtual_pipeline_model_parallel_size is not None:
+            return 1
+        return max(1, most // max(self._on_all_ranks(max(token_counts(microbatches)))))
 
     def _use_threads(self) -> None:
         if self._config.num_threads is not None:  # a setting of the calling thread, not of the process
@@ -269,7 +271,7 @@ class MegatronTrainer:
         values = dict(zip(names, total.tolist(), strict=True))
         if not all(math.isfinite(value) for value in values.values()):
             raise TrainerError(f"metrics are not finite: {values}.", next_step="Look at the sampler log-probabilities.")
-        return {name: values[name] for name in [*METRIC_NAMES, *(name for name in names if name not in METRIC_NAMES)]}
+        return {name: values[name] for name in sorted(names, key=_place_of_metric)}
 
     def _sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over ranks that hold different sequences."""
@@ -287,6 +289,11 @@ def _warn_of_free_routes(metrics: Mapping[str, float]) -> None:
     replayed, needed = metrics.get("num_replayed_routes", 0.0), metrics.get("num_routes", 0.0)
     if replayed < needed and dist.get_rank() == 0:
         logger.warning("routes were replayed for %d of %d tokens; the others chose experts in turn", replayed, needed)
+
+
+def _place_of_metric(name: str) -> int:
+    """Those that most objectives report come first."""
+    return METRIC_NAMES.index(name) if name in METRIC_NAMES else len(METRIC_NAMES)
 
 
 def _listed(items: Sequence[int], most: int = 16) -> str:

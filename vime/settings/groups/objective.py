@@ -100,6 +100,11 @@ class ObjectiveSettings:
     recompute_loss_function: bool = flag(False, "Compute the loss again in the backward pass to save memory.")
 
     @property
+    def is_supervised(self) -> bool:
+        """Whether records are trained as they are, and nothing is generated."""
+        return self.loss_type == "sft_loss"
+
+    @property
     def policy_objective(self) -> str:
         """ppo, cispo or reinforce: what is asked for, or what follows from estimator and score centering."""
         if self.pg_loss_type is not None:
@@ -112,7 +117,7 @@ class ObjectiveSettings:
     def centers_rewards(self) -> bool:
         """Whether the mean of the group is taken from each reward; other estimators have a baseline of their own."""
         is_centred = self.advantage_estimator in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
-        return is_centred and self.rewards_normalization
+        return is_centred and self.rewards_normalization and not self.is_supervised
 
     @property
     def divides_by_std(self) -> bool:

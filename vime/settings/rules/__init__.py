@@ -32,6 +32,7 @@ from vime.settings.rules import (
     rollout,
     score_centering,
     storage,
+    supervised,
     teacher,
     weights,
 )
@@ -54,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     *reference_model.RULES,
     *score_centering.RULES,
     *teacher.RULES,
+    *supervised.RULES,
     *weights.RULES,
     *storage.RULES,
     *checkpoint.RULES,

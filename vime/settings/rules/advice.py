@@ -29,7 +29,7 @@ def advice(settings: Settings) -> Iterator[str]:
     data, objective, trainer = settings.data, settings.objective, settings.trainer
     grouped = objective.advantage_estimator in (*GROUP_RELATIVE, "reinforce_plus_plus_baseline")
     own = settings.rollout.custom_reward_post_process_path or objective.custom_advantage_function_path
-    if grouped and data.n_samples_per_prompt == 1 and objective.rewards_normalization and not own:
+    if grouped and data.n_samples_per_prompt == 1 and objective.centers_rewards and not own:
         yield (
             f"--n-samples-per-prompt is 1 with --advantage-estimator {objective.advantage_estimator}: a reward minus "
             "the mean of its group is always 0, so the policy loss trains nothing. Give 2 or more."

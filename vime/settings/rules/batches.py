@@ -119,6 +119,20 @@ def dynamic_batches_have_a_token_limit(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def passes_are_no_smaller_than_training(settings: Settings) -> Iterator[Problem]:
+    """Passes without gradients go through whole microbatches of the plan, one or several at once."""
+    trainer = settings.trainer
+    most, limit = trainer.log_probs_max_tokens_per_gpu, trainer.max_tokens_per_gpu
+    if most is not None and limit is not None and most < limit:
+        yield problem(
+            settings,
+            "--log-probs-max-tokens-per-gpu --max-tokens-per-gpu",
+            allowed=f"{limit} or more",
+            reason="A pass without gradients needs less memory than training, and takes whole microbatches.",
+            next_step="Leave out --log-probs-max-tokens-per-gpu.",
+        )
+
+
 def balancing_work_needs_dynamic_batches(settings: Settings) -> Iterator[Problem]:
     """Work can only be balanced where the number of samples in a microbatch is free."""
     if settings.trainer.balance_by_flops and not settings.trainer.use_dynamic_batch_size:
@@ -191,6 +205,7 @@ RULES = (
     every_rank_gets_a_sample,
     fixed_microbatches_divide_the_step,
     dynamic_batches_have_a_token_limit,
+    passes_are_no_smaller_than_training,
     balancing_work_needs_dynamic_batches,
     a_sequence_fits_the_token_limit,
     the_queue_holds_a_batch,

@@ -75,6 +75,26 @@ def policy_loss_has_advantages(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def advantages_are_computed_where_they_are_shaped(settings: Settings) -> Iterator[Problem]:
+    """Without advantages there is nothing to whiten, and nobody calls a function that makes them."""
+    objective = settings.objective
+    if objective.compute_advantages_and_returns or objective.is_supervised:
+        return
+    given = {
+        "--normalize-advantages": objective.normalize_advantages,
+        "--custom-advantage-function-path": objective.custom_advantage_function_path is not None,
+    }
+    for flag, is_given in given.items():
+        if is_given:
+            yield problem(
+                settings,
+                f"--disable-compute-advantages-and-returns {flag}",
+                allowed="one of them",
+                reason="There are no advantages then.",
+                next_step=f"Leave out {flag}, or --disable-compute-advantages-and-returns.",
+            )
+
+
 def importance_weights_need_two_policies(settings: Settings) -> Iterator[Problem]:
     """With the sampler's log-probabilities as the old policy, trainer / sampler is 1 before the first step of ppo."""
     objective = settings.objective
@@ -134,6 +154,7 @@ RULES = (
     dual_clip_belongs_to_the_ratio,
     custom_loss_is_named,
     policy_loss_has_advantages,
+    advantages_are_computed_where_they_are_shaped,
     importance_weights_need_two_policies,
     importance_bounds_are_ordered,
     custom_weighting_is_used,

@@ -12,7 +12,7 @@ FULLY_ASYNC = "vime.rollout.fully_async_rollout.generate_rollout_fully_async"
 def num_rollout_gpus(settings: Settings) -> int:
     """GPUs that vime's own engines need; under --colocate as many as train, when left out."""
     cluster = settings.cluster
-    if settings.engine.rollout_external_engine_addrs is not None:
+    if settings.engine.rollout_external_engine_addrs is not None or settings.objective.is_supervised:
         return 0
     if cluster.colocate and cluster.rollout_num_gpus is None:
         return cluster.num_trainer_ranks

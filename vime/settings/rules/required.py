@@ -17,7 +17,8 @@ def needed_flags_are_given(settings: Settings) -> Iterator[Problem]:
         "--prompt-data": data.prompt_data or data.data_source_path or (trains_only(settings) or None),
         "--num-rollout": data.num_epoch if data.num_rollout is None else data.num_rollout,
         "--rollout-batch-size": data.rollout_batch_size,
-        "--rollout-max-response-len": settings.rollout.rollout_max_response_len,
+        "--rollout-max-response-len": settings.rollout.rollout_max_response_len
+        or (settings.objective.is_supervised or None),
     }
     missing = tuple(name for name, value in needed.items() if value is None)
     if missing:
@@ -25,9 +26,10 @@ def needed_flags_are_given(settings: Settings) -> Iterator[Problem]:
 
 
 def reward_is_named(settings: Settings) -> Iterator[Problem]:
-    """Samples that the run generates need a reward; stored ones have it."""
+    """Samples that the run generates need a reward; stored ones have it, and records of fine-tuning need none."""
     rollout = settings.rollout
-    if rollout.rm_type is None and rollout.custom_rm_path is None and not trains_only(settings):
+    generates = not (trains_only(settings) or settings.objective.is_supervised)
+    if rollout.rm_type is None and rollout.custom_rm_path is None and generates:
         yield problem(
             settings,
             "--rm-type --custom-rm-path",

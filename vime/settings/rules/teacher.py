@@ -96,6 +96,21 @@ def vllm_teacher_has_an_address(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def vllm_teacher_scores_at_the_temperature(settings: Settings) -> Iterator[Problem]:
+    """vLLM scores the tokens of a prompt without temperature, whatever the request says."""
+    objective, temperature = settings.objective, settings.rollout.rollout_temperature
+    asks = objective.use_opd and objective.opd_type == "vllm" and objective.opd_teacher_scoring == "prompt-logprobs"
+    if asks and temperature != 1:
+        yield problem(
+            settings,
+            "--opd-teacher-scoring --rollout-temperature",
+            allowed="--rollout-temperature 1",
+            reason="vLLM scores the tokens of a prompt at temperature 1, so student and teacher would be compared at "
+            "two temperatures.",
+            next_step="Give --rollout-temperature 1, or --opd-type megatron.",
+        )
+
+
 def teacher_model_is_configured(settings: Settings) -> Iterator[Problem]:
     """Names of models are those of --vllm-config."""
     if settings.objective.opd_teacher_model is not None and settings.engine.vllm_config is None:
@@ -115,5 +130,6 @@ RULES = (
     megatron_teacher_has_a_checkpoint,
     vllm_teacher_has_no_checkpoint,
     vllm_teacher_has_an_address,
+    vllm_teacher_scores_at_the_temperature,
     teacher_model_is_configured,
 )

@@ -1,0 +1,29 @@
+"""Supervised fine-tuning: the likelihood of the tokens of a record, aggregated as every loss is."""
+
+from __future__ import annotations
+
+import torch
+
+from vime.algorithms.aggregate import token_weights, weighted_sum
+from vime.algorithms.loss_tokens import LossTokens
+from vime.algorithms.policy_loss import supervised_loss
+from vime.data.batch import StepTotals
+
+
+def supervised_objective(
+    totals: StepTotals, tokens: LossTokens, log_probs: torch.Tensor, entropies: torch.Tensor, *, per_token: bool
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(loss, metrics) of one microbatch, scalars divided by the denominators of the whole step; metrics are detached.
+
+    Args:
+        totals: sums over all ranks and microbatches of the step.
+        tokens: mask, lengths and denominators; nothing else of them is read.
+        log_probs: [R] differentiable. What masked tokens hold reaches neither loss nor gradient.
+        entropies: [R] reported only.
+        per_token: mean over trained tokens in place of the mean over samples.
+    """
+    mask = tokens.loss_mask
+    weights = token_weights(mask, tokens.response_lengths, tokens.mask_sums, totals, per_token=per_token)
+    loss = weighted_sum(supervised_loss(log_probs.where(mask, 0.0)), weights)
+    entropy = weighted_sum(entropies.where(mask, 0.0), weights)
+    return loss, {"loss": loss.detach(), "entropy_loss": entropy.detach()}
