@@ -68,6 +68,22 @@ def read_nucleus(members: Sequence[StoredMember], masks: Sequence[Array], *, log
     return NucleusRows(np.concatenate(ids), np.concatenate(offsets), np.concatenate(values) if log_probs else None)
 
 
+def read_teacher(members: Sequence[StoredMember]) -> Array | None:
+    """A teacher's log-probabilities [R] that came with the samples of `members`; None where no sample has any.
+
+    Those of a sample without them, which is not trained where they are needed, are zeros.
+    """
+    if not any(member.has("teacher_log_probs") for member in members):
+        return None
+    lengths = [member.sample.response_length for member in members]
+    return np.concatenate(
+        [
+            member.rows("teacher_log_probs", length) if member.has("teacher_log_probs") else np.zeros(length, np.float32)
+            for member, length in zip(members, lengths, strict=True)
+        ]
+    )
+
+
 def _top_k_of(member: StoredMember, mask: Array, k: int) -> tuple[Array, Array]:
     """Ids int32 [R, k] and log-probabilities float32 [R, k]."""
     length = member.sample.response_length

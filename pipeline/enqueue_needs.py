@@ -26,6 +26,7 @@ def enqueue_needs(settings: Settings, hf_config: Mapping[str, Any]) -> EnqueueRe
         routes=route_shape(hf_config) if objective.use_rollout_routing_replay else None,
         sc_top_k=objective.score_centering_top_k if objective.use_score_centering and top_p == 1 else None,
         top_p=top_p < 1,
+        teacher=objective.use_opd and objective.opd_type == "vllm",
         max_tokens=None if limit is None else limit * context_parallel_size(settings),
         vocab_size=hf_config.get("vocab_size"),
     )

@@ -34,6 +34,12 @@ class Generator(Protocol):
     async def generate(self, engine: Any, sample: Sample, *, cache_salt: str | None) -> None: ...
 
 
+class Teacher(Protocol):
+    """What scores a generated sample for on-policy distillation."""
+
+    async def score(self, sample: Sample) -> None: ...
+
+
 class QueueClient(Protocol):
     """What a producer needs of the coordinator."""
 
@@ -87,6 +93,7 @@ class Producer:
         failed_groups: FailedGroups,
         group_reward: GroupRewardFunction | None = None,
         write_limits: WriteLimits | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         """With `group_reward` that is called once for all members of a group, and `reward` never.
 
@@ -94,7 +101,7 @@ class Producer:
         """
         self._settings, self._queue, self._pool = settings, queue, pool
         self._engines, self._generator, self._reward, self._hook_args = engines, generator, reward, hook_args
-        self._group_reward = group_reward
+        self._group_reward, self._teacher = group_reward, teacher
         self._policy_version = 0
         self._admitting = asyncio.Event()
         self._stopping = False
@@ -335,6 +342,8 @@ class Producer:
             await self._generator.generate(engine, sample, cache_salt=salt)
         finally:
             self._count_requests(-1)
+        if self._teacher is not None:
+            await self._teacher.score(sample)
         if self._group_reward is not None:
             return
         started = time.monotonic()

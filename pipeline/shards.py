@@ -8,7 +8,7 @@ from types import TracebackType
 
 import numpy as np
 
-from pipeline.candidates import CandidateNeeds, read_nucleus, read_top_k
+from pipeline.candidates import CandidateNeeds, read_nucleus, read_teacher, read_top_k
 from pipeline.members import RowSource, StoredMember
 from pipeline.planner import BatchPlan, StepPlan
 from storage.columns import Array
@@ -138,6 +138,7 @@ def _read(members: Sequence[StoredMember], filler: bool, candidates: CandidateNe
         advantages=np.asarray([0.0 if filler else sample.advantage for sample in samples], np.float32),
         mask_sums=np.asarray([sample.mask_sum for sample in samples], np.float32),
         sample_indices=np.asarray([sample.sample_index for sample in samples], np.int64),
+        teacher_log_probs=read_teacher(members),
         top_k=None if candidates.top_k is None else read_top_k(members, masks, candidates.top_k),
         nucleus=read_nucleus(members, masks, log_probs=candidates.nucleus_log_probs) if candidates.nucleus else None,
     )

@@ -34,8 +34,10 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
 from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.rewards import RewardFunction, load_group_reward, load_reward
-from vime.rollout.supervised import RecordReader, no_reward
+from vime.rollout.no_reward import no_reward
+from vime.rollout.rewards import load_group_reward, load_reward
+from vime.rollout.supervised import RecordReader
+from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.settings.rules.quantities import context_parallel_size
@@ -145,19 +147,41 @@ async def build_producer(
     )
     if settings.objective.is_supervised:
         generator = RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
-        reward: RewardFunction = no_reward
-    else:
-        reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
+    unrewarded = rollout.rm_type is None and rollout.custom_rm_path is None
+    reward = no_reward if unrewarded else load_reward(rollout.rm_type, rollout.custom_rm_path)
+    teacher = await _engine_teacher(settings)
     grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
     failed = FailedGroups(box, pool if keeps_all else None)
-    producer = Producer(producer_settings, queue, pool, engines, generator, reward, HookArgs(settings), failed, grouped)
+    producer = Producer(
+        producer_settings,
+        queue,
+        pool,
+        engines,
+        generator,
+        reward,
+        HookArgs(settings),
+        failed,
+        grouped,
+        teacher=teacher,
+    )
 
     async def close_pool() -> None:
         pool.close()
 
-    return producer, [*(engine.close for engine in engines), close_pool]
+    closers = [engine.close for engine in engines] + ([] if teacher is None else [teacher.close])
+    return producer, [*closers, close_pool]
+
+
+async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
+    """The teacher in an engine of someone else's, when there is one; raises what is wrong with it."""
+    objective, url = settings.objective, settings.rollout.rm_url
+    if not objective.use_opd or objective.opd_type != "vllm" or url is None:
+        return None
+    teacher = EngineTeacher.at(url)
+    await teacher.check()
+    return teacher
 
 
 def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:

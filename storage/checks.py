@@ -34,6 +34,8 @@ class EnqueueRequirements:
     """Score centering needs so many candidates of every token."""
     top_p: bool = False
     """Every trainable token needs what top-p left to sample from."""
+    teacher: bool = False
+    """Every trainable sample needs a log-probability of each token under a teacher."""
     max_tokens: int | None = None
     """Most tokens of prompt and response that the trainer can take."""
     vocab_size: int | None = None
@@ -55,6 +57,8 @@ def check_sample(sample: Sample, needs: EnqueueRequirements) -> None:
     log_probs = _check_log_probs(sample, needs, mask)
     _check_spans(sample, needs, mask)
     is_trained = bool(mask.any())
+    if needs.teacher and is_trained:
+        _check_teacher(sample)
     if needs.routes is not None and (is_trained or sample.rollout_routed_experts is not None):
         check_routes(sample, needs.routes)
     if needs.sc_top_k is not None and (is_trained or sample.rollout_topk_token_ids is not None):
@@ -116,6 +120,25 @@ def _check_log_probs(sample: Sample, needs: EnqueueRequirements, mask: npt.NDArr
                 reason=reason,
             )
     return log_probs
+
+
+def _check_teacher(sample: Sample) -> None:
+    """One finite number for each response token, not above zero."""
+    if sample.teacher_log_probs is None:
+        raise SampleError(
+            f"{place(sample)}: there are no teacher_log_probs, allowed: {sample.response_length}.",
+            next_step="Look at the teacher's engine, or leave out --use-opd.",
+            reason="teacher_log_probs_missing",
+        )
+    log_probs = log_probs_of(sample, "teacher_log_probs")
+    bad = ~(np.isfinite(log_probs) & (log_probs <= 0.0))
+    if bad.any():
+        position = int(np.argmax(bad))
+        raise SampleError(
+            f"{place(sample)}: teacher_log_probs[{position}] is {log_probs[position]}, allowed: a finite number of zero "
+            "or less.",
+            reason="teacher_log_prob",
+        )
 
 
 def _check_spans(sample: Sample, needs: EnqueueRequirements, mask: npt.NDArray[np.bool_]) -> None:

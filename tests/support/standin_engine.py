@@ -157,6 +157,8 @@ class StandinEngine:
             if http_request.transport is not None:
                 http_request.transport.abort()
             raise asyncio.CancelledError
+        if sampling.get("prompt_logprobs") is not None:
+            return await self._score(prompt)
         request = self._requests[body["request_id"]] = _Request()
         self._num_running += 1
         try:
@@ -164,6 +166,15 @@ class StandinEngine:
         finally:
             self._num_running -= 1
             del self._requests[body["request_id"]]
+
+    async def _score(self, prompt: list[int]) -> web.Response:
+        """Of each prompt token but the first: that of the next token where it is that, another elsewhere."""
+        rows: list[dict[str, Any] | None] = [None]
+        for position in range(1, len(prompt)):
+            token, log_prob = self._next_token(prompt[:position], self.weights_digest)
+            scored = log_prob if token == prompt[position] else log_prob - 2.0
+            rows.append({str(prompt[position]): {"logprob": scored}})
+        return await _answer(choices=[], prompt_logprobs=rows)
 
     async def _sample(
         self, request: _Request, prompt: list[int], sampling: dict[str, Any], salt: str | None

@@ -55,8 +55,3 @@ class RecordReader:
         if isinstance(label, str) and messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": label})
         return encode_conversation(self._tokenizer, messages, self._mask_type, sample.metadata.get("tools"))
-
-
-async def no_reward(args: Any, sample: Sample) -> float:  # noqa: ARG001 - the documented hook signature
-    """0 for every record: the likelihood is trained, nothing is rewarded."""
-    return 0.0

@@ -44,9 +44,9 @@ def test_no_default_is_refused() -> None:
 
 def test_several_refusals_come_in_one_message(argv: list[str]) -> None:
     with pytest.raises(
-        SettingsError, match=r"(?s)--use-rollout-entropy is not built yet.*--eval-interval 5 is not built yet"
+        SettingsError, match=r"(?s)--use-distributed-post is not built yet.*--eval-interval 5 is not built yet"
     ) as caught:
-        validate(parse_settings([*argv, "--eval-interval", "5", "--use-rollout-entropy"]))
+        validate(parse_settings([*argv, "--eval-interval", "5", "--use-distributed-post"]))
     assert caught.value.next_step
 
 
@@ -57,8 +57,8 @@ def test_what_happens_anyway_is_accepted(argv: list[str]) -> None:
 
 
 def test_a_dry_run_warns_instead(argv: list[str]) -> None:
-    (warning,) = validate(parse_settings([*argv, "--use-rollout-entropy"]), dry_run=True)
-    assert warning.startswith("--use-rollout-entropy is not built yet, allowed: left out. The entropy is")
+    (warning,) = validate(parse_settings([*argv, "--use-distributed-post"]), dry_run=True)
+    assert warning.startswith("--use-distributed-post is not built yet, allowed: left out. Producers send")
 
 
 def test_a_secret_is_not_shown() -> None:

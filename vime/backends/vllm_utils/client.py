@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -105,6 +106,17 @@ class EngineClient:
             "POST", wire.GENERATE, data=wire.encode_generate(request), timeout_s=self._generate_timeout_s
         )
         return wire.decode_generate(body, request)
+
+    async def score(self, token_ids: list[int], start: int) -> list[float]:
+        """Natural-log probability of each of `token_ids[start:]` after those before it; `start` is at least 1.
+
+        The engine scores at temperature 1 over the whole vocabulary, whatever it samples with.
+        """
+        request_id = uuid.uuid4().hex
+        body = await self._call(
+            "POST", wire.GENERATE, data=wire.encode_score(request_id, token_ids), timeout_s=self._generate_timeout_s
+        )
+        return wire.decode_score(body, request_id, token_ids, start)
 
     async def abort(self, request_id: str) -> None:
         """Abort one request by the id it was sent with; nothing happens if it isn't running."""

@@ -57,6 +57,14 @@ class _Choice(msgspec.Struct):
     sampling_mask: list[list[int]] | None = None
 
 
+class _PromptLogProb(msgspec.Struct):
+    logprob: float
+
+
+class _Scored(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _PromptLogProb] | None] | None = None
+
+
 class _CachedTokens(msgspec.Struct):
     cached_tokens: int | None = None
 
@@ -96,6 +104,35 @@ def encode_generate(request: GenerateRequest) -> bytes:
     if request.cache_salt is not None:
         body["cache_salt"] = request.cache_salt
     return msgspec.json.encode(body)
+
+
+def encode_score(request_id: str, token_ids: list[int]) -> bytes:
+    """JSON body of a request for the log-probability of each token of a prompt; one token is sampled and unused."""
+    parameters = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+    return msgspec.json.encode({"request_id": request_id, "token_ids": token_ids, "sampling_params": parameters})
+
+
+def decode_score(body: bytes, request_id: str, token_ids: list[int], start: int) -> list[float]:
+    """Log-probability of each of `token_ids[start:]` after those before it; `EngineError` for what can't be used."""
+    where = f"request {request_id}"
+    try:
+        rows = msgspec.json.decode(body, type=_Scored).prompt_logprobs or []
+    except msgspec.DecodeError as error:
+        raise EngineError(f"{where}: the engine's answer can't be read: {error}.") from error
+    if len(rows) != len(token_ids):
+        raise EngineError(f"{where}: the engine scored {len(rows)} of {len(token_ids)} tokens, allowed: all.")
+    found = []
+    for position in range(start, len(token_ids)):
+        value = (rows[position] or {}).get(str(token_ids[position]))
+        if value is None or not NO_LOG_PROB < value.logprob <= 0.0:
+            said = "absent" if value is None else str(value.logprob)
+            raise EngineError(
+                f"{where}: the log-probability of token {position} (id {token_ids[position]}) is {said}, allowed: "
+                "finite and not above zero.",
+                next_step="Check that the teacher's tokenizer is that of the model that is trained.",
+            )
+        found.append(value.logprob)
+    return found
 
 
 def engine_request_id(request_id: str) -> str:

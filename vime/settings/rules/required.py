@@ -26,10 +26,11 @@ def needed_flags_are_given(settings: Settings) -> Iterator[Problem]:
 
 
 def reward_is_named(settings: Settings) -> Iterator[Problem]:
-    """Samples that the run generates need a reward; stored ones have it, and records of fine-tuning need none."""
+    """Samples that the run generates need a reward; stored ones have it, and fine-tuning and distillation need none."""
     rollout = settings.rollout
-    generates = not (trains_only(settings) or settings.objective.is_supervised)
-    if rollout.rm_type is None and rollout.custom_rm_path is None and generates:
+    objective = settings.objective
+    needs_none = trains_only(settings) or objective.is_supervised or objective.use_opd
+    if rollout.rm_type is None and rollout.custom_rm_path is None and not needs_none:
         yield problem(
             settings,
             "--rm-type --custom-rm-path",

@@ -26,6 +26,8 @@ IGNORED: dict[str, _Condition] = {
     "--custom-pg-loss-reducer-function-path": lambda settings: (
         settings.objective.custom_pg_loss_reducer_function_path is not None
     ),
+    "--rollout-temperature": lambda settings: settings.rollout.rollout_temperature != 1,
+    "--rollout-top-p": lambda settings: settings.rollout.rollout_top_p != 1,
     "--rm-type": lambda settings: settings.rollout.rm_type is not None,
     "--custom-rm-path": lambda settings: settings.rollout.custom_rm_path is not None,
     "--group-rm": lambda settings: settings.rollout.group_rm,

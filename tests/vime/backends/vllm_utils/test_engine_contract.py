@@ -83,6 +83,23 @@ class TestGenerate:
         assert [result.token_ids for result in together[:4]] == alone
 
 
+class TestScore:
+    async def test_a_sampled_response_is_scored_as_it_was_sampled(self, client: EngineClient) -> None:
+        """At temperature 1, also with another prompt before it than the sampler's requests had."""
+        result = await client.generate(greedy(24))
+        again = await client.generate(GenerateRequest("warm", _PROMPT, Sampling(24, seed=5, ignore_eos=True)))
+        scored = await client.score(_PROMPT + again.token_ids, len(_PROMPT))
+        assert scored == pytest.approx(again.log_probs, abs=1e-4)
+        assert await client.score(_PROMPT + result.token_ids, len(_PROMPT) + 20) == pytest.approx(
+            (await client.score(_PROMPT + result.token_ids, len(_PROMPT)))[20:], abs=1e-4
+        )
+
+    async def test_requests_for_scores_sample_nothing_that_counts(self, client: EngineClient) -> None:
+        before = await client.generate(greedy(4))
+        await asyncio.gather(*[client.score([5, 6, 7, number], 1) for number in range(8, 24)])
+        assert (await client.generate(greedy(4))).token_ids == before.token_ids
+
+
 class TestPause:
     async def test_keep_freezes_a_request_which_then_ends_with_the_same_tokens(self, client: EngineClient) -> None:
         undisturbed = await client.generate(greedy(_LONG))

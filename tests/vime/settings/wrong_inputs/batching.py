@@ -3,6 +3,9 @@
 from tests.vime.settings.wrong_inputs.case import Case
 
 CASES = (
+    Case("--use-dynamic-batch-size --max-tokens-per-gpu 64 --log-probs-max-tokens-per-gpu 32",
+         "--log-probs-max-tokens-per-gpu 32 with --max-tokens-per-gpu 64", "64 or more",
+         "Leave out --log-probs-max-tokens-per-gpu.", "passes_are_no_smaller_than_training"),
     Case("--global-batch-size 3", "--global-batch-size is 3, but a rollout batch has 4 x 2 = 8 samples",
          "a divisor of that", "Change one of the three.", "steps_divide_the_batch"),
     Case("--num-steps-per-rollout 3", "--num-steps-per-rollout is 3, but a rollout batch has 8 samples",

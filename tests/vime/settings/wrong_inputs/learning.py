@@ -5,6 +5,8 @@ from tests.vime.settings.wrong_inputs.case import Case
 _REF = "--ref-load $DIR/model"
 _SC = "--use-score-centering"
 _ALONE = "score_centering_stands_alone"
+_RECORDS = "supervised_loss_stands_alone"
+_SFT = "--loss-type sft_loss"
 _TEACHER = "--use-opd --opd-type megatron --opd-teacher-load $DIR/model"
 
 CASES = (
@@ -25,6 +27,14 @@ CASES = (
     Case("--disable-compute-advantages-and-returns",
          "--disable-compute-advantages-and-returns with --loss-type policy_loss", "--loss-type sft_loss or custom_loss",
          "Leave out --disable-compute-advantages-and-returns.", "policy_loss_has_advantages"),
+    Case("--loss-type custom_loss --custom-loss-function-path vime.a.b --disable-compute-advantages-and-returns "
+         "--normalize-advantages", "--disable-compute-advantages-and-returns with --normalize-advantages",
+         "one of them", "Leave out --normalize-advantages",
+         "advantages_are_computed_where_they_are_shaped"),
+    Case("--loss-type custom_loss --custom-loss-function-path vime.a.b --disable-compute-advantages-and-returns "
+         "--custom-advantage-function-path vime.a.b",
+         "--disable-compute-advantages-and-returns with --custom-advantage-function-path vime.a.b", "one of them",
+         "Leave out --custom-advantage-function-path", "advantages_are_computed_where_they_are_shaped"),
     Case("--use-tis --use-rollout-logprobs", "--use-tis with --use-rollout-logprobs", "one of them, or --pg-loss-type",
          "Leave out --use-tis", "importance_weights_need_two_policies"),
     Case("--tis-clip-low 3", "--tis-clip-low 3.0 with --tis-clip 2.0", "2.0 or less", "Lower --tis-clip-low",
@@ -56,7 +66,7 @@ CASES = (
     Case(f"{_SC} --advantage-estimator gspo", f"{_SC} with --advantage-estimator gspo", "any but gspo and cispo",
          "Leave out --advantage-estimator", _ALONE),
     Case(f"{_SC} --loss-type sft_loss", f"{_SC} with --loss-type sft_loss", "--loss-type policy_loss",
-         "Leave out --loss-type", _ALONE),
+         "Leave out --loss-type", _ALONE, leave_out="--rm-type"),
     Case(f"{_SC} --custom-pg-loss-reducer-function-path vime.a.b",
          f"{_SC} with --custom-pg-loss-reducer-function-path vime.a.b", "left out", "Leave out --custom-pg", _ALONE),
     Case(f"{_SC} {_TEACHER}", f"{_SC} with --use-opd", "--use-opd left out", "Leave out --use-opd", _ALONE),
@@ -90,6 +100,25 @@ CASES = (
          "Give --opd-teacher-model NAME or --rm-url ADDRESS.", "vllm_teacher_has_an_address"),
     Case("--use-opd --opd-type vllm --opd-teacher-model big", "--opd-teacher-model big without --vllm-config", "both",
          "Give --vllm-config FILE.", "teacher_model_is_configured"),
+    Case("--use-opd --opd-type vllm --rm-url http://t:1 --rollout-temperature 0.7",
+         "--opd-teacher-scoring prompt-logprobs with --rollout-temperature 0.7", "--rollout-temperature 1",
+         "Give --rollout-temperature 1", "vllm_teacher_scores_at_the_temperature"),
+    *(Case(f"{_SFT} {words}", f"{_SFT} with {words.split(' --')[0]}", f"no {words.split()[0]}",
+           f"Leave out {words.split()[0]}.", f"{_RECORDS} {others}".strip(), leave_out="--rm-type")
+      for words, others in (
+          (f"--kl-coef 0.1 {_REF}", "kl_in_rewards_reaches_the_advantages"), (f"--use-kl-loss {_REF}", ""),
+          ("--entropy-coef 0.1", ""), (_TEACHER, ""), ("--use-tis", ""), ("--use-opsm", ""),
+          ("--get-mismatch-metrics --custom-tis-function-path vime.a.b", ""), ("--use-rollout-logprobs", ""),
+          ("--use-rollout-entropy", ""), ("--normalize-advantages", ""),
+          ("--custom-advantage-function-path vime.a.b", ""),
+          ("--custom-pg-loss-reducer-function-path vime.a.b", ""), ("--rollout-temperature 0.7", ""),
+          ("--rollout-top-p 0.9", ""), ("--custom-rm-path vime.a.b", ""), ("--group-rm", ""),
+      )),
+    Case(_SFT, f"{_SFT} with --rm-type random", "no --rm-type", "Leave out --rm-type.", _RECORDS),
+    Case(f"{_SFT} --rollout-num-gpus 1", f"--rollout-num-gpus 1 with {_SFT}", "0, or left out",
+         "Leave out --rollout-num-gpus.", "supervised_fine_tuning_starts_no_engine", leave_out="--rm-type"),
+    Case("--loss-mask-type qwen3", "--loss-mask-type qwen3 with --loss-type policy_loss", _SFT,
+         "Leave out --loss-mask-type", "only_records_have_a_chat_format"),
     Case(f"{_SC} --rollout-top-p 0.9", "The environment has VLLM_RETURN_ORIGINAL_LOGPROB=true",
          "VLLM_RETURN_ORIGINAL_LOGPROB unset", "Run `unset VLLM_RETURN_ORIGINAL_LOGPROB`.",
          "engine_keeps_processed_logprobs", environment={"VLLM_RETURN_ORIGINAL_LOGPROB": "true"}),
