@@ -78,7 +78,9 @@ def read_teacher(members: Sequence[StoredMember]) -> Array | None:
     lengths = [member.sample.response_length for member in members]
     return np.concatenate(
         [
-            member.rows("teacher_log_probs", length) if member.has("teacher_log_probs") else np.zeros(length, np.float32)
+            member.rows("teacher_log_probs", length)
+            if member.has("teacher_log_probs")
+            else np.zeros(length, np.float32)
             for member, length in zip(members, lengths, strict=True)
         ]
     )

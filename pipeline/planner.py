@@ -17,6 +17,7 @@ from vime.utils.types import Sample
 
 PLAN_VERSION = 1
 
+
 class PlannedGroup(msgspec.Struct, frozen=True):
     """One accepted group: its queue position and the reference of its payload."""
 

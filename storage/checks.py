@@ -135,7 +135,7 @@ def _check_teacher(sample: Sample) -> None:
     if bad.any():
         position = int(np.argmax(bad))
         raise SampleError(
-            f"{place(sample)}: teacher_log_probs[{position}] is {log_probs[position]}, allowed: a finite number of zero "
+            f"{place(sample)}: teacher_log_probs[{position}] is {log_probs[position]}, allowed: a finite number, zero "
             "or less.",
             reason="teacher_log_prob",
         )

@@ -1,10 +1,10 @@
 """A loss of the user's own (--custom-loss-function-path): `f(args, batch, log_probs, entropies, reduce)`.
 
 `args` is the flat view of the settings. `batch` is a dict of lists with one entry for each sequence: total_lengths,
-response_lengths, sample_indices, and one tensor [response tokens] each in loss_masks, advantages, rollout_log_probs and,
-where there are such, log_probs (of the trainer before the batch's first step), ref_log_probs and teacher_log_probs.
-`log_probs` and `entropies` [R] are those of the policy at this moment, of all sequences end to end, differentiable.
-`reduce` makes of values [R] the number that a step reports: the mean over samples, or over tokens with
+response_lengths, sample_indices, and one tensor [response tokens] each in loss_masks, advantages, rollout_log_probs
+and, where there are such, log_probs (of the trainer before the batch's first step), ref_log_probs and
+teacher_log_probs. `log_probs` and `entropies` [R] are those of the policy at this moment, of all sequences end to end,
+differentiable. `reduce` makes of values [R] the number that a step reports: the mean over samples, or over tokens with
 --calculate-per-token-loss, without masked tokens; sums of it over microbatches and ranks are exact.
 
 The function returns the loss, a scalar that depends on `log_probs` or `entropies` and is divided by what `reduce`

@@ -21,9 +21,7 @@ from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import RestoreError
 
 
-def load_source(
-    chunks: Sequence[torch.nn.Module], args: argparse.Namespace, hf_config: Mapping[str, Any], source: WeightSource
-) -> None:
+def load_source(chunks: Sequence[torch.nn.Module], hf_config: Mapping[str, Any], source: WeightSource) -> None:
     """Fill the model from a Hugging Face folder or a Megatron checkpoint; collective over all ranks.
 
     The optimizer isn't told. Raises `ModelError` or `RestoreError` when the weights aren't there or don't fit, and

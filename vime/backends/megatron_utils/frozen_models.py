@@ -35,7 +35,7 @@ class FrozenModels:
         """
         source = self._config.reference
         if source is not None:
-            load_source(self._learner.chunks, self._args, self._hf_config, source)
+            load_source(self._learner.chunks, self._hf_config, source)
             self._learner.optimizer.reload_model_params()
             if self._config.objective.needs_reference:
                 self.reference = FrozenWeights(self._learner.chunks)
@@ -77,4 +77,4 @@ class FrozenModels:
                 self._load(self._config.teacher)
 
     def _load(self, source: WeightSource) -> None:
-        load_source(self._learner.chunks, self._args, self._hf_config, source)
+        load_source(self._learner.chunks, self._hf_config, source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from megatron.core.utils import unwrap_model
@@ -16,8 +17,8 @@ class FrozenWeights:
     Optimizer, gradients and random state are never touched.
     """
 
-    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
-        """Begin with a copy of the weights that `chunks` have now."""
+    def __init__(self, chunks: Sequence[Any]) -> None:
+        """Begin with a copy of the weights that the chunks of a `Learner` have now."""
         self._chunks = chunks
         self._kept = [_host_copy(tensor) for tensor in _tensors(chunks)]
 
@@ -46,7 +47,7 @@ class FrozenWeights:
         torch.cuda.synchronize()
 
 
-def _tensors(chunks: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+def _tensors(chunks: Sequence[Any]) -> list[torch.Tensor]:
     """Parameters and saved buffers (a router's bias of its experts is one), each once, after pending all-gathers."""
     found: dict[int, torch.Tensor] = {}
     for chunk in chunks:

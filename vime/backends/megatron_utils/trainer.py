@@ -115,7 +115,7 @@ class MegatronTrainer:
         """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
 
         Ranks of one data-parallel share pass the same microbatches; all ranks pass the same number of them. Returns,
-        equal on all ranks: of `METRIC_NAMES` and others what the objective reports, each aggregated like the loss except
+        equal on all ranks: what the objective reports, `METRIC_NAMES` first, each aggregated like the loss except
         num_tokens (trained), grad_norm (before clipping) and lr (used in this step).
         Raises `TrainerError`, before any weight changes, when ranks disagree about the number of microbatches or a
         loss or gradient isn't finite.
@@ -216,7 +216,8 @@ class MegatronTrainer:
         most = self._config.log_probs_max_tokens
         if most is None or replays_routes or self._args.virtual_pipeline_model_parallel_size is not None:
             return 1
-        return max(1, most // max(self._on_all_ranks(max(token_counts(microbatches)))))
+        longest: int = max(self._on_all_ranks(max(token_counts(microbatches))))
+        return max(1, most // longest)
 
     def _use_threads(self) -> None:
         if self._config.num_threads is not None:  # a setting of the calling thread, not of the process

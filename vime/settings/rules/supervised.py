@@ -20,9 +20,7 @@ IGNORED: dict[str, _Condition] = {
     "--use-rollout-entropy": lambda settings: settings.objective.use_rollout_entropy,
     "--use-rollout-routing-replay": lambda settings: settings.objective.use_rollout_routing_replay,
     "--normalize-advantages": lambda settings: settings.objective.normalize_advantages,
-    "--custom-advantage-function-path": lambda settings: (
-        settings.objective.custom_advantage_function_path is not None
-    ),
+    "--custom-advantage-function-path": lambda settings: settings.objective.custom_advantage_function_path is not None,
     "--custom-pg-loss-reducer-function-path": lambda settings: (
         settings.objective.custom_pg_loss_reducer_function_path is not None
     ),
