@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.failed_groups import FailedGroups
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
-from pipeline.producer import Producer, ProducerSettings
+from pipeline.producer import Generator, Producer, ProducerSettings, Teacher
 from pipeline.transports.memory import open_memory_coordinator
 from storage.checks import EnqueueRequirements
 from storage.contracts import PayloadPool
@@ -132,22 +132,37 @@ async def stream(
     in_memory: bool = False,
     paused: bool = False,
     write_limits: WriteLimits | None = None,
+    generator: Generator | None = None,
+    teacher: Teacher | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
-    """A running producer, admitted at policy version 1 unless `paused`."""
+    """A running producer, admitted at policy version 1 unless `paused`; with a `generator` it has no engine."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
     source = PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2))
     config = CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0)
     coordinator, opened = (_in_memory if in_memory else _on_disk)(folder, source, config)
     queue = LocalQueue(coordinator)
-    generator = SampleGenerator(CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template))
+    engines_serve = generator is None
+    generator = generator or SampleGenerator(
+        CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template)
+    )
     with closing(opened) as pool:
         async with EngineClient(engine.address) as client:
             failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
             settings = replace(SETTINGS, **changes)
             producer = Producer(
-                settings, queue, pool, [client], generator, reward, None, failed, group_reward, write_limits
+                settings,
+                queue,
+                pool,
+                [client] if engines_serve else [],
+                generator,
+                reward,
+                None,
+                failed,
+                group_reward,
+                write_limits,
+                teacher,
             )
             running = asyncio.create_task(producer.run())
             if not paused:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.wide_groups import lease_bytes
-from pipeline.candidates import CandidateNeeds, candidate_needs, read_nucleus, read_top_k
+from pipeline.candidates import CandidateNeeds, candidate_needs, read_nucleus, read_teacher, read_top_k
 from pipeline.members import StoredMember
 from pipeline.planner import PlannedSample
 from storage.columns import encode_group
@@ -100,6 +100,15 @@ def test_a_masked_sample_without_candidates_gets_different_ids_whose_probabiliti
     assert found.ids.shape == found.log_probs.shape == (3, 3)
     assert found.ids[:2].tolist() == [[0, 1, 2]] * 2
     assert np.exp(found.log_probs[:2]).sum(-1) == pytest.approx([0.5, 0.5])
+
+
+def test_a_teachers_log_probabilities_come_with_the_samples_that_have_them(pool: Pool) -> None:
+    scored = stored(pool, (2, {"teacher_log_probs": [-1.0, -2.0]}), (1, NOTHING), (1, {"teacher_log_probs": [-3.0]}))
+    found = read_teacher(scored[::-1])
+    assert found is not None
+    assert found.dtype == np.float32
+    assert found.tolist() == [-3.0, 0.0, -1.0, -2.0]
+    assert read_teacher(stored(pool, (2, NOTHING))) is None
 
 
 def test_nuclei_of_each_member_follow_one_another_with_offsets_that_go_on(pool: Pool) -> None:

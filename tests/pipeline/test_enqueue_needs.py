@@ -51,6 +51,11 @@ def test_supervised_fine_tuning_needs_nothing_of_a_sampler() -> None:
     assert not needs("--loss-type", "sft_loss").sampled
 
 
+def test_a_teacher_in_an_engine_scores_before_the_queue_and_one_in_the_trainer_after_it() -> None:
+    assert needs("--use-opd", "--opd-type", "vllm").teacher
+    assert not needs("--use-opd", "--opd-type", "megatron").teacher
+
+
 def test_layers_without_experts_have_no_routes() -> None:
     config = {
         "model_type": "deepseek_v3", "num_hidden_layers": 5, "first_k_dense_replace": 2, "hidden_size": 32,

@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.objective import objective_config
 from vime.algorithms.importance import WeightKind, WeightRule
-from vime.algorithms.objective_config import Estimator, ObjectiveConfig
+from vime.algorithms.kl import KlKind
+from vime.algorithms.objective_config import Estimator, LossKind, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
 from vime.errors import SettingsError
 from vime.settings.parse import parse_settings
@@ -102,6 +103,24 @@ def test_a_function_that_is_not_there_is_refused() -> None:
     assert caught.value.next_step == "Correct the path."
 
 
+@pytest.mark.usefixtures("hooks")
+def test_kinds_of_loss_and_what_goes_with_them_reach_the_objective(hooks: Any) -> None:
+    found = config("--loss-type custom_loss --custom-loss-function-path objective_hooks.weigh --use-rollout-entropy "
+                   "--recompute-loss-function --disable-compute-advantages-and-returns")  # fmt: skip
+    assert (found.loss_kind, found.custom_loss) == (LossKind.CUSTOM, hooks.weigh)
+    assert (found.scores_entropy, found.recomputes_loss, found.computes_advantages) == (True, True, False)
+    plain = config()
+    assert (plain.loss_kind, plain.custom_loss) == (LossKind.POLICY, None)
+    assert (plain.scores_entropy, plain.recomputes_loss, plain.computes_advantages) == (False, False, True)
+    assert config("--loss-type sft_loss").loss_kind is LossKind.SUPERVISED
+
+
+def test_the_reference_reaches_the_objective() -> None:
+    found = config("--use-kl-loss --kl-loss-coef 0.2 --kl-loss-type k2 --use-unbiased-kl --kl-coef 0.1")
+    assert (found.use_kl_loss, found.kl_loss_coef, found.kl_coef) == (True, 0.2, 0.1)
+    assert (found.kl_kind, found.use_unbiased_kl, found.needs_reference) == (KlKind.K2, True, True)
+
+
 @pytest.mark.parametrize(
     ("words", "centers", "divides"),
     [
@@ -112,6 +131,7 @@ def test_a_function_that_is_not_there_is_refused() -> None:
         ("--advantage-estimator reinforce_plus_plus_baseline", True, False),
         ("--advantage-estimator reinforce_plus_plus", False, False),
         ("--advantage-estimator ppo", False, False),
+        ("--loss-type sft_loss", False, True),
     ],
 )
 def test_rewards_are_centred_and_scaled_as_the_estimator_asks(words: str, centers: bool, divides: bool) -> None:

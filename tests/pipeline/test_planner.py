@@ -23,7 +23,7 @@ SETTINGS = PlanSettings(
 
 
 def group(
-    position: int, *, version: int = 1, rewards: tuple[float, ...] = (0.0, 1.0), masks: tuple[int, ...] = (3, 4)
+    position: int, *, version: int | None = 1, rewards: tuple[float, ...] = (0.0, 1.0), masks: tuple[int, ...] = (3, 4)
 ) -> AcceptedGroup:
     size = len(rewards)
     ref = PoolRef("r", f"pack-{position}", "s", 1, "c", 1, "sha256", 0, 0, f"digest-{position}", 4, 100)
@@ -130,6 +130,13 @@ def test_rollouts_too_few_for_the_ranks_join_the_step_before() -> None:
 def test_ages_are_counted_from_the_oldest_token() -> None:
     result = plan([group(position, version=2) for position in range(4)])
     assert {sample.age_versions for sample in result.samples} == {3}
+
+
+def test_what_was_not_sampled_has_no_age_and_keeps_its_order() -> None:
+    records = [group(position, version=None) for position in range(5)]
+    found = plan(records)
+    assert found.positions == [0, 1, 2, 3]
+    assert {sample.age_versions for sample in found.samples} == {0}
 
 
 def test_too_few_groups_are_refused_with_both_numbers() -> None:

@@ -507,3 +507,41 @@ async def test_a_lost_lease_stops_the_work_and_its_result_is_refused(tmp_path: P
         identity = parts.coordinator.identity()
         assert (identity.pending, identity.in_flight) == (2, 0)
         assert json.dumps(identity.dropped) == "{}"
+
+
+class ScoringTeacher:
+    """Says of each token its position."""
+
+    async def score(self, sample: Sample) -> None:
+        sample.teacher_log_probs = [-float(position) for position in range(sample.response_length)]
+
+
+async def test_a_teacher_scores_each_sample_before_it_is_published(tmp_path: Path, engine: StandinEngine) -> None:
+    needs = EnqueueRequirements(teacher=True)
+    async with stream(tmp_path, engine, teacher=ScoringTeacher(), needs=needs, groups_wanted=1) as parts:
+        await parts.until_pending(1)
+        (accepted,) = await parts.coordinator.wait_for_groups(1, 5.0) or []
+        stored = parts.pool.read_group(accepted.ref)
+        for sample in decode_group(stored.header, stored.columns):
+            assert list(sample.teacher_log_probs or []) == [-float(number) for number in range(sample.response_length)]
+
+
+class Records:
+    """Samples from their prompts, without an engine."""
+
+    async def generate(self, engine: Any, sample: Sample, *, cache_salt: str | None) -> None:  # noqa: ARG002
+        assert engine is None
+        sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 3, 4], 3, [1, 0, 1]
+        sample.status = Sample.Status.COMPLETED
+
+
+async def test_records_are_published_without_an_engine_and_planned_without_an_age(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    needs = EnqueueRequirements(sampled=False)
+    async with stream(tmp_path, engine, generator=Records(), needs=needs, groups_wanted=4) as parts:
+        await parts.until_pending(4)
+        groups = await parts.coordinator.wait_for_groups(4, 5.0) or []
+        plan = plan_batch(groups, PLAN, branch="b", rollout_id=0, policy_version=3)
+        assert {(sample.age_versions, sample.mask_sum) for sample in plan.samples} == {(0, 2.0)}
+        assert (await parts.client.metrics()).num_running == 0

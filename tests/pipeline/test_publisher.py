@@ -163,3 +163,12 @@ async def test_engine_that_cannot_pause_lets_the_others_go_on_with_the_old_weigh
         assert (await rig.paused())[0] is False
         assert rig.publisher.version == 1
         assert rig.admission.said[-1] == "resume 1"
+
+
+async def test_without_engines_a_publication_only_counts() -> None:
+    admission = Admission()
+    publisher = WeightPublisher([], Source(), admission, start_version=4, flush_interval=0, timeout_s=1.0)
+    await publisher.connect()
+    publication = await publisher.publish()
+    assert (publication.version, publication.num_bytes, publisher.version) == (5, 0, 5)
+    assert admission.said == ["resume 5"]

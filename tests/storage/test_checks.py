@@ -271,6 +271,25 @@ def test_a_sample_that_is_not_trained_needs_neither_routes_nor_candidates(how: s
     assert refused(sample).reason == "routes_rows"
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (None, "teacher_log_probs_missing"),
+        ([-0.5] * (LENGTH - 1), "teacher_log_probs_length"),
+        ([-0.5, math.nan, -0.5, -0.5], "teacher_log_prob"),
+        ([-0.5, -math.inf, -0.5, -0.5], "teacher_log_prob"),
+        ([-0.5, 0.25, -0.5, -0.5], "teacher_log_prob"),
+    ],
+)
+def test_distillation_needs_a_probability_of_each_token_under_the_teacher(values: Any, reason: str) -> None:
+    needs = EnqueueRequirements(teacher=True)
+    with pytest.raises(SampleError) as caught:
+        check_enqueue([changed("teacher_log_probs", lambda _: values)], needs)
+    assert caught.value.reason == reason
+    check_enqueue([changed("teacher_log_probs", lambda _: [-0.5] * LENGTH)], needs)
+    check_enqueue([changed("loss_mask", lambda _: [0] * LENGTH)], needs)
+
+
 def test_supervised_fine_tuning_needs_no_log_probabilities_and_no_versions() -> None:
     sample = Sample(group_index=0, index=0, tokens=[1, 2], response_length=1, status=Sample.Status.COMPLETED)
     assert refused(sample, EnqueueRequirements()).reason == "log_probs_missing"

@@ -143,3 +143,11 @@ def test_a_config_file_may_name_the_custom_config_but_that_names_no_other(tmp_pa
 def test_a_value_out_of_range_names_the_flag_and_what_is_allowed(words: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         resolve(words)
+
+
+def test_supervised_fine_tuning_starts_no_engine_unless_the_user_wants_one() -> None:
+    resolved = resolve(["--loss-type", "sft_loss"])
+    assert resolved.settings.cluster.num_engines == 0
+    assert str(resolved.sources["--rollout-num-gpus"]) == "derived:--loss-type sft_loss"
+    assert resolve(["--loss-type", "sft_loss", "--rollout-num-gpus", "1"]).settings.cluster.num_engines == 1
+    assert resolve([]).settings.cluster.num_engines == 1
