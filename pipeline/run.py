@@ -221,7 +221,8 @@ class _Session:
         await workers.record_processes()
         await workers.guarded(publisher.connect())
         first = await workers.guarded(publisher.publish())
-        self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
+        if clients:
+            self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
         self._clock.start()
         return publisher
 
@@ -332,7 +333,8 @@ class _Session:
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
-        self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
+        if self._settings.cluster.num_engines:
+            self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:
             self._view.note(

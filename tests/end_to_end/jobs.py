@@ -27,6 +27,7 @@ class Job:
     folder: Path
     num_rollout: int = 3
     flags: dict[str, Any] = field(default_factory=dict)
+    switches: tuple[str, ...] = ()
 
     @property
     def run(self) -> Path:
@@ -64,7 +65,7 @@ class Job:
         }
         switches = ["--use-rollout-logprobs", "--calculate-per-token-loss", "--use-dynamic-batch-size"]
         words = [word for name, value in flags.items() if value is not None for word in (name, str(value))]
-        return [sys.executable, "-m", "vime", "train", *words, *switches]
+        return [sys.executable, "-m", "vime", "train", *words, *switches, *self.switches]
 
     def start(self) -> subprocess.Popen[str]:
         """Start the job in a process group of its own."""

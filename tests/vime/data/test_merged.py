@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,6 +32,19 @@ def microbatch(seed: int, *, nucleus: bool = False) -> PackedMicrobatch:
     )
 
 
+def flat(rows: Iterable[Iterable[int]]) -> list[int]:
+    return [int(item) for row in rows for item in row]
+
+
+def lengths_of(batch: PackedMicrobatch) -> Iterable[int]:
+    return np.diff(batch.cu_seqlens)
+
+
+def nuclei_of(batch: PackedMicrobatch) -> Iterable[int]:
+    """Ids that each response token has."""
+    return np.diff(batch.nucleus.offsets) if batch.nucleus is not None else [0] * len(batch.loss_mask)
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(1, 4))
 def test_sequences_keep_their_order_tokens_and_nuclei_and_results_come_apart(nuclei: list[bool], size: int) -> None:
     batches = [microbatch(seed, nucleus=nucleus) for seed, nucleus in enumerate(nuclei)]
@@ -40,13 +55,8 @@ def test_sequences_keep_their_order_tokens_and_nuclei_and_results_come_apart(nuc
     for name in ("tokens", "response_lengths", "loss_mask", "sampler_log_probs", "sample_indices"):
         values = [np.concatenate([vars(each)[name] for each in group]) for group in (found, batches)]
         assert np.array_equal(*values), name
-    sequences = [np.diff(each.cu_seqlens).tolist() for each in batches]
-    assert [length for each in found for length in np.diff(each.cu_seqlens)] == sum(sequences, [])
-    rows = [
-        np.diff(each.nucleus.offsets).tolist() if each.nucleus else [0] * len(each.loss_mask) for each in batches
-    ]
-    assert [n for each in found for n in (np.diff(each.nucleus.offsets) if each.nucleus else [0] * len(each.loss_mask))
-            ] == sum(rows, [])  # fmt: skip
+    assert flat(lengths_of(each) for each in found) == flat(lengths_of(each) for each in batches)
+    assert flat(nuclei_of(each) for each in found) == flat(nuclei_of(each) for each in batches)
     scores = [np.stack([each.sampler_log_probs, -each.sampler_log_probs]) for each in found]
     for batch, part in zip(batches, lazy.taken_apart(scores), strict=True):
         assert np.array_equal(part, np.stack([batch.sampler_log_probs, -batch.sampler_log_probs]))

@@ -36,9 +36,9 @@ class Characters:
     """One token for each character, and one each for the marks `<s>` and `<e>`."""
 
     eos_token = "<e>"
-    all_special_ids = [1, 2]
 
     def __init__(self, template: str) -> None:
+        self.all_special_ids = [1, 2]
         self._template = jinja2.Environment().from_string(template)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

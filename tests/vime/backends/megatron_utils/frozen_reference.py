@@ -40,14 +40,14 @@ def frozen_step(
     temperature: float,
 ) -> dict[str, float]:
     """Metrics of the step; its gradients are left in `actor`."""
-    scored = [_scored(actor, item, temperature) for item in sequences]
+    current_scores = [scored(actor, item, temperature) for item in sequences]
     with torch.no_grad():
         frozen = [
-            [_scored(model, item, temperature)[0].tolist() for item in sequences]
+            [scored(model, item, temperature)[0].tolist() for item in sequences]
             for model in (load_double(reference), load_double(teacher))
         ]
     items = []
-    for item, (log_probs, _), of_reference, of_teacher in zip(sequences, scored, *frozen, strict=True):
+    for item, (log_probs, _), of_reference, of_teacher in zip(sequences, current_scores, *frozen, strict=True):
         current = log_probs.tolist()
         sampler = item.sampler_log_probs.astype(float).tolist()
         items.append(
@@ -70,14 +70,14 @@ def frozen_step(
         flat = whitened([v for item in items for v in item.advantages], [m for item in items for m in item.mask])
         for item in items:
             item.advantages, flat = flat[: item.length], flat[item.length :]
-    leaves = [{"log_probs": list(log_probs), "entropies": list(entropies)} for log_probs, entropies in scored]
+    leaves = [{"log_probs": list(log_probs), "entropies": list(entropies)} for log_probs, entropies in current_scores]
     loss, metrics = step_objective(items, leaves, options)
     actor.zero_grad()
     loss.backward()
     return metrics
 
 
-def _scored(model: Any, item: tiny_batches.Sequence_, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def scored(model: Any, item: tiny_batches.Sequence_, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and entropy [R] of each response token."""
     prompt = len(item.tokens) - item.response_length
     rows = (dense_logits(model, item.tokens) / temperature)[prompt - 1 : -1].log_softmax(-1)

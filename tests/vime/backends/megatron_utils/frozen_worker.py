@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tiny_recorded import pack_recorded
 from tests.reference.dense_objective import Options
 from tests.support.watched_batches import WatchedBatches
 from vime.algorithms.kl import KlKind
-from vime.algorithms.objective_config import Estimator, ObjectiveConfig
+from vime.algorithms.objective_config import Estimator, LossKind, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings
 from vime.backends.megatron_utils.frozen_weights import FrozenWeights
 from vime.backends.megatron_utils.trainer import MegatronTrainer
@@ -36,6 +37,7 @@ ALL = ObjectiveConfig(
     gamma=0.9,
     opd_kl_coef=0.5,
     normalize_advantages=True,
+    scores_entropy=True,
 )
 
 
@@ -235,6 +237,67 @@ def sources_of_frozen_weights(world: World) -> dict[str, Any]:
     }
 
 
+def wider_passes(world: World) -> dict[str, Any]:
+    """Passes over neighbouring microbatches together, and over each alone."""
+    found: dict[str, Any] = {"sizes": [], "scores": [], "entropies": []}
+    kept = []
+    for most in (None, 90):
+        with begun(world, objective=ALL, **sources(world, log_probs_max_tokens=most)) as trainer:
+            scores = trainer._forward.scores
+
+            def counted(source: Any, scores: Any = scores, **options: Any) -> Any:
+                found["sizes"].append([each.num_tokens for each in source])
+                return scores(source, **options)
+
+            trainer._forward.scores = counted
+            (step,) = trainer.prepare([packs(0, [[0, 1], [2], [4], [6, 7]], "nucleus")])
+            kept.append([(b.reference_log_probs, b.teacher_log_probs, b.old_log_probs, b.old_entropies) for b in step])
+            metrics = trainer.train_step(step, totals(make_sequences(0)))
+            found["entropies"].append(abs(metrics["rollout_entropy"] - metrics["entropy_loss"]))
+    pairs = [pair for one, other in zip(*kept, strict=True) for pair in zip(one, other, strict=True)]
+    found["scores"] = max(float(np.abs(one - other).max()) for one, other in pairs)
+    found["entropy"] = metrics["rollout_entropy"]
+    return found
+
+
+def records_match_dense_reference(world: World) -> dict[str, dict[str, float]]:
+    """A step of supervised fine-tuning by plain descent at rate 1, against a float64 model."""
+    from dense_reference import load_double
+    from frozen_reference import scored
+
+    from tests.reference.dense_losses import supervised
+
+    found = {}
+    sequences = make_sequences(1)
+    for per_token in (False, True):
+        objective = ObjectiveConfig(
+            loss_kind=LossKind.SUPERVISED, calculate_per_token_loss=per_token, recomputes_loss=per_token
+        )
+        with world.trainer(*DESCENT, objective=objective, lr=1.0, clip_grad=0.0) as trainer:
+            before = weights_of(trainer)
+            (step,) = trainer.prepare([packs(1)])
+            metrics = trainer.train_step(step, totals(sequences))
+            after = weights_of(trainer)
+        model = load_double(world.checkpoint("tied"))
+        pairs = [scored(model, item, 1.0) for item in sequences]
+        records = [
+            SimpleNamespace(
+                rollout=item.rollout, mask=item.loss_mask, length=item.response_length, entropies=entropies.tolist()
+            )
+            for item, (_, entropies) in zip(sequences, pairs, strict=True)
+        ]
+        loss, expected = supervised(records, [list(log_probs) for log_probs, _ in pairs], per_token=per_token)
+        loss.backward()
+        gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
+        moved = {key: before[key].double() - after[key].double() for key in before}
+        found["per_token" if per_token else "per_rollout"] = {
+            "metrics": max(abs(metrics[key] - value) for key, value in expected.items()),
+            "gradients": max(float((moved[key] - gradients[key]).abs().max()) for key in moved),
+            "largest_gradient": max(float(gradients[key].abs().max()) for key in moved),
+        }
+    return found
+
+
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 TENSOR = ("--tensor-model-parallel-size", "2")
@@ -318,6 +381,8 @@ SCENARIOS: dict[str, Callable[[World], Any]] = {
         expert_bias_is_exchanged,
         reference_follows_over_a_resume,
         sources_of_frozen_weights,
+        wider_passes,
+        records_match_dense_reference,
         layouts,
     )
 }

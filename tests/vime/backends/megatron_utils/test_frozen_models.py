@@ -19,6 +19,8 @@ def one_rank(run_world: Any) -> dict[str, Any]:
             "expert_bias_is_exchanged",
             "reference_follows_over_a_resume",
             "sources_of_frozen_weights",
+            "wider_passes",
+            "records_match_dense_reference",
         ],
         "frozen_worker.py",
     )
@@ -102,6 +104,29 @@ def test_weights_that_are_not_there_or_don_t_fit_are_refused(
 ) -> None:
     said = one_rank["sources_of_frozen_weights"]["said"][case]
     assert [part for part in parts if part not in said] == [], said
+
+
+def test_neighbours_go_through_a_pass_together_and_come_out_as_each_alone(one_rank: dict[str, Any]) -> None:
+    found = one_rank["wider_passes"]
+    alone, together = found["sizes"][:3], found["sizes"][3:]
+    assert alone == [[14, 26, 30, 27]] * 3
+    assert together == [[14 + 26 + 30, 27]] * 3
+    assert max(together[0]) <= 90
+    assert found["scores"] < 1e-5
+
+
+def test_entropies_before_the_first_step_are_those_that_it_reports(one_rank: dict[str, Any]) -> None:
+    found = one_rank["wider_passes"]
+    assert found["entropy"] > 1.0
+    assert max(found["entropies"]) < 1e-5
+
+
+@pytest.mark.parametrize("aggregation", ["per_rollout", "per_token"])
+def test_a_step_on_records_equals_the_dense_float64_reference(one_rank: dict[str, Any], aggregation: str) -> None:
+    found = one_rank["records_match_dense_reference"][aggregation]
+    assert found["largest_gradient"] > 1e-3
+    assert found["gradients"] < 1e-6
+    assert found["metrics"] < 1e-5
 
 
 @pytest.mark.slow
