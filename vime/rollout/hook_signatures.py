@@ -49,6 +49,9 @@ HOOKS: dict[str, HookSignature] = {
     "custom_reward_post_process_path": _SAMPLES,
     "custom_convert_samples_to_train_data_path": _SAMPLES,
     "custom_advantage_function_path": HookSignature(("args", "rollout_data"), must_be_sync=True),
+    "custom_loss_function_path": HookSignature(
+        ("args", "batch", "log_probs", "entropies", "reduce"), must_be_sync=True
+    ),
     "custom_tis_function_path": HookSignature((), _TIS_KEYWORDS, must_be_sync=True),
     "custom_pg_loss_reducer_function_path": HookSignature(
         ("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss"), must_be_sync=True
@@ -68,4 +71,4 @@ HOOKS: dict[str, HookSignature] = {
     "vllm_custom_pull_weights_pre_read_hook": HookSignature(("source_dir", "target_version"), must_be_sync=True),
     "custom_model_provider_path": HookSignature(("pre_process", "post_process"), ("vp_stage",), must_be_sync=True),
 }
-"""Field of the settings -> how vime calls the function there. --custom-loss-function-path has no documented form."""
+"""Field of the settings -> how vime calls the function there."""

@@ -49,7 +49,7 @@ def test_built_rewards_are_those_that_exist() -> None:
 
 
 def test_every_hook_flag_has_a_signature() -> None:
-    without_signature = {"custom_loss_function_path", "extra_args_provider_path"}
+    without_signature = {"extra_args_provider_path"}
     paths = {
         field
         for field, (_, described) in all_flags().items()
