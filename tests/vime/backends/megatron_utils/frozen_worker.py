@@ -14,7 +14,7 @@ import torch
 from megatron.core.utils import unwrap_model
 from megatron_worker import MODELS, ONE_RANK, World, largest_difference, main, metric_difference, weights_of
 from tiny_batches import make_sequences, totals
-from tiny_recorded import pack_recorded
+from tiny_recorded import pack_recorded, with_routes
 
 from tests.reference.dense_objective import Options
 from tests.support.watched_batches import WatchedBatches
@@ -260,6 +260,28 @@ def wider_passes(world: World) -> dict[str, Any]:
     return found
 
 
+def what_each_pass_replays(world: World) -> dict[str, dict[str, float]]:
+    """Prepared scores against a trainer of each model's own, with and without recorded nuclei and experts."""
+    options = sources(world, "experts")
+    members = range(8)
+    batch = with_routes(pack_recorded("nucleus", make_sequences(0), members), absent=[103])
+    with begun(world, objective=ALL, replay_routes=True, **options) as trainer:
+        ((prepared,),) = trainer.prepare([[batch]])
+    found = {}
+    for field, checkpoint in {
+        "reference_log_probs": options["reference"].directory,
+        "teacher_log_probs": options["teacher"].directory,
+        "old_log_probs": options["hf_checkpoint"],
+    }.items():
+        with world.trainer(hf_checkpoint=checkpoint, replay_routes=True) as trainer:
+            for nucleus in (False, True):
+                for routes in (False, True):
+                    (expected,) = trainer.log_probs([batch], replay_nucleus=nucleus, replay_routes=routes)
+                    name = f"{field} nucleus={nucleus} routes={routes}"
+                    found[name] = float(np.abs(getattr(prepared, field) - expected).max())
+    return found
+
+
 def records_match_dense_reference(world: World) -> dict[str, dict[str, float]]:
     """A step of supervised fine-tuning by plain descent at rate 1, against a float64 model."""
     from dense_reference import load_double
@@ -382,6 +404,7 @@ SCENARIOS: dict[str, Callable[[World], Any]] = {
         reference_follows_over_a_resume,
         sources_of_frozen_weights,
         wider_passes,
+        what_each_pass_replays,
         records_match_dense_reference,
         layouts,
     )

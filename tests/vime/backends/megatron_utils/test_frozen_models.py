@@ -20,6 +20,7 @@ def one_rank(run_world: Any) -> dict[str, Any]:
             "reference_follows_over_a_resume",
             "sources_of_frozen_weights",
             "wider_passes",
+            "what_each_pass_replays",
             "records_match_dense_reference",
         ],
         "frozen_worker.py",
@@ -113,6 +114,18 @@ def test_neighbours_go_through_a_pass_together_and_come_out_as_each_alone(one_ra
     assert together == [[14 + 26 + 30, 27]] * 3
     assert max(together[0]) <= 90
     assert found["scores"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("field", "nucleus", "routes"),
+    [("reference_log_probs", False, False), ("teacher_log_probs", True, False), ("old_log_probs", True, True)],
+)
+def test_the_reference_replays_nothing_the_teacher_the_nucleus_and_the_actor_experts_too(
+    one_rank: dict[str, Any], field: str, nucleus: bool, routes: bool
+) -> None:
+    found = one_rank["what_each_pass_replays"]
+    equal = {name for name, distance in found.items() if name.startswith(field) and distance < 1e-5}
+    assert equal == {f"{field} nucleus={nucleus} routes={routes}"}
 
 
 def test_entropies_before_the_first_step_are_those_that_it_reports(one_rank: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ CASES = (
          "--eps-clip-c with the ppo objective", "Leave out --eps-clip-c.", "dual_clip_belongs_to_the_ratio"),
     Case("--loss-type custom_loss", "--loss-type custom_loss without --custom-loss-function-path",
          "both --loss-type custom_loss", "Give both or leave out both.", "custom_loss_is_named"),
-    Case("--custom-loss-function-path vime.my.loss", "--loss-type policy_loss with --custom-loss-function-path vime.my.loss",
+    Case("--custom-loss-function-path vime.a", "--loss-type policy_loss with --custom-loss-function-path vime.a",
          "both --loss-type custom_loss", "Give both or leave out both.", "custom_loss_is_named"),
     Case("--disable-compute-advantages-and-returns",
          "--disable-compute-advantages-and-returns with --loss-type policy_loss", "--loss-type sft_loss or custom_loss",
