@@ -61,7 +61,7 @@ def test_a_step_loss_scales_what_megatron_averages_and_reports_every_microbatch(
     step_loss = StepLoss(ObjectiveConfig(), totals(step), backward_scale=8.0)
     gradients, scaled = [], 0.0
     for member in range(len(step)):
-        microbatch = SimpleNamespace(**vars(tokens(step, [member])), sample_indices=(member,), routes=None)
+        microbatch = SimpleNamespace(**vars(tokens(step, [member])), routes=None)
         log_probs = flat([step[member]], "log_probs").requires_grad_()
         loss, nothing = step_loss(microbatch, log_probs, flat([step[member]], "entropies"))  # type: ignore[arg-type]
         loss.backward()
