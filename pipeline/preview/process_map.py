@@ -170,7 +170,7 @@ def _place(rank: int, device: Device, sizes: ParallelSizes) -> TrainerPlace:
 
 
 def _shape(settings: Settings) -> Shape:
-    if trains_only(settings):
+    if trains_only(settings) or settings.objective.is_supervised:
         return "training only"
     if settings.engine.rollout_external_engine_addrs:
         return "external engines"

@@ -83,3 +83,9 @@ def test_this_machine_is_one_node(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "--actor-num-gpus-per-node", "9")
     placed = map_processes(settings, Machines(16, 16, "worker process"))
     assert {place.device.node for place in placed.trainers} == {0}
+
+
+def test_records_are_trained_by_ranks_alone(tmp_path: Path) -> None:
+    placed = mapped(tmp_path, "--actor-num-gpus-per-node", "4", "--loss-type", "sft_loss")
+    assert placed.shape == "training only"
+    assert (len(placed.trainers), len(placed.engines), placed.num_devices) == (4, 0, 4)
