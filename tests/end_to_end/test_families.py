@@ -15,6 +15,8 @@ from tests.support.tiny_families import build_tiny_model
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
+LATENT_SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
+"""The engine's kernel for latent attention on the CPU knows DeepSeek's own sizes alone."""
 
 
 class FamilyJob(Job):
@@ -24,8 +26,9 @@ class FamilyJob(Job):
         self.prepare()
         for file in self.model.iterdir():
             file.unlink()
-        build_tiny_model(self.model, name, seed=1, **SIZES)
-        build_tiny_model(self.folder / "start", name, seed=2, **SIZES)
+        sizes = SIZES | (LATENT_SIZES if name == "deepseek_v3" else {})
+        build_tiny_model(self.model, name, seed=1, **sizes)
+        build_tiny_model(self.folder / "start", name, seed=2, **sizes)
         self.flags |= {
             "--load": self.folder / "start",
             "--save-hf": f"{self.folder}/export/{{rollout_id}}",
