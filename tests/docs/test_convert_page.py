@@ -34,7 +34,7 @@ def test_the_pages_commands_run_in_order_and_print_what_it_shows(tmp_path: Path)
         done = run_command(command.split(), tmp_path)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
-    pattern = r"models/qwen3_torch_dist: 23 tensors, [\d.]+ MiB, read back and equal \(digest ([0-9a-f]{32})\)\."
+    pattern = r"models/qwen3_torch_dist: 24 tensors, [\d.]+ MiB, read back and equal \(digest ([0-9a-f]{32})\)\."
     first = re.match(pattern, printed[0])
     assert first is not None, printed[0]
     assert "Logits on a probe differ by" in printed[0]

@@ -101,7 +101,10 @@ NAMES: dict[str, Family] = {
 }
 
 SUPPORTED_MODEL_TYPES = tuple(NAMES)
-"""The families that are trained, converted and published; the others have a shape, and a dry run."""
+"""The families that the trainer builds, converts and exports; the others have a shape, and a dry run."""
+
+RUN_MODEL_TYPES = tuple(name for name in SUPPORTED_MODEL_TYPES if name != "deepseek_v3")
+"""The families that `vime train` runs: no engine has been shown to take the published weights of the other."""
 
 _EMBEDDING = WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), shard_dim=0)
 _FINAL_NORM = WeightRule("decoder.final_layernorm.weight", ("model.norm.weight",))

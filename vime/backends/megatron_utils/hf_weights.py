@@ -150,12 +150,17 @@ def _stage_of(rule: WeightRule, parameters: Mapping[str, torch.Tensor]) -> int:
 def _local_rules(
     rules: list[WeightRule], parameters: Mapping[str, torch.Tensor], hf_config: Mapping[str, Any]
 ) -> Iterator[tuple[str, WeightRule]]:
-    """(parameter name, rule) of every parameter of this rank; `ModelError` for one without a rule."""
+    """(name, rule) of every parameter of this rank, and of the buffers that have a rule.
+
+    Raises `ModelError` for a parameter without one. A buffer without one is Megatron's own, as the selection bias that
+    flags add to a family without it.
+    """
     by_name = {rule.megatron_name: rule for rule in rules}
     if is_tied(hf_config):  # the last pipeline stage keeps a copy of the embedding as its head
         by_name["output_layer.weight"] = by_name["embedding.word_embeddings.weight"]
-    unknown = sorted(set(parameters) - set(by_name))
+    unknown = sorted(
+        name for name, tensor in parameters.items() if name not in by_name and isinstance(tensor, torch.nn.Parameter)
+    )
     if unknown:
         raise ModelError(f"the model has parameters without a Hugging Face name: {', '.join(unknown)}.")
-    for name in parameters:
-        yield name, by_name[name]
+    yield from ((name, by_name[name]) for name in parameters if name in by_name)

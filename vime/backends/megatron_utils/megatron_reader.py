@@ -17,6 +17,7 @@ from vime.backends.megatron_utils.torch_dist_files import TorchDistReader
 from vime.backends.megatron_utils.torch_files import RankFile
 from vime.backends.megatron_utils.weight_reader import check_names
 from vime.backends.megatron_utils.weight_source import MODEL_FILE
+from vime.counted import counted
 from vime.errors import ModelError
 from vime.models.weight_names import WeightRule
 
@@ -217,7 +218,7 @@ class TorchWeights:
         }
         if found != wanted or len({ranks.expert for ranks in files}) != args.expert_model_parallel_size:
             raise ModelError(
-                f"{self.place} has the files of {len(files)} ranks, which are not all of tensor x pipeline x expert "
+                f"{self.place} has the files of {counted(len(files), 'rank')}, not all of tensor x pipeline x expert "
                 f"parallel sizes {args.tensor_model_parallel_size} x {args.pipeline_model_parallel_size} x "
                 f"{args.expert_model_parallel_size}.",
                 next_step="Copy the missing folders.",

@@ -243,6 +243,8 @@ class Layout:
                 "torch_dist": trainer.save(world.folder / f"saved_{name}", 1),
                 "torch": save_torch(trainer, world.folder / f"saved_torch_{name}"),
             }
+            for _ in range(2):  # the second replaces the first
+                trainer.save_hf(world.folder / f"export_{name}")
             loaded = {to: loaded_from(trainer, source) for to, source in converted.items()}
             load_weights(trainer._learner.chunks, converted["torch_dist"] / "release")
             by_megatron = weights_of(trainer)
@@ -252,6 +254,7 @@ class Layout:
         order = [each for rule in weight_rules(read_hf_config(hf)) for each in rule.hf_names]
         return {
             "stream": [key for key, _ in stream] == order and same(dict(stream), original),
+            "exported": same(tensors_of(world.folder / f"export_{name}"), original),
             "held": most_bytes / max(tensor.nbytes for tensor in original.values()),
             "saved": {to: same(tensors, original) for to, tensors in read.items()},
             "loaded": {to: same(tensors, original) for to, tensors in loaded.items()},

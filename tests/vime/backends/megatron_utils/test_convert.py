@@ -106,6 +106,7 @@ def test_memory_holds_a_few_layers_of_many(run_world: Any) -> None:
 
 def assert_same_under_layout(found: dict[str, Any]) -> None:
     assert found["stream"], "names, their order and every bit are those of one rank"
+    assert found["exported"]
     assert found["held"] <= 4, "in units of the largest tensor: a gathered pair and its parts"
     assert found["saved"] == dict.fromkeys(FORMATS, True)
     assert found["loaded"] == dict.fromkeys(FORMATS, True)
