@@ -22,6 +22,7 @@ from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
+from pipeline.sample_columns import sample_columns
 from pipeline.transports.memory import open_memory_coordinator
 from pipeline.transports.ray_parts import CoordinatorParts
 from pipeline.wiring import (
@@ -34,6 +35,8 @@ from pipeline.wiring import (
 from recovery.commit import QueueState
 from storage.positions import PositionRanges
 from storage.queue_types import GroupReturn
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.errors import VimeError
 from vime.settings.groups import Settings
 
@@ -113,6 +116,9 @@ class CoordinatorActor:
     async def highest_version(self) -> int:
         return self._opened().highest_version()
 
+    async def save_prompt_source(self, rollout_id: int) -> None:
+        self._opened().save_prompt_source(rollout_id)
+
     async def queue_state(self) -> bytes:
         return encode(self._opened().queue_state())
 
@@ -172,12 +178,15 @@ class EngineActor:
         folder = RunFolder.of(decoded)
         log_to_file(folder.log(f"engine_{number}_actor"))
         self._server = build_engine_server(decoded, folder, number)
+        self._needs = sample_columns(decoded)
         self._progress = "not started"
 
     async def start(self) -> str:
-        """Start the engine and wait until it answers; its base URL."""
+        """Start the engine, wait until it answers, and check that it can do what the run needs; its base URL."""
         self._server.start()
         await asyncio.to_thread(self._server.wait_ready, self._note_progress)
+        async with EngineClient(self._server.address) as client:
+            check_engine(self._server.address, await client.capabilities(), self._needs)
         return self._server.address
 
     async def progress(self) -> str:

@@ -29,7 +29,7 @@ from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState, MemorySnapshot
-from vime.data.prompts import PromptSource
+from vime.data.prompt_stream import PromptStream
 from vime.errors import StaleLeaseError
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Coordinator:
         self,
         pool: PayloadPool,
         queue: QueueOfGroups,
-        source: PromptSource,
+        source: PromptStream,
         config: CoordinatorConfig,
         storage: StorageCare,
         board: LeaseBoard | None = None,
@@ -236,6 +236,10 @@ class Coordinator:
         waiting = [version or 0 for group in self._waiting.values() for version in group.summary.max_versions]
         return max([self._queue.highest_trained_version(), *waiting])
 
+    def save_prompt_source(self, rollout_id: int) -> None:
+        """Have the prompt source keep what the cursor doesn't say. Raises `DataError`."""
+        self._source.save(rollout_id)
+
     def queue_state(self) -> QueueState:
         """The part of a commit that belongs to the queue; from running books, as `counts`."""
         counts = self.counts()
@@ -323,7 +327,7 @@ class Coordinator:
 
 
 def open_coordinator(
-    *, open_pool: Callable[[], Pool], source: PromptSource, owner: str, config: CoordinatorConfig
+    *, open_pool: Callable[[], Pool], source: PromptStream, owner: str, config: CoordinatorConfig
 ) -> Coordinator:
     """Open the pool and the queue under the coordinator's lock."""
     pool = open_pool()

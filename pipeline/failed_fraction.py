@@ -9,6 +9,7 @@ from vime.errors import TooManyFailuresError
 
 MIN_DROPPED_GROUPS = 8
 """Fewer say nothing about the whole: in a small run one bad prompt is a large fraction."""
+BATCHES_FOR_NOTHING = 4
 _NAMED_REASONS = 3
 
 
@@ -22,9 +23,32 @@ def check_failed_fraction(dropped: Mapping[str, int], num_generated: int, *, all
     total = sum(dropped.values())
     if total < MIN_DROPPED_GROUPS or total <= allowed * num_generated:
         return
-    frequent = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))[:_NAMED_REASONS]
     raise TooManyFailuresError(
         f"{total} of {num_generated} groups were set aside, more than --rollout-max-failed-fraction {allowed} allows. "
-        f"Most frequent reasons: {', '.join(f'{reason} ({count})' for reason, count in frequent)}.",
+        f"{_most_frequent(dropped)}",
         next_step=f"`vime queue dead {run}` lists each with its message, trace and sample.",
     )
+
+
+def check_some_accepted(dropped: Mapping[str, int], num_accepted: int, *, batch: int, run: Path) -> None:
+    """Refuse to go on when a session has set groups aside, for whatever reason, and accepted none.
+
+    `--rollout-max-failed-fraction 1` allows any fraction, but a run that never gets a batch of `batch` groups together
+    would wait for ever.
+
+    Raises:
+        TooManyFailuresError: `BATCHES_FOR_NOTHING` batches' worth of groups came to nothing; the message names the most
+            frequent reasons.
+    """
+    total = sum(dropped.values())
+    if num_accepted or total < max(MIN_DROPPED_GROUPS, BATCHES_FOR_NOTHING * batch):
+        return
+    raise TooManyFailuresError(
+        f"0 of {total} groups were accepted. {_most_frequent(dropped)}",
+        next_step=f"Correct the reward or the filter; `vime queue dead {run}` lists the samples that failed.",
+    )
+
+
+def _most_frequent(dropped: Mapping[str, int]) -> str:
+    frequent = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))[:_NAMED_REASONS]
+    return f"Most frequent reasons: {', '.join(f'{reason} ({count})' for reason, count in frequent)}."

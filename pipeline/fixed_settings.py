@@ -6,11 +6,11 @@ from pipeline.run_folder import RunFolder
 from recovery.claim import is_claimed
 from recovery.fixed import FixedSettings, refuse_changed
 from recovery.restore import scan_run
-from vime.data.prompts import PromptSource
+from vime.data.prompt_stream import PromptStream
 from vime.settings.groups import Settings
 
 
-def fixed_settings(settings: Settings, source: PromptSource) -> FixedSettings:
+def fixed_settings(settings: Settings, source: PromptStream) -> FixedSettings:
     """The settings that can't change while the run lives."""
     data = settings.data
     return FixedSettings(
@@ -23,7 +23,7 @@ def fixed_settings(settings: Settings, source: PromptSource) -> FixedSettings:
     )
 
 
-def refuse_otherwise_started(settings: Settings, source: PromptSource) -> None:
+def refuse_otherwise_started(settings: Settings, source: PromptStream) -> None:
     """Refuse what a start would refuse of a run folder that is in use; reads only.
 
     Raises:

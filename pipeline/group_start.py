@@ -35,22 +35,32 @@ def is_done(sample: Sample) -> bool:
 
 def anew(sample: Sample) -> Sample:
     """The sample before it had a response."""
-    return Sample(
+    fresh = Sample(
         group_index=sample.group_index,
         index=sample.index,
         prompt=sample.prompt,
         label=sample.label,
         metadata=copy.deepcopy(sample.metadata),
+        multimodal_inputs=sample.multimodal_inputs,
+        apply_chat_template_kwargs=sample.apply_chat_template_kwargs,
+        custom_rm_path=sample.custom_rm_path,
+        generate_function_path=sample.generate_function_path,
         session_id=uuid.uuid4().hex,
     )
+    if "source" in vars(sample):
+        vars(fresh)["source"] = vars(sample)["source"]
+    return fresh
 
 
 def _fresh_sample(prompt: PromptTask, member: int) -> Sample:
-    return Sample(
+    sample = Sample(
         group_index=prompt.group_index,
         index=prompt.first_sample_index + member,
         prompt=prompt.prompt,
         label=prompt.label,
         metadata=copy.deepcopy(prompt.metadata),
+        multimodal_inputs=copy.deepcopy(prompt.media) or None,
         session_id=uuid.uuid4().hex,
     )
+    vars(sample).update(copy.deepcopy(prompt.fields))
+    return sample

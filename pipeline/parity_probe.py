@@ -14,11 +14,11 @@ from pipeline.preview.rehearsal import first_prompts
 from pipeline.prompt_source import build_prompt_source
 from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
+from vime.backends.vllm_utils.protocol import GenerateRequest, Nucleus, SampleColumns, Sampling
 from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows
 from vime.data.cursor import PromptTask
 from vime.errors import EngineError, SampleError
-from vime.rollout.generate import GenerateSettings, SampleGenerator, Tokenizer
+from vime.rollout.prompt_text import PromptText, Tokenizer
 from vime.settings.groups import Settings
 
 MAX_TOKENS = 32
@@ -49,22 +49,25 @@ async def probe_engines(settings: Settings, addresses: Sequence[str]) -> list[li
     from transformers import AutoTokenizer
 
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint, local_files_only=True)
-    rollout = settings.rollout
+    rollout, data = settings.rollout, settings.data
     most = min(MAX_TOKENS, rollout.rollout_max_response_len or MAX_TOKENS)
-    generate = GenerateSettings(most, rollout.rollout_temperature, settings.data.apply_chat_template)
-    generator = SampleGenerator(tokenizer, generate)
-    prompts = _rendered(generator, first_prompts(build_prompt_source(settings), settings.engine.parity_probes))
-    token_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    text = PromptText(
+        tokenizer, apply_chat_template=data.apply_chat_template, template_kwargs=data.apply_chat_template_kwargs
+    )
+    token_ids = _token_ids(text, first_prompts(build_prompt_source(settings), settings.engine.parity_probes))
     sampling = Sampling(most, rollout.rollout_temperature, rollout.rollout_top_p, rollout.rollout_top_k)
-    return list(await asyncio.gather(*(_probe(address, token_ids, sampling) for address in addresses)))
+    columns = SampleColumns(
+        routes=settings.objective.use_rollout_routing_replay, nucleus=settings.rollout.rollout_top_p < 1
+    )
+    return list(await asyncio.gather(*(_probe(address, token_ids, sampling, columns) for address in addresses)))
 
 
-def _rendered(generator: SampleGenerator, tasks: Sequence[PromptTask]) -> list[str]:
-    prompts: list[str] = []
+def _token_ids(text: PromptText, tasks: Sequence[PromptTask]) -> list[list[int]]:
+    prompts: list[list[int]] = []
     errors: list[SampleError] = []
     for task in tasks:
         try:
-            prompts.append(generator.render(task.prompt))
+            prompts.append(text.token_ids(task.prompt, task.metadata))
         except SampleError as error:
             errors.append(error)
     if errors and not prompts:
@@ -72,14 +75,16 @@ def _rendered(generator: SampleGenerator, tasks: Sequence[PromptTask]) -> list[s
     return prompts
 
 
-async def _probe(address: str, prompts: Sequence[list[int]], sampling: Sampling) -> list[ProbeSequence]:
+async def _probe(
+    address: str, prompts: Sequence[list[int]], sampling: Sampling, columns: SampleColumns
+) -> list[ProbeSequence]:
     found: list[ProbeSequence] = []
     errors: list[EngineError] = []
     async with EngineClient(address) as engine:
         salt = f"parity-{uuid.uuid4().hex}"
         for _ in range(2):
             asked = (
-                _ask(engine, prompt, dataclasses.replace(sampling, seed=number), salt)
+                _ask(engine, prompt, dataclasses.replace(sampling, seed=number), salt, columns)
                 for number, prompt in enumerate(prompts)
             )
             for answer in await asyncio.gather(*asked):
@@ -92,9 +97,11 @@ async def _probe(address: str, prompts: Sequence[list[int]], sampling: Sampling)
     return [sequence for sequence in found if sequence.response_length]
 
 
-async def _ask(engine: EngineClient, prompt: list[int], sampling: Sampling, salt: str) -> ProbeSequence | EngineError:
+async def _ask(
+    engine: EngineClient, prompt: list[int], sampling: Sampling, salt: str, columns: SampleColumns
+) -> ProbeSequence | EngineError:
     try:
-        result = await engine.generate(GenerateRequest(uuid.uuid4().hex, prompt, sampling, salt))
+        result = await engine.generate(GenerateRequest(uuid.uuid4().hex, prompt, sampling, salt, columns=columns))
     except EngineError as error:
         return error
     return ProbeSequence(
@@ -103,8 +110,12 @@ async def _ask(engine: EngineClient, prompt: list[int], sampling: Sampling, salt
         log_probs=result.log_probs,
         cached=result.num_cached_tokens > 0,
         routes=None if result.routed_experts is None else result.routed_experts.tolist(),
-        nucleus=result.sampling_mask,
+        nucleus=None if result.nucleus is None else _by_token(result.nucleus),
     )
+
+
+def _by_token(nucleus: Nucleus) -> list[list[int]]:
+    return [ids.tolist() for ids in np.split(nucleus.ids, nucleus.offsets[1:-1])]
 
 
 def pack_probe(sequence: ProbeSequence, part: RoutePart | None) -> PackedMicrobatch:

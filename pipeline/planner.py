@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from pipeline.packing import PackingSettings, pack_step
 from storage.queue_types import AcceptedGroup
 from storage.refs import GroupRef
-from storage.summary import GroupSummary
+from storage.summary import UNKNOWN_SOURCE, GroupSummary
 from vime.algorithms.rewards import normalize_rewards
 from vime.utils.types import Sample
 
@@ -38,8 +37,10 @@ class PlannedSample(msgspec.Struct, frozen=True):
     mask_sum: float
     """Trained tokens of the whole rollout that the sample belongs to."""
     reward: float
+    """As it is reported."""
     age_versions: int
     truncated: bool
+    source_name: str = UNKNOWN_SOURCE
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -81,6 +82,16 @@ class PlanSettings:
     normalize_std: bool
 
 
+@dataclass(frozen=True)
+class ProcessedRewards:
+    """What a function of the user's own made of a batch's rewards, for each group and member."""
+
+    raw: list[list[float]]
+    """To be reported."""
+    rewards: list[list[float]]
+    """To be trained on as they are."""
+
+
 def oldest_version(summary: GroupSummary) -> int:
     """Oldest policy version among a group's samples; 0 where nothing was sampled."""
     return min((version for version in summary.min_versions if version is not None), default=0)
@@ -92,11 +103,18 @@ def select_groups(groups: Sequence[AcceptedGroup], count: int) -> list[AcceptedG
 
 
 def plan_batch(
-    groups: Sequence[AcceptedGroup], settings: PlanSettings, *, branch: str, rollout_id: int, policy_version: int
+    groups: Sequence[AcceptedGroup],
+    settings: PlanSettings,
+    *,
+    branch: str,
+    rollout_id: int,
+    policy_version: int,
+    processed: ProcessedRewards | None = None,
 ) -> BatchPlan:
     """Plan rollout batch `rollout_id` from the waiting groups.
 
-    The same groups and settings give the same plan, whatever the order they are passed in.
+    The same groups and settings give the same plan, whatever the order they are passed in. With `processed`, which
+    follows the order of `select_groups`, rewards are not normalised.
 
     Raises:
         ValueError: fewer groups than a batch needs, or fewer samples in a step than ranks.
@@ -105,7 +123,7 @@ def plan_batch(
     if len(groups) < settings.rollout_batch_size:
         raise ValueError(f"{len(groups)} groups wait, a batch needs {settings.rollout_batch_size}")
     chosen = select_groups(groups, settings.rollout_batch_size)
-    samples = _plan_samples(chosen, settings, policy_version)
+    samples = _plan_samples(chosen, settings, policy_version, processed)
     steps = [
         _plan_step(chosen, samples, rollouts, settings.packing)
         for rollouts in _cut_into_steps(samples_of_rollouts(chosen), settings)
@@ -134,23 +152,31 @@ def _cut_into_steps(rollouts: Sequence[list[int]], settings: PlanSettings) -> li
     return steps
 
 
-def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, policy_version: int) -> list[PlannedSample]:
+def _rewards_of(summary: GroupSummary, settings: PlanSettings) -> tuple[list[float], list[float]]:
+    """(reported rewards, advantages) of a group's members."""
+    rewards = [_known(reward) for reward in summary.rewards]
+    reported = summary.reported_rewards or rewards
+    if not settings.normalize_rewards:
+        return reported, rewards
+    groups = [summary.group_index] * len(rewards)
+    advantages = normalize_rewards(rewards, groups, summary.rollout_ids, std_normalization=settings.normalize_std)
+    return reported, advantages.tolist()
+
+
+def _plan_samples(
+    groups: Sequence[AcceptedGroup],
+    settings: PlanSettings,
+    policy_version: int,
+    processed: ProcessedRewards | None,
+) -> list[PlannedSample]:
     samples = []
     for number, group in enumerate(groups):
         summary = group.summary
         rollout_mask_sums: dict[int, int] = {}
         for rollout_id, mask_sum in zip(summary.rollout_ids, summary.mask_sums, strict=True):
             rollout_mask_sums[rollout_id] = rollout_mask_sums.get(rollout_id, 0) + mask_sum
-        rewards = np.asarray([_known(reward) for reward in summary.rewards], np.float64)
-        advantages = (
-            normalize_rewards(
-                rewards,
-                [summary.group_index] * len(rewards),
-                summary.rollout_ids,
-                std_normalization=settings.normalize_std,
-            )
-            if settings.normalize_rewards
-            else rewards
+        reported, advantages = (
+            _rewards_of(summary, settings) if processed is None else (processed.raw[number], processed.rewards[number])
         )
         for member, sample_index in enumerate(summary.sample_indices):
             samples.append(
@@ -162,9 +188,10 @@ def _plan_samples(groups: Sequence[AcceptedGroup], settings: PlanSettings, polic
                     response_length=summary.response_lengths[member],
                     advantage=float(advantages[member]),
                     mask_sum=float(rollout_mask_sums[summary.rollout_ids[member]]),
-                    reward=float(rewards[member]),
+                    reward=float(reported[member]),
                     age_versions=_age(policy_version, summary.min_versions[member]),
                     truncated=summary.statuses[member] == Sample.Status.TRUNCATED.value,
+                    source_name=summary.source_names[member] if summary.source_names else UNKNOWN_SOURCE,
                 )
             )
     return samples

@@ -54,6 +54,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     groups_aborted: int
     failed_samples: dict[str, int]
     """Reason -> samples of this session that failed, also those whose group was tried again."""
+    reward_by_source: dict[str, float]
+    """Source of the prompt (`metadata["source_name"]`) -> mean reward of its samples in the batch."""
     train: dict[str, float]
     """The trainer's own metrics: loss, pg_clipfrac, ppo_kl, entropy, grad_norm, lr, ..."""
     alarms: list[str] = []

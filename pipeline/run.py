@@ -7,6 +7,8 @@ import shutil
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import msgspec
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.failed_fraction import check_failed_fraction
+from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
@@ -23,17 +25,18 @@ from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
 from pipeline.parity_verdict import engine_parity, refuse_difference
-from pipeline.planner import BatchPlan, PlanSettings, plan_batch
+from pipeline.planner import BatchPlan, PlanSettings, ProcessedRewards, plan_batch, select_groups
 from pipeline.progress import ProgressView, bottleneck
-from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside
+from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
+from pipeline.reward_post_process import FLAG, process_rewards
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
 from pipeline.session_plan import plan_session
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
 from pipeline.transports.promise import transport_words
-from pipeline.wiring import NUM_PRODUCERS
+from pipeline.wiring import NUM_PRODUCERS, open_pool
 from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
@@ -54,8 +57,12 @@ from recovery.retention import releasable
 from storage.disk_reserve import GIB
 from storage.files import append_durably, make_folder, write_atomically
 from storage.positions import PositionRanges
+from storage.queue_types import AcceptedGroup
 from vime.backends.vllm_utils.client import EngineClient
+from vime.errors import RewardError
+from vime.rollout.rewards.own_functions import load_own_function
 from vime.settings.groups import Settings
+from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
 
@@ -73,9 +80,10 @@ class Start:
 
 def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     """Run `vime train` to its end. Errors come out as `VimeError`."""
+    source = build_prompt_source(resolved.settings)
+    resolved = with_num_rollout(resolved, source)
     settings = resolved.settings
     folder = RunFolder.of(settings)
-    source = build_prompt_source(settings)
     fixed = fixed_settings(settings, source)
     folder.make()
     with session_lock(folder):
@@ -83,8 +91,8 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         hold_to_fixed(folder.root, fixed)
         for words in start.plan.words:
             view.note(words)
-        if (skipped := set_bad_prompts_aside(source, folder.bad_prompts)) is not None:
-            view.note(skipped)
+        for words in set_bad_prompts_aside(source, folder.bad_prompts):
+            view.note(words)
         if start.plan.mode is RestoreMode.COMPLETE:
             return Ending.DONE
         for words in transport_words(settings, None if start.state is None else start.state.memory):
@@ -323,15 +331,41 @@ class _Session:
             normalize_std=objective.divides_by_std,
         )
         plan = plan_batch(
-            groups, settings, branch=self._start.branch, rollout_id=rollout_id, policy_version=policy_version
+            groups,
+            settings,
+            branch=self._start.branch,
+            rollout_id=rollout_id,
+            policy_version=policy_version,
+            processed=await self._processed_rewards(select_groups(groups, batch)),
         )
         await self._workers.record_plan(plan, encode(plan))
         return plan
+
+    async def _processed_rewards(self, groups: Sequence[AcceptedGroup]) -> ProcessedRewards | None:
+        """What the user's function makes of the rewards; None without one. Raises `RewardError`."""
+        path, timeout_s = self._settings.rollout.custom_reward_post_process_path, self._settings.rollout.reward_timeout
+        if path is None:
+            return None
+
+        def process() -> ProcessedRewards:
+            function = load_own_function(FLAG, path)
+            with closing(open_pool(self._settings, self._workers.coordinator)) as pool:
+                return process_rewards(groups, pool, function, HookArgs(self._settings))
+
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(process), timeout_s)
+        except TimeoutError as error:
+            raise RewardError(
+                f"{FLAG} took longer than {timeout_s:g} s.", next_step="Raise --reward-timeout if it needs longer."
+            ) from error
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
         dropped, generated = this_session(counts, self._at_start)
         allowed = self._settings.rollout.rollout_max_failed_fraction
         check_failed_fraction(dropped, generated, allowed=allowed, run=self._folder.root)
+        accepted = counts.trained + counts.pending - self._at_start.trained - self._at_start.pending
+        batch = self._settings.data.rollout_batch_size or 1
+        check_some_accepted(dropped, accepted, batch=batch, run=self._folder.root)
 
     async def _commit(self, rollout_id: int, weight_version: int) -> None:
         """Model, optimizer and RNG of all ranks, then the queue state, then the record that makes them one."""
@@ -342,6 +376,7 @@ class _Session:
         make_folder(self._directory / "rollout")
         directory = str(self._directory)
         await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
+        await self._workers.save_prompt_source(rollout_id)
         state = await self._workers.queue_state()
         path = await asyncio.to_thread(
             write_commit,

@@ -106,6 +106,7 @@ def step_record(
         spanning_samples=sum(stat.spanning_samples for stat in stats),
         groups_aborted=sum(stat.groups_aborted for stat in stats),
         failed_samples=dict(sum((Counter(stat.failed_samples) for stat in stats), Counter())),
+        reward_by_source=_reward_by_source(plan),
         train=reports[0].metrics,
         alarms=[alarm] if (alarm := routes_alarm(reports)) else [],
     )
@@ -121,8 +122,15 @@ def routes_alarm(reports: Sequence[TrainReport]) -> str | None:
     return f"Routes were replayed for {fraction:.1%} of the tokens of the last step; {named}"
 
 
+def _reward_by_source(plan: BatchPlan) -> dict[str, float]:
+    rewards: dict[str, list[float]] = {}
+    for sample in plan.samples:
+        rewards.setdefault(sample.source_name, []).append(sample.reward)
+    return {source: float(np.mean(values)) for source, values in sorted(rewards.items())}
+
+
 def _signal_share(plan: BatchPlan) -> float:
     rewards: dict[int, set[float]] = {}
     for sample in plan.samples:
-        rewards.setdefault(sample.group, set()).add(sample.reward)
+        rewards.setdefault(sample.group, set()).add(sample.advantage)
     return float(np.mean([len(values) > 1 for values in rewards.values()]))

@@ -16,6 +16,7 @@ from pipeline.producer import Generator, Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
+from pipeline.sample_columns import sample_columns
 from pipeline.session_plan import start_source
 from pipeline.shard_needs import shard_needs
 from pipeline.storage_declaration import read_declaration
@@ -36,7 +37,7 @@ from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
 from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.no_reward import no_reward
-from vime.rollout.rewards import load_group_reward, load_reward
+from vime.rollout.rewards import Rewards
 from vime.rollout.supervised import RecordReader
 from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
@@ -101,6 +102,7 @@ def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> E
             seed=settings.trainer.seed + number,
             device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
+            columns=sample_columns(settings),
         )
     )
 
@@ -147,14 +149,19 @@ async def build_producer(
             max_response_tokens=rollout.rollout_max_response_len or 1,
             temperature=rollout.rollout_temperature,
             apply_chat_template=data.apply_chat_template,
+            template_kwargs=data.apply_chat_template_kwargs,
+            top_p=rollout.rollout_top_p,
+            top_k=rollout.rollout_top_k,
+            columns=sample_columns(settings),
         ),
     )
     if settings.objective.is_supervised:
         generator = RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
     unrewarded = rollout.rm_type is None and rollout.custom_rm_path is None
-    reward = no_reward if unrewarded else load_reward(rollout.rm_type, rollout.custom_rm_path)
+    rewards = None if unrewarded else Rewards(settings)
+    reward = no_reward if rewards is None else rewards.of_sample
+    grouped = rewards.of_group if rewards is not None and rollout.group_rm else None
     teacher = await _engine_teacher(settings)
-    grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path) if rollout.group_rm else None
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
     failed = FailedGroups(box, pool if keeps_all else None)
@@ -174,7 +181,8 @@ async def build_producer(
     async def close_pool() -> None:
         pool.close()
 
-    closers = [engine.close for engine in engines] + ([] if teacher is None else [teacher.close])
+    closers = [engine.close for engine in engines]
+    closers += [each.close for each in (teacher, rewards) if each is not None]
     return producer, [*closers, close_pool]
 
 

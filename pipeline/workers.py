@@ -188,6 +188,10 @@ class Workers:
     async def counts(self) -> QueueCounts:
         return decode(await self._coordinator_call(self.coordinator.counts.remote()), QueueCounts)
 
+    async def save_prompt_source(self, rollout_id: int) -> None:
+        """Have a data source of the user's own save its place, as part of a commit."""
+        await self._coordinator_call(self.coordinator.save_prompt_source.remote(rollout_id))
+
     async def queue_state(self) -> QueueState:
         return decode(await self._coordinator_call(self.coordinator.queue_state.remote()), QueueState)
 

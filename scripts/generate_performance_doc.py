@@ -73,7 +73,7 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
     "staleness": [
         ("reward_first", "", 0, "mean reward of the start's weights"),
         ("staleness_none", "", 0, "age of the trained samples in policy versions"),
-        ("reward_last_clip", ">=", 0.6, "reward of the last tenth of the steps with the clipped objective: it learns"),
+        ("reward_last_clip", ">=", 0.5, "reward of the last tenth of the steps with the clipped objective: it learns"),
         ("reward_last_tis", "", 0, "with truncated importance weights and no clip"),
         ("reward_last_none", "<=", 0.1, "without any correction: it collapses"),
     ],

@@ -101,6 +101,18 @@ def pip_install(*arguments: str) -> None:
         )
 
 
+def install_tasks(quiet: list[str]) -> None:
+    """Install the tasks of reasoning-gym; where they can't be built, say so and go on without them."""
+    try:
+        pip_install(*quiet, "-r", "requirements/tasks.txt")
+    except SetupError:
+        print(
+            "reasoning-gym is left out: one of its packages has to be compiled, which failed (pip's message is above). "
+            "Everything but --prompt-data reasoning_gym:NAME works; with a C compiler, run this again.",
+            flush=True,
+        )
+
+
 def check_torch(site: Path, torch_index: str) -> None:
     """Raise `SetupError` unless the installed torch is the CPU build of the required version."""
     wanted = required_version(REQUIREMENTS / "torch-cpu.txt", "torch")
@@ -160,6 +172,7 @@ def main(argv: list[str] | None = None) -> int:
         pip_install(*quiet, *extra, "-r", "requirements/torch-cpu.txt")
         check_torch(site, args.torch_index)
         pip_install(*quiet, "-r", "requirements/cpu.txt", "-r", "requirements/dev.txt")
+        install_tasks(quiet)
         pip_install(*quiet, "--ignore-requires-python", "-r", "requirements/cpu-unchecked.txt")
         write_vllm_metadata(site)
         pip_install(*quiet, "--no-build-isolation", "-e", ".")

@@ -6,7 +6,7 @@ are little-endian. Loading never runs code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -138,13 +138,17 @@ def summary_from_header(data: bytes) -> GroupSummary:
     return read_header(data).summary
 
 
-def decode_group(header: bytes, columns: Mapping[str, Array]) -> list[Sample]:
+def decode_group(
+    header: bytes, columns: Mapping[str, Array], *, leave_out: Collection[str] = frozenset()
+) -> list[Sample]:
     """The samples that were encoded, with these differences: log-probabilities come back rounded to what they were
-    stored as, arrays with the documented dtypes, routes as one array of the type they were stored as.
+    stored as, arrays with the documented dtypes, routes as one array of the type they were stored as; the fields of
+    columns in `leave_out` are as if they had never been set.
 
     Raises `SchemaVersionError` or `CorruptDataError`.
     """
-    parsed = read_header(header)
+    stored = read_header(header)
+    parsed = msgspec.structs.replace(stored, columns=[spec for spec in stored.columns if spec.name not in leave_out])
     for spec in parsed.columns:
         _check_column(parsed, spec, columns)
     return [_decode_member(parsed, columns, member) for member in range(len(parsed.summary.sample_indices))]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
 from vime.errors import SampleError
 from vime.utils.types import Sample
+
+UNKNOWN_SOURCE = "unknown"
 
 
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -30,6 +33,10 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     statuses: list[str]
     num_spanning_samples: int
     """Members whose tokens come from more than one policy version."""
+    reported_rewards: list[float] = []
+    """What is reported in place of the rewards: `metadata["raw_reward"]` where a member has it. Empty: the rewards."""
+    source_names: list[str] = []
+    """Where each prompt comes from. Empty: all unknown."""
 
 
 def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> GroupSummary:
@@ -51,6 +58,7 @@ def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> Gr
         if sample.index is None:
             raise SampleError(f"member {position} of group {group_index} has no index.")
     indices = [sample.index for sample in samples if sample.index is not None]
+    rewards = [scalar_reward(sample, reward_key) for sample in samples]
     return GroupSummary(
         group_index=group_index if group_index is not None else 0,
         sample_indices=indices,
@@ -61,12 +69,36 @@ def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> Gr
         total_lengths=[len(sample.tokens) for sample in samples],
         response_lengths=[sample.response_length for sample in samples],
         mask_sums=[int(sample.mask_array().sum()) for sample in samples],
-        rewards=[scalar_reward(sample, reward_key) for sample in samples],
+        rewards=rewards,
         min_versions=[sample.min_version() for sample in samples],
         max_versions=[sample.max_version() for sample in samples],
         statuses=[sample.status.value for sample in samples],
         num_spanning_samples=sum(len({version for version, _, _ in sample.version_spans}) > 1 for sample in samples),
+        reported_rewards=_reported(samples, rewards),
+        source_names=_named([source_name(sample) for sample in samples]),
     )
+
+
+def source_name(sample: Sample) -> str:
+    """The attribute `source` that the user's code may have set, else `metadata["source_name"]`, else unknown."""
+    return str(vars(sample).get("source") or sample.metadata.get("source_name") or UNKNOWN_SOURCE)
+
+
+def _named(names: list[str]) -> list[str]:
+    return [] if set(names) == {UNKNOWN_SOURCE} else names
+
+
+def _reported(samples: Sequence[Sample], rewards: Sequence[float | None]) -> list[float]:
+    """Empty where no member has a raw reward that is a finite number, or one has no reward."""
+    raw = [_finite(sample.metadata.get("raw_reward")) for sample in samples]
+    shown = [reward if value is None else value for value, reward in zip(raw, rewards, strict=True)]
+    known = [value for value in shown if value is not None]
+    return known if len(known) == len(shown) and any(value is not None for value in raw) else []
+
+
+def _finite(value: object) -> float | None:
+    """A finite number as a float, None for anything else."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def scalar_reward(sample: Sample, reward_key: str | None) -> float | None:

@@ -45,6 +45,13 @@ def installed_version(package: str) -> str | None:
         return None
 
 
+def version_at_least(version: str, wanted: tuple[int, int]) -> bool:
+    """Compare the first two numbers of a version like `0.32.0+cpu`."""
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) >= wanted
+
+
 def check_versions(
     version_of: Callable[[str], str | None] = installed_version,
     python: tuple[int, int] = sys.version_info[:2],

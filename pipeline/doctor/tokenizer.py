@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jinja2 import TemplateError
-
 from pipeline.doctor.check import Check, failed, passed, warned
 from vime.counted import agreeing, counted
 from vime.data.cursor import PromptTask
 from vime.errors import SampleError
-from vime.rollout.generate import GenerateSettings, SampleGenerator, Tokenizer
+from vime.rollout.prompt_text import PromptText, Tokenizer
 from vime.settings.groups import Settings
 
 NAME = "tokenizer"
@@ -25,19 +23,15 @@ def round_trip(
     would then be trained on tokens that were never sampled. A prompt that leaves no room for a response within
     `most_tokens` (of prompt and response together) is a failure too.
     """
-    generator = SampleGenerator(
-        tokenizer,
-        GenerateSettings(
-            max_response_tokens=settings.rollout.rollout_max_response_len or 1,
-            temperature=settings.rollout.rollout_temperature,
-            apply_chat_template=settings.data.apply_chat_template,
-        ),
+    data = settings.data
+    prompt_text = PromptText(
+        tokenizer, apply_chat_template=data.apply_chat_template, template_kwargs=data.apply_chat_template_kwargs
     )
     changed = 0
     for prompt in prompts:
         try:
-            text = generator.render(prompt.prompt)
-        except (SampleError, ValueError, TemplateError) as error:
+            text = prompt_text.render(prompt.prompt, prompt.metadata)
+        except SampleError as error:
             return failed(NAME, f"Row {prompt.row} can't be rendered: {error}", "Check --apply-chat-template.")
         ids = tokenizer.encode(text, add_special_tokens=False)
         if not ids:

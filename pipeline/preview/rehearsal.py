@@ -7,9 +7,9 @@ import copy
 from dataclasses import dataclass
 
 from vime.data.cursor import PromptCursor, PromptTask
-from vime.data.prompts import PromptSource
+from vime.data.prompt_stream import PromptStream
 from vime.errors import RewardError
-from vime.rollout.rewards import load_group_reward, load_reward, reward_value, score, score_group
+from vime.rollout.rewards import Rewards, reward_value, score, score_group
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.utils.types import Sample
@@ -37,17 +37,17 @@ class RewardTrial:
     reward: float
 
 
-def prompt_facts(settings: Settings, source: PromptSource) -> PromptFacts:
+def prompt_facts(settings: Settings, source: PromptStream) -> PromptFacts:
     per_epoch = len(source) / (settings.data.rollout_batch_size or 1)
     return PromptFacts(len(source), len(source.bad_records), per_epoch, (settings.data.num_rollout or 0) / per_epoch)
 
 
-def first_prompts(source: PromptSource, count: int) -> list[PromptTask]:
+def first_prompts(source: PromptStream, count: int) -> list[PromptTask]:
     """The first prompts of the first epoch, at most as many as there are."""
     return source.take(PromptCursor(), min(count, len(source)))[0]
 
 
-def try_reward(settings: Settings, source: PromptSource, num_trials: int = NUM_TRIALS) -> list[RewardTrial]:
+def try_reward(settings: Settings, source: PromptStream, num_trials: int = NUM_TRIALS) -> list[RewardTrial]:
     """Call the reward on the first prompts, each with its label as the response.
 
     Raises:
@@ -72,12 +72,11 @@ def try_reward(settings: Settings, source: PromptSource, num_trials: int = NUM_T
 async def _score(settings: Settings, sample: Sample) -> None:
     """As the producer does it; a reward of whole groups gets a group of one."""
     rollout, args = settings.rollout, HookArgs(settings)
-    if rollout.group_rm:
-        grouped = load_group_reward(rollout.rm_type, rollout.custom_rm_path)
-        await score_group(grouped, args, [sample], timeout_s=rollout.reward_timeout)
-    else:
-        reward = load_reward(rollout.rm_type, rollout.custom_rm_path)
-        await score(reward, args, sample, timeout_s=rollout.reward_timeout, key=rollout.reward_key)
+    async with Rewards(settings) as rewards:
+        if rollout.group_rm:
+            await score_group(rewards.of_group, args, [sample], timeout_s=rollout.reward_timeout)
+        else:
+            await score(rewards.of_sample, args, sample, timeout_s=rollout.reward_timeout, key=rollout.reward_key)
 
 
 def _labelled_sample(task: PromptTask) -> Sample:

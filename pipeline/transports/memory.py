@@ -13,11 +13,11 @@ from storage.memory_pool import MemoryPool
 from storage.memory_queue import MemoryQueue
 from storage.positions import PositionRanges
 from storage.step_log import StepLog
-from vime.data.prompts import PromptSource
+from vime.data.prompt_stream import PromptStream
 
 
 def open_memory_coordinator(
-    *, run_id: str, parts: PartStore, step_log_folder: Path, source: PromptSource, config: CoordinatorConfig
+    *, run_id: str, parts: PartStore, step_log_folder: Path, source: PromptStream, config: CoordinatorConfig
 ) -> Coordinator:
     """A coordinator whose groups live in `parts`; what the commit that `config` names had left unfinished waits again.
 

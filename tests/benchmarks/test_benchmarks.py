@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import group_encoding, history, logprob_memory, packing, planner, queue_ops, sc_dtype
+from benchmarks import group_encoding, history, logprob_memory, packing, planner, queue_ops, sample_path, sc_dtype
 from benchmarks.report import build_report
+from tests.support.standin_engine import StandinEngine
 
 
 class Value(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,7 +123,41 @@ def test_the_head_benchmark_reports_a_small_part_of_the_dense_heads_memory(capsy
     assert report.values.keys() >= {"time_over_dense_logprob", "memory_with_entropy_over_dense", "dense_peak_mib"}
 
 
+SAMPLE_RATIOS = {
+    "logprob_ratio", "head_ratio", "stock_logprob_ratio", "stock_head_ratio", "head_over_stock", "routes_ratio"
+}  # fmt: skip
+SAMPLE_RATES = {
+    f"tokens_per_s_{side}" for side in ("none", "logprob", "head", "stock_logprob", "stock_head", "moe", "routes")
+}
+
+
+async def test_the_sample_benchmark_reports_a_rate_and_a_ratio_for_each_side() -> None:
+    with StandinEngine(vocab_size=1024) as engine:
+        heads = await sample_path.measure_heads(engine.address, num_tokens=2, repeats=2)
+        routes = await sample_path.measure_routes(engine.address, engine.address, num_tokens=2, repeats=2)
+    assert heads.keys() | routes.keys() == SAMPLE_RATIOS | SAMPLE_RATES
+    for name in SAMPLE_RATIOS - {"head_over_stock", "routes_ratio"}:
+        side = name.removesuffix("_ratio")
+        pairs = zip(heads[f"tokens_per_s_{side}"], heads["tokens_per_s_none"], strict=True)
+        assert heads[name] == [rate / plain for rate, plain in pairs]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_sample_benchmark_compares_columns_with_tokens_alone_and_with_vllms_own_route(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sample_path.main(["--quick", "--json"]) == 0
+    report = last_line(capsys.readouterr().out)
+    check(report, "sample_path", "--quick --json")
+    assert report.values.keys() == SAMPLE_RATIOS | SAMPLE_RATES
+    assert report.values["head_over_stock"].median > 2
+    assert report.values["head_ratio"].median > report.values["stock_head_ratio"].median
+
+
 VALUES: dict[Any, tuple[str, ...]] = {
+    sample_path: ("logprob_ratio", "head_ratio", "head_over_stock", "routes_ratio", "tokens_per_s_none"),
     queue_ops: ("raw", "straw_rpc", "ops_over_raw_M"),
     history: ("restart_ratio", "memory_ratio", "disk_ratio"),
     sc_dtype: ("gradient_error_T_WEIGHT", "head_mass_error"),

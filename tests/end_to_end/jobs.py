@@ -15,14 +15,19 @@ from typing import Any
 
 import psutil
 
+from storage.columns import decode_group
+from storage.pool import Pool
+from storage.positions import PositionRanges
+from storage.queue import GroupQueue
 from tests.support.tiny_models import build_tiny_qwen3
+from vime.utils.types import Sample
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass
 class Job:
-    """One run folder and the flags of its job; a flag that is None is left out."""
+    """One run folder, the flags of its job (one that is None is left out), and flags without a value."""
 
     folder: Path
     num_rollout: int = 3
@@ -87,6 +92,15 @@ class Job:
     def processes(self) -> dict[str, Any]:
         ids: dict[str, Any] = json.loads((self.run / "processes.json").read_text())
         return ids
+
+
+def stored_samples(job: Job) -> list[Sample]:
+    """Every sample that the queue accepted; the job must have ended."""
+    with Pool.open(job.run / "rollout_data" / "pool") as pool:
+        with GroupQueue.open(pool, owner="test", lease_seconds=60) as queue:
+            queue.reopen(PositionRanges())
+            accepted = queue.accepted()
+        return [s for group in accepted for s in decode_group(*vars(pool.read_group(group.ref)).values())]
 
 
 def wait_until(condition: Callable[[], bool], job: subprocess.Popen[str], timeout_s: float = 240.0) -> None:

@@ -10,11 +10,7 @@ import pytest
 from recovery.audit import audit_run
 from recovery.audit_parts import AuditReport
 from recovery.commit import committed_rollouts
-from storage.columns import decode_group
-from storage.pool import Pool
-from storage.positions import PositionRanges
-from storage.queue import GroupQueue
-from tests.end_to_end.jobs import Job, kill, shared_memory, survivors, tree, wait_until
+from tests.end_to_end.jobs import Job, kill, shared_memory, stored_samples, survivors, tree, wait_until
 from vime.data.batch import PackedMicrobatch
 from vime.utils.types import Sample
 
@@ -80,14 +76,6 @@ def test_the_engine_is_compared_with_the_trainer_at_the_start(finished: Finished
 def test_nothing_is_left_running_after_the_job(finished: Finished) -> None:
     assert survivors(finished.processes) == []
     assert finished.new_segments == set()
-
-
-def stored_samples(job: Job) -> list[Sample]:
-    with Pool.open(job.run / "rollout_data" / "pool") as pool:
-        with GroupQueue.open(pool, owner="test", lease_seconds=60) as queue:
-            queue.reopen(PositionRanges())
-            accepted = queue.accepted()
-        return [s for group in accepted for s in decode_group(*vars(pool.read_group(group.ref)).values())]
 
 
 def packed(sample: Sample) -> PackedMicrobatch:

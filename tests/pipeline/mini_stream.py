@@ -36,6 +36,7 @@ from storage.refs import GroupRef
 from storage.summary import summarize
 from tests.support.shared_mount import create_pool, root_at_peer
 from vime.data.cursor import PromptTask
+from vime.data.prompt_stream import PromptStream
 from vime.data.prompts import PromptSource
 from vime.utils.types import Sample
 
@@ -130,8 +131,12 @@ class MiniStream:
         """Publications that the pool in memory holds."""
         return len(self._parts)
 
+    def source(self) -> PromptStream:
+        """Where prompts come from."""
+        return PromptSource(write_prompts(self._run), n_samples_per_prompt=MEMBERS)
+
     def _open_coordinator(self) -> Coordinator:
-        source = PromptSource(write_prompts(self._run), n_samples_per_prompt=MEMBERS)
+        source = self.source()
         if self._in_memory:
             return open_memory_coordinator(
                 run_id="rollout",
@@ -196,6 +201,7 @@ class MiniStream:
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / "model").write_bytes(b"weights")
         self._reach("commit")
+        self.coordinator.save_prompt_source(rollout_id)
         state = self.coordinator.queue_state()
         write_commit(
             directory, rollout_id=rollout_id, branch=self.branch, parent=self._parent, weight_version=1,

@@ -23,6 +23,7 @@ from storage.pool import Pool
 from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.data.prompts import PromptSource
 from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction
@@ -128,6 +129,7 @@ async def stream(
     max_groups: int = 8,
     response_tokens: int = 6,
     apply_chat_template: bool = False,
+    columns: SampleColumns = NO_COLUMNS,
     group_reward: GroupRewardFunction | None = None,
     in_memory: bool = False,
     paused: bool = False,
@@ -144,9 +146,9 @@ async def stream(
     coordinator, opened = (_in_memory if in_memory else _on_disk)(folder, source, config)
     queue = LocalQueue(coordinator)
     engines_serve = generator is None
-    generator = generator or SampleGenerator(
-        CharTokenizer(), GenerateSettings(response_tokens, 1.0, apply_chat_template)
-    )
+    top_p = 0.9 if columns.nucleus else 1.0
+    generate = GenerateSettings(response_tokens, 1.0, apply_chat_template, top_p=top_p, columns=columns)
+    generator = generator or SampleGenerator(CharTokenizer(), generate)
     with closing(opened) as pool:
         async with EngineClient(engine.address) as client:
             failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.failed_fraction import check_failed_fraction
+from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from vime.errors import TooManyFailuresError
 
 RUN = Path("/runs/a")
@@ -28,3 +28,19 @@ def test_more_stops_the_run_and_names_the_frequent_reasons_and_the_command_that_
         "Most frequent reasons: reward_timeout (5), reward_none (2), engine (1)."
     )
     assert "vime queue dead /runs/a" in caught.value.next_step
+
+
+def test_a_run_that_accepted_nothing_stops_with_the_reasons_whatever_fraction_may_fail() -> None:
+    with pytest.raises(TooManyFailuresError) as caught:
+        check_some_accepted({"reward_raised": 9, "zero_std": 7}, 0, batch=4, run=RUN)
+    assert caught.value.message == (
+        "0 of 16 groups were accepted. Most frequent reasons: reward_raised (9), zero_std (7)."
+    )
+    assert "Correct the reward or the filter" in caught.value.next_step
+
+
+def test_a_run_that_accepted_something_or_has_tried_little_goes_on() -> None:
+    check_some_accepted({"reward_raised": 400}, 1, batch=4, run=RUN)
+    check_some_accepted({"reward_raised": 15}, 0, batch=4, run=RUN)
+    check_some_accepted({"reward_raised": 7}, 0, batch=1, run=RUN)
+    check_some_accepted({}, 0, batch=4, run=RUN)

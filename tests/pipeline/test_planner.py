@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.messages import decode, encode
 from pipeline.packing import PackingSettings
-from pipeline.planner import BatchPlan, PlanSettings, plan_batch
+from pipeline.planner import BatchPlan, PlanSettings, ProcessedRewards, plan_batch
 from storage.queue_types import AcceptedGroup
 from storage.refs import PoolRef
 from storage.summary import GroupSummary
@@ -49,6 +49,13 @@ def group(
 
 def plan(groups: list[AcceptedGroup], settings: PlanSettings = SETTINGS) -> BatchPlan:
     return plan_batch(groups, settings, branch="b", rollout_id=3, policy_version=5)
+
+
+def test_processed_rewards_are_trained_as_they_are_and_the_raw_ones_reported() -> None:
+    groups = [group(position) for position in range(4)]
+    processed = ProcessedRewards([[1.0, 2.0]] * 4, [[-7.0, 9.0]] * 4)
+    planned = plan_batch(groups, SETTINGS, branch="b", rollout_id=3, policy_version=5, processed=processed)
+    assert [(sample.reward, sample.advantage) for sample in planned.samples] == [(1.0, -7.0), (2.0, 9.0)] * 4
 
 
 def test_same_groups_in_any_order_give_the_same_plan_bytes() -> None:
@@ -148,3 +155,12 @@ def test_plan_survives_its_stored_form() -> None:
     result = plan([group(position) for position in range(4)])
     assert decode(encode(result), BatchPlan) == result
     assert msgspec.msgpack.decode(encode(result))["branch"] == "b"
+
+
+def test_a_raw_reward_is_reported_and_the_reward_is_trained() -> None:
+    groups = [group(position) for position in range(4)]
+    raw = msgspec.structs.replace(groups[0].summary, reported_rewards=[10.0, 20.0])
+    groups[0] = msgspec.structs.replace(groups[0], summary=raw)
+    planned = plan(groups).samples[:2]
+    assert [sample.reward for sample in planned] == [10.0, 20.0]
+    assert [sample.advantage for sample in planned] == pytest.approx([-0.7071, 0.7071], abs=1e-3)

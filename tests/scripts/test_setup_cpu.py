@@ -65,6 +65,17 @@ def test_half_installed_packages_are_dropped_and_whole_ones_kept(setup_cpu: Modu
     assert [path.name for path in tmp_path.iterdir()] == ["whole-1.0.dist-info"]
 
 
+def test_a_machine_without_a_compiler_gets_everything_but_the_tasks_that_need_one(
+    setup_cpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*arguments: str) -> None:
+        raise setup_cpu.SetupError(f"pip {arguments}")
+
+    monkeypatch.setattr(setup_cpu, "pip_install", fails)
+    setup_cpu.install_tasks(["--quiet"])
+    assert "reasoning-gym is left out" in capsys.readouterr().out
+
+
 def test_an_unpinned_requirement_is_named(setup_cpu: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "some.txt").write_text("torch>=2\n")
     with pytest.raises(setup_cpu.SetupError, match=r"some\.txt has no line `torch==VERSION`"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,12 +16,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+import numpy as np
 import torch
 from aiohttp import web
 
 from vime.backends.vllm_utils.digest import WeightDigest
 from vime.backends.vllm_utils.receiving import GlooReceiver, parse_gloo_init
 from vime.backends.vllm_utils.weight_folder import read_weight_folder, verify_weight_folder
+from vime.backends.vllm_utils.wire_columns import (
+    SAMPLE,
+    VERSION,
+    NucleusColumn,
+    RouteColumn,
+    SampleAbilities,
+    SampleAnswer,
+    Span,
+    decode_call,
+)
 from vime.errors import PublicationError
 
 BLOCK_TOKENS = 128
@@ -33,6 +46,8 @@ class Faults:
 
     step_s: float = 0.0005
     """Seconds per sampled token."""
+    num_tokens_before_abort: int | None = None
+    """Requests are aborted after so many tokens."""
     num_dropped_connections: int = 0
     num_null_log_probs: int = 0
     num_failed_updates: int = 0
@@ -48,6 +63,19 @@ class _Request:
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass
+class _Sampled:
+    """What one request got."""
+
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    nucleus_sizes: list[int] = field(default_factory=list)
+    spans: list[list[Any]] = field(default_factory=list)
+    """[version, start, stop]"""
+    num_cached: int = 0
+    reason: str = "length"
+
+
 class StandinEngine:
     """Serves on a free port of 127.0.0.1 from a thread of its own; use it with `with`."""
 
@@ -57,6 +85,10 @@ class StandinEngine:
         self.max_model_len = max_model_len
         self.required_names = required_names
         self.faults = Faults()
+        self.has_columns = True
+        """Whether vime's plug-in is there, which serves the sample route."""
+        self.keeps_version = False
+        """Whether the version is set and asked for by the plug-in's route, as with a vLLM that has no labels."""
         self.version = "default"
         self.weights_digest = "start"
         self.address = ""
@@ -107,9 +139,13 @@ class StandinEngine:
                 web.get("/get_world_size", lambda _: _answer(world_size=1)),
                 web.get("/openapi.json", self._openapi),
                 web.get("/metrics", self._metrics),
-                web.get("/weight_info", lambda _: _answer(weight_version=self.version)),
+                web.get("/weight_info", self._tell_version),
                 web.get("/is_paused", lambda _: _answer(is_paused=not self._running.is_set())),
                 web.post("/inference/v1/generate", self._generate),
+                web.get(SAMPLE, self._tell_abilities),
+                web.post(SAMPLE, self._generate_columns),
+                web.get(VERSION, lambda _: _answer(version=self.version)),
+                web.post(VERSION, self._set_label),
                 web.post("/abort_requests", self._abort),
                 web.post("/pause", self._pause),
                 web.post("/resume", self._resume),
@@ -134,6 +170,15 @@ class StandinEngine:
     async def _ok(self, _request: web.Request) -> web.Response:
         return web.Response()
 
+    async def _tell_version(self, _request: web.Request) -> web.Response:
+        if self.keeps_version:
+            raise web.HTTPNotFound
+        return await _answer(weight_version=self.version)
+
+    async def _set_label(self, request: web.Request) -> web.Response:
+        self.version = (await request.json())["version"]
+        return await _answer(version=self.version)
+
     async def _openapi(self, request: web.Request) -> web.Response:
         paths = {resource.canonical: {} for resource in request.app.router.resources()}
         schema = {"GenerateRequest": {"properties": {"token_ids": {}, "cache_salt": {}}}}
@@ -149,23 +194,28 @@ class StandinEngine:
 
     async def _generate(self, http_request: web.Request) -> web.Response:
         body = await http_request.json()
-        prompt, sampling = body["token_ids"], body["sampling_params"]
-        if not prompt or any(not 0 <= token < self.vocab_size for token in prompt):
-            return await _error(400, f"Token ids must lie in [0, {self.vocab_size}).")
-        if self.faults.num_dropped_connections:
-            self.faults.num_dropped_connections -= 1
-            if http_request.transport is not None:
-                http_request.transport.abort()
-            raise asyncio.CancelledError
-        if sampling.get("prompt_logprobs") is not None:
+        prompt, salt = body["token_ids"], body.get("cache_salt")
+        if body["sampling_params"].get("prompt_logprobs") is not None:
             return await self._score(prompt)
-        request = self._requests[body["request_id"]] = _Request()
-        self._num_running += 1
-        try:
-            return await self._sample(request, prompt, sampling, body.get("cache_salt"))
-        finally:
-            self._num_running -= 1
-            del self._requests[body["request_id"]]
+        sampled = await self._serve_request(http_request, body["request_id"], prompt, body["sampling_params"], salt)
+        content = [
+            {"token_id": token, "logprob": value}
+            for token, value in zip(sampled.tokens, sampled.log_probs, strict=True)
+        ]
+        if content and self.faults.num_null_log_probs:
+            self.faults.num_null_log_probs -= 1
+            content[-1]["logprob"] = None
+        choice = {
+            "index": 0,
+            "token_ids": sampled.tokens,
+            "finish_reason": sampled.reason,
+            "logprobs": {"content": content},
+            "weight_versions": [
+                {"version": version, "start": start, "end": stop} for version, start, stop in sampled.spans
+            ],
+        }
+        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": sampled.num_cached}}
+        return await _answer(choices=[choice], usage=usage)
 
     async def _score(self, prompt: list[int]) -> web.Response:
         """Of each prompt token but the first: that of the next token where it is that, another elsewhere."""
@@ -176,43 +226,103 @@ class StandinEngine:
             rows.append({str(prompt[position]): {"logprob": scored}})
         return await _answer(choices=[], prompt_logprobs=rows)
 
+    async def _tell_abilities(self, _request: web.Request) -> web.Response:
+        self._require_columns()
+        return web.Response(body=msgspec.json.encode(SampleAbilities(self.vocab_size, True, True, self.keeps_version)))
+
+    async def _generate_columns(self, http_request: web.Request) -> web.Response:
+        self._require_columns()
+        call = decode_call(await http_request.read(), http_request.content_type)
+        if call.num_candidates > self.vocab_size:
+            raise web.HTTPBadRequest(text=f"{call.num_candidates} candidates, allowed: {self.vocab_size}.")
+        prompt = np.frombuffer(call.token_ids, "<i4").tolist()
+        sampled = await self._serve_request(http_request, call.request_id, prompt, call.sampling, call.cache_salt)
+        log_probs = np.asarray(sampled.log_probs, "<f4")
+        if len(log_probs) and self.faults.num_null_log_probs:
+            self.faults.num_null_log_probs -= 1
+            log_probs[-1] = np.nan
+        tokens, k = np.asarray(sampled.tokens, "<i4"), call.num_candidates
+        answer = SampleAnswer(
+            num_candidates=k,
+            token_ids=tokens.tobytes(),
+            log_probs=log_probs.tobytes(),
+            candidate_ids=((tokens[:, None] + np.arange(k, dtype="<i4")) % self.vocab_size).astype("<i4").tobytes(),
+            candidate_log_probs=(log_probs[:, None] - 0.5 * np.arange(k)).astype("<f4").tobytes(),
+            finish_reason=sampled.reason,
+            spans=[Span(*span) for span in sampled.spans],
+            num_prompt_tokens=len(prompt),
+            num_cached_tokens=sampled.num_cached,
+            routes=self._routes(prompt + sampled.tokens, call.routes_from) if sampled.tokens else None,
+            nucleus=self._nucleus(sampled) if call.nucleus else None,
+        )
+        return web.Response(body=msgspec.msgpack.encode(answer))
+
+    def _require_columns(self) -> None:
+        if not self.has_columns:
+            raise web.HTTPNotFound
+
+    def _routes(self, tokens: list[int], start: int | None) -> RouteColumn | None:
+        """Two layers of four experts, two of which serve a token: a function of the token."""
+        if start is None:
+            return None
+        first = np.asarray(tokens[start:-1], np.uint8)[:, None, None] + np.arange(2, dtype=np.uint8)[:, None]
+        rows = ((first + np.arange(2, dtype=np.uint8)) % 4).astype(np.uint8)
+        return RouteColumn("|u1", (len(rows), 2, 2), rows.tobytes(), start)
+
+    def _nucleus(self, sampled: _Sampled) -> NucleusColumn:
+        """The sampled token and those after it, equally probable."""
+        sizes = np.asarray(sampled.nucleus_sizes, np.int64)
+        steps = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])
+        ids = (np.repeat(np.asarray(sampled.tokens, np.int64), sizes) + steps) % self.vocab_size
+        log_probs = np.repeat(-np.log(np.maximum(sizes, 1)), sizes)
+        return NucleusColumn(
+            ids.astype("<i4").tobytes(),
+            np.concatenate([[0], np.cumsum(sizes)]).astype("<i8").tobytes(),
+            log_probs.astype("<f4").tobytes(),
+        )
+
+    async def _serve_request(
+        self, http_request: web.Request, request_id: str, prompt: list[int], sampling: dict[str, Any], salt: str | None
+    ) -> _Sampled:
+        if not prompt or any(not 0 <= token < self.vocab_size for token in prompt):
+            raise web.HTTPBadRequest(text=f"Token ids must lie in [0, {self.vocab_size}).")
+        if self.faults.num_dropped_connections:
+            self.faults.num_dropped_connections -= 1
+            if http_request.transport is not None:
+                http_request.transport.abort()
+            raise asyncio.CancelledError
+        request = self._requests[request_id] = _Request()
+        self._num_running += 1
+        try:
+            return await self._sample(request, prompt, sampling, salt)
+        finally:
+            self._num_running -= 1
+            del self._requests[request_id]
+
     async def _sample(
         self, request: _Request, prompt: list[int], sampling: dict[str, Any], salt: str | None
-    ) -> web.Response:
-        tokens: list[int] = []
-        content: list[dict[str, Any]] = []
-        spans: list[dict[str, Any]] = []
-        num_cached = 0
-        reason = "length"
+    ) -> _Sampled:
+        sampled = _Sampled()
         limit = min(sampling["max_tokens"], self.max_model_len - len(prompt))
-        while len(tokens) < limit:
+        while len(sampled.tokens) < limit:
             await self._step(request)
-            if request.aborted.is_set():
-                reason = "abort"
+            if request.aborted.is_set() or len(sampled.tokens) == self.faults.num_tokens_before_abort:
+                sampled.reason = "abort"
                 break
-            if not tokens:
-                num_cached = self._use_cache(prompt, salt)
-            token, log_prob = self._next_token(prompt + tokens, self.weights_digest)
-            if not spans or spans[-1]["version"] != self.version:
-                spans.append({"version": self.version, "start": len(tokens), "end": 0})
-            tokens.append(token)
-            spans[-1]["end"] = len(tokens)
-            content.append({"token_id": token, "logprob": log_prob})
+            if not sampled.tokens:
+                sampled.num_cached = self._use_cache(prompt, salt)
+            token, log_prob = self._next_token(prompt + sampled.tokens, self.weights_digest)
+            if not sampled.spans or sampled.spans[-1][0] != self.version:
+                sampled.spans.append([self.version, len(sampled.tokens), 0])
+            sampled.tokens.append(token)
+            sampled.spans[-1][2] = len(sampled.tokens)
+            size = 1 + token % 3 if sampling["top_p"] < 1 else 0
+            sampled.nucleus_sizes.append(size)
+            sampled.log_probs.append(-math.log(size) if size else log_prob)
             if token in sampling["stop_token_ids"]:
-                reason = "stop"
+                sampled.reason = "stop"
                 break
-        if content and self.faults.num_null_log_probs:
-            self.faults.num_null_log_probs -= 1
-            content[-1]["logprob"] = None
-        choice = {
-            "index": 0,
-            "token_ids": tokens,
-            "finish_reason": reason,
-            "logprobs": {"content": content},
-            "weight_versions": spans,
-        }
-        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": num_cached}}
-        return await _answer(choices=[choice], usage=usage)
+        return sampled
 
     async def _step(self, request: _Request) -> None:
         await asyncio.sleep(self.faults.step_s)
@@ -316,7 +426,8 @@ class StandinEngine:
         if not self._update_open or not self._update_verified:
             return await _error(500, "No verified weights have arrived in this update; the version stays.")
         self._update_open = False
-        self.version = (await request.json())["weight_version"]
+        if not self.keeps_version:
+            self.version = (await request.json())["weight_version"]
         return await _answer(message="Weight update finished")
 
     async def _hang_if_stuck(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vime.errors import VersionMismatchError
-from vime.versions import CPU, GPU, VersionSet, check_versions, installed_version
+from vime.versions import CPU, GPU, VersionSet, check_versions, installed_version, version_at_least
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,3 +100,10 @@ def test_the_check_imports_none_of_the_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_versions_compare_by_their_first_two_numbers() -> None:
+    assert version_at_least("0.32.0+cpu", (0, 32))
+    assert version_at_least("1.0", (0, 32))
+    assert not version_at_least("0.26.0", (0, 32))
+    assert not version_at_least("dev", (0, 26))

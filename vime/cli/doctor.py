@@ -25,7 +25,7 @@ from vime.cli.exit_codes import ExitCode
 from vime.cli.passed_on import passed_on_problems
 from vime.cli.this_machine import asks_for_devices
 from vime.counted import counted
-from vime.data.prompts import PromptSource
+from vime.data.prompt_stream import PromptStream
 from vime.errors import SettingsError, VimeError
 from vime.folders import existing_parent
 from vime.settings.groups import Settings
@@ -179,7 +179,7 @@ def _data_checks(settings: Settings) -> list[Check]:
     return [*checks, round_trip(settings, tokenizer, prompts, longest_sequence(settings, model_config(settings)))]
 
 
-def _run_on_disk(settings: Settings, source: PromptSource) -> list[Check]:
+def _run_on_disk(settings: Settings, source: PromptStream) -> list[Check]:
     """Whether --save, when it is given, holds no run that was started otherwise."""
     if settings.checkpoint.save is None:
         return []

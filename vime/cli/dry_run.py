@@ -11,7 +11,7 @@ from pipeline.preview.folders import folder_problems
 from pipeline.preview.process_map import Machines, assumed_machines
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
-from pipeline.prompt_source import build_prompt_source
+from pipeline.prompt_source import build_prompt_source, with_num_rollout
 from pipeline.run_folder import RunFolder
 from pipeline.session_plan import plan_session
 from pipeline.transports.promise import transport_words
@@ -19,6 +19,7 @@ from recovery.commit import commit_path, read_commit, read_queue_state
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
+from vime.data.prompt_stream import PromptStream
 from vime.errors import VimeError
 from vime.rollout.hooks import named_hooks
 from vime.settings.groups import Settings
@@ -41,8 +42,15 @@ def dry_run(resolved: Resolved, warnings: list[str]) -> int:
 
 def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     """Read the model's config, the prompt file and the run folder, try the reward, and plan."""
+    problems: list[VimeError] = []
+    source: PromptStream | None = None
+    try:
+        source = build_prompt_source(resolved.settings)
+        resolved = with_num_rollout(resolved, source)
+    except VimeError as error:
+        problems.append(error)
     settings = resolved.settings
-    problems = folder_problems(settings)
+    problems = [*folder_problems(settings), *problems]
     start = StartFacts()
     try:
         start = start_facts(settings)
@@ -53,7 +61,7 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
         machines_for(settings),
         read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")),
         start=start,
-        rehearsal=_rehearse(settings, problems),
+        rehearsal=_rehearse(settings, source, problems),
         warnings=warnings,
         problems=problems,
     )
@@ -86,14 +94,11 @@ def start_facts(settings: Settings) -> StartFacts:
     return StartFacts(plan.start_rollout, version, [*plan.words, *transport_words(settings, kept)])
 
 
-def _rehearse(settings: Settings, problems: list[VimeError]) -> Rehearsal:
-    """Try prompts and reward; failures go to `problems`."""
+def _rehearse(settings: Settings, source: PromptStream | None, problems: list[VimeError]) -> Rehearsal:
+    """Try prompts and reward; failures go to `problems`. Without a source there is nothing to try."""
     prompts: PromptFacts | None = None
     trials: list[RewardTrial] = []
-    try:
-        source = build_prompt_source(settings)
-    except VimeError as error:
-        problems.append(error)
+    if source is None:
         return Rehearsal(None, [], named_hooks(settings))
     try:
         refuse_otherwise_started(settings, source)

@@ -31,6 +31,10 @@ class PromptTask(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | list[dict[str, Any]]
     label: Any = None
     metadata: dict[str, Any] = {}
+    media: dict[str, list[Any]] = {}
+    """By kind, as the record holds them; becomes `Sample.multimodal_inputs`."""
+    fields: dict[str, Any] = {}
+    """Other attributes that the group's samples begin with, from a data source of the user's own."""
 
 
 def epoch_order(num_rows: int, *, shuffle: bool, seed: int, epoch: int) -> npt.NDArray[np.int64]:

@@ -13,6 +13,7 @@ import fsspec
 import pyarrow
 import pyarrow.parquet
 
+from vime.data.gym import GYM_PREFIX, GymTasks
 from vime.data.records import PromptRecord, RecordFault, RecordKeys, read_record
 from vime.data.strict_json import JsonFault, key_column, loads_strict
 from vime.errors import BadRecordError, DataError
@@ -63,7 +64,9 @@ class RecordFile(Protocol):
 
 
 def open_record_file(path: str, keys: RecordKeys, on_bad: OnBad) -> RecordFile:
-    """Check and index a `.jsonl` or `.parquet` file. Raises `DataError`."""
+    """Check and index a `.jsonl` or `.parquet` file, or make the tasks of `reasoning_gym:NAME`. Raises `DataError`."""
+    if path.startswith(GYM_PREFIX):
+        return GymFile(path)
     kinds: dict[str, type[JsonlFile] | type[ParquetFile]] = {".jsonl": JsonlFile, ".parquet": ParquetFile}
     kind = next((kind for suffix, kind in kinds.items() if path.endswith(suffix)), None)
     if kind is None:
@@ -82,6 +85,8 @@ def record_places(path: str, rows: Sequence[int]) -> dict[int, str]:
 
     A record that the file doesn't have (any more) is left out.
     """
+    if path.startswith(GYM_PREFIX):
+        return {row: f"{path}: task {row}" for row in rows}
     if path.endswith(".parquet"):
         return {row: f"{path}:row {row}" for row in rows}
     wanted, record = set(rows), 0
@@ -98,6 +103,26 @@ def record_places(path: str, rows: Sequence[int]) -> dict[int, str]:
     except (OSError, ValueError, ImportError) as error:
         raise DataError(f"{path}: can't be read: {error}.", next_step="Check that the prompt file is there.") from error
     return places
+
+
+class GymFile:
+    """Tasks of reasoning-gym. A record is the question, with the answer for its label; none is ever bad."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._tasks = path, GymTasks(path)
+        self.num_records = len(self._tasks)
+        self.bad: set[int] = set()
+        self.digest = hashlib.sha256(self._tasks.identity.encode()).hexdigest()
+
+    def read(self, rows: Sequence[int]) -> list[PromptRecord]:
+        return [self._record(row) for row in rows]
+
+    def where(self, row: int) -> str:
+        return f"{self._path}: task {row}"
+
+    def _record(self, row: int) -> PromptRecord:
+        question, answer = self._tasks.task(row)
+        return PromptRecord(question, answer, {"reasoning_gym": {"tasks": self._tasks.name, "row": row}})
 
 
 class JsonlFile:
@@ -174,8 +199,7 @@ class ParquetFile:
                         f"{path}: no column {key!r}; the file has {sorted(names)}.",
                         next_step=f"Correct {flag}: it must name a column.",
                     )
-            wanted = {keys.input_key, keys.label_key, keys.metadata_key}
-            self._table = file.read(columns=[name for name in names if name in wanted])
+            self._table = file.read(columns=[name for name in names if name in keys.all])
         self.num_records = self._table.num_rows
         for start in range(0, self.num_records, _BATCH):
             for row, value in enumerate(self._table.slice(start, _BATCH).to_pylist(), start=start):

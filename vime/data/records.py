@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from vime.data.strict_json import JsonFault, loads_strict
+
 _PLAIN = (str, int, float, bool, bytes, type(None))
 
 
@@ -15,6 +17,20 @@ class RecordKeys(msgspec.Struct, frozen=True):
     input_key: str
     label_key: str | None
     metadata_key: str | None
+    tool_key: str | None = None
+    media_keys: dict[str, str] = {}
+    """Kind of media -> field; a record may lack it."""
+
+    @property
+    def optional(self) -> dict[str, str]:
+        """Flag -> key that a record may have, where one flag names one key."""
+        given = {"--metadata-key": self.metadata_key, "--tool-key": self.tool_key}
+        return {flag: key for flag, key in given.items() if key is not None}
+
+    @property
+    def all(self) -> frozenset[str]:
+        """Every key that is looked at."""
+        return frozenset([*self.required.values(), *self.optional.values(), *self.media_keys.values()])
 
     @property
     def required(self) -> dict[str, str]:
@@ -42,13 +58,16 @@ class PromptRecord(msgspec.Struct, frozen=True):
     prompt: str | list[dict[str, Any]]
     label: Any
     metadata: dict[str, Any]
+    """With the record's tools, when it has some, as `tools`."""
+    media: dict[str, list[Any]] = {}
 
 
 def read_record(value: object, keys: RecordKeys) -> PromptRecord:
     """The parts of a record that training uses. Raises `RecordFault`.
 
     The prompt is a non-empty string or a list of chat messages; the label may be anything plain; metadata is an
-    object, empty when the record has none.
+    object, empty when the record has none; tools are a list of objects, or that as JSON text; media of one kind are one
+    value or a list of them.
     """
     if not isinstance(value, dict):
         raise RecordFault(f"a record must be an object, found {_name(value)}")
@@ -63,9 +82,30 @@ def read_record(value: object, keys: RecordKeys) -> PromptRecord:
         metadata = {}
     if not isinstance(metadata, dict):
         raise RecordFault(f"{keys.metadata_key!r} must be an object, found {_name(metadata)}", keys.metadata_key)
-    for key, part in ((keys.input_key, prompt), (keys.label_key, label), (keys.metadata_key, metadata)):
-        _check_plain(part, key)
-    return PromptRecord(prompt, label, metadata)
+    tools = None if keys.tool_key is None else _tools(value.get(keys.tool_key), keys.tool_key)
+    for key in keys.all:
+        _check_plain(value.get(key), key)
+    media = {kind: value[key] for kind, key in keys.media_keys.items() if value.get(key) is not None}
+    return PromptRecord(
+        prompt,
+        label,
+        metadata if tools is None else {**metadata, "tools": tools},
+        {kind: part if isinstance(part, list) else [part] for kind, part in media.items()},
+    )
+
+
+def _tools(value: object, key: str) -> list[dict[str, Any]] | None:
+    """None without tools. Raises `RecordFault`."""
+    if isinstance(value, str):
+        try:
+            value = loads_strict(value.encode())
+        except JsonFault as fault:
+            raise RecordFault(f"{key!r} is text that is not JSON: {fault.reason}", key) from fault
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise RecordFault(f"{key!r} must be a list of objects, or that as JSON text, found {_name(value)}", key)
+    return value
 
 
 def _check_prompt(prompt: object, key: str) -> None:

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from jinja2 import TemplateError
-
+from vime.backends.vllm_utils.answer_info import answer_info
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, GenerateRequest, SampleColumns, Sampling
 from vime.errors import GenerationAborted, SampleError
+from vime.rollout.prompt_text import PromptText, Tokenizer
 from vime.utils.types import Sample
-
-_STATUS = {"stop": Sample.Status.COMPLETED, "length": Sample.Status.TRUNCATED}
-
-
-class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> str: ...
 
 
 @dataclass(frozen=True)
 class GenerateSettings:
-    """The settings that generation depends on."""
+    """The settings that generation depends on. `columns` are what training needs of each token; evaluation has none."""
 
     max_response_tokens: int
     temperature: float
     apply_chat_template: bool
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    top_p: float = 1.0
+    top_k: int = -1
+    columns: SampleColumns = NO_COLUMNS
 
 
 class SampleGenerator:
@@ -38,50 +33,51 @@ class SampleGenerator:
 
     def __init__(self, tokenizer: Tokenizer, settings: GenerateSettings) -> None:
         self._tokenizer, self._settings = tokenizer, settings
-
-    def render(self, prompt: str | list[dict[str, Any]]) -> str:
-        """Prompt text, through the chat template when the settings say so.
-
-        Raises:
-            SampleError: a chat without `--apply-chat-template`, or one that the template refuses.
-        """
-        if self._settings.apply_chat_template:
-            chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            try:
-                return self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            except (TemplateError, TypeError, ValueError, LookupError) as error:
-                raise SampleError(
-                    f"The chat template refuses the prompt: {type(error).__name__}: {error}.",
-                    next_step="Correct the prompt, or give a model whose template allows it.",
-                ) from error
-        if not isinstance(prompt, str):
-            raise SampleError("The prompt is a chat, allowed: text.", next_step="Add --apply-chat-template.")
-        return prompt
+        self._prompts = PromptText(
+            tokenizer, apply_chat_template=settings.apply_chat_template, template_kwargs=settings.template_kwargs
+        )
 
     async def generate(self, engine: EngineClient, sample: Sample, *, cache_salt: str | None) -> None:
-        """Fill tokens, response, log-probabilities, version spans and status of `sample`.
+        """Fill tokens, response, log-probabilities, columns, version spans and status of `sample`.
+
+        A sample that has tokens already, of a request that was aborted, is continued after them.
 
         Raises:
-            GenerationAborted: the engine aborted the request, for a flush or a shutdown.
+            GenerationAborted: the engine aborted the request, for a flush or a shutdown; the sample has what was
+                generated until then.
             EngineError: the engine failed or could not be reached.
+            SampleError: the prompt can't be rendered or has media, or what is continued lacks what the rest will have.
         """
-        prompt_ids = self._tokenizer.encode(self.render(sample.prompt), add_special_tokens=False)
-        request = GenerateRequest(
-            request_id=uuid.uuid4().hex,
-            token_ids=prompt_ids,
-            sampling=Sampling(self._settings.max_response_tokens, self._settings.temperature),
-            cache_salt=cache_salt,
-        )
-        result = await engine.generate(request)
-        if result.finish_reason not in _STATUS:
-            raise GenerationAborted(
-                f"sample {sample.index} of group {sample.group_index}: finish reason {result.finish_reason!r} after "
-                f"{len(result.token_ids)} tokens"
+        if sample.multimodal_inputs:
+            raise SampleError(
+                f"sample {sample.index} of group {sample.group_index} has media "
+                f"({', '.join(sample.multimodal_inputs)}), which vime's own generation doesn't send.",
+                next_step="Give --custom-generate-function-path, or leave out --multimodal-keys.",
             )
-        sample.tokens = prompt_ids + list(result.token_ids)
-        sample.response_length = len(result.token_ids)
-        sample.response = self._tokenizer.decode(list(result.token_ids), skip_special_tokens=True)
-        sample.rollout_log_probs = list(result.log_probs)
-        sample.version_spans = [(span.version, span.start, span.stop) for span in result.version_spans]
-        sample.weight_versions = [str(span.version) for span in result.version_spans]
-        sample.status = _STATUS[result.finish_reason]
+        if not sample.tokens:
+            sample.tokens = self._prompts.token_ids(sample.prompt, sample.metadata, sample.apply_chat_template_kwargs)
+        remaining = self._settings.max_response_tokens - sample.response_length
+        if remaining <= 0:
+            sample.status = Sample.Status.TRUNCATED
+            return
+        request = self._request(sample, remaining, cache_salt)
+        result = await engine.generate(request)
+        sample.append_response_tokens(None, result.token_ids, result.log_probs, meta_info=answer_info(request, result))
+        # The whole response: tokens of one character may lie on both sides of an abort.
+        sample.response = self._tokenizer.decode(sample.tokens[sample.prompt_length :], skip_special_tokens=True)
+        if sample.status is Sample.Status.ABORTED:
+            raise GenerationAborted(
+                f"sample {sample.index} of group {sample.group_index}: finish reason 'abort' after "
+                f"{sample.response_length} tokens"
+            )
+
+    def _request(self, sample: Sample, max_tokens: int, cache_salt: str | None) -> GenerateRequest:
+        settings = self._settings
+        return GenerateRequest(
+            request_id=uuid.uuid4().hex,
+            token_ids=sample.tokens,
+            sampling=Sampling(max_tokens, settings.temperature, top_p=settings.top_p, top_k=settings.top_k),
+            cache_salt=cache_salt,
+            columns=settings.columns,
+            routes_from=len(sample.tokens) - 1 if sample.response_length else 0,
+        )

@@ -27,7 +27,7 @@ class HookSignature:
         return f"{kind}{name}({arguments}){methods}"
 
 
-_PER_SAMPLE = HookSignature(("args", "sample"), must_be_async=True)
+_PER_SAMPLE = HookSignature(("args", "sample"))
 _SAMPLES = HookSignature(("args", "samples"), must_be_sync=True)
 _TIS_KEYWORDS = (
     *("args", "pg_loss", "train_log_probs", "rollout_log_probs", "loss_masks"),

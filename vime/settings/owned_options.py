@@ -12,6 +12,8 @@ OWNED_VLLM_OPTIONS: Mapping[str, str] = {
     "seed": "It follows --seed.",
     "tensor-parallel-size": "It follows --rollout-num-gpus-per-engine.",
     "logprobs-mode": "Training needs the log-probabilities that tokens were sampled with.",
+    "enable-return-routed-experts": "It follows --use-rollout-routing-replay.",
+    "return-sampling-mask": "What --rollout-top-p leaves to sample from comes through vime's own plug-in.",
     "weight-transfer-config": "Weights arrive through vime's own plug-in.",
     "enable-scale-out": "Generation from token ids needs it.",
     "enable-prompt-tokens-details": "Cache reuse is measured with it.",

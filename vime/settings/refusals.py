@@ -11,9 +11,6 @@ from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
 
-BUILT_REWARDS = (None, "f1", "random")
-"""Values of --rm-type that `vime.rollout.rewards` has."""
-
 
 def refused(settings: Settings) -> list[str]:
     """One sentence for each setting that can't be honoured: flag, value, what is allowed, and why."""
@@ -108,17 +105,17 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=lambda settings: 0 if settings.data.num_rollout == 0 else None,
     ),
     *unless_default(
-        "--data-source-path --buffer-filter-path --buffer-sort-by-staleness",
-        "Prompts come from vime's own source through the queue, oldest policy version first.",
-        "custom data sources",
+        "--buffer-filter-path", "The queue hands out groups, oldest policy version first.", "a buffer of one's own"
     ),
-    *unless_default(
-        "--tool-key --multimodal-keys --apply-chat-template-kwargs",
-        "Prompts are text or chats without tools and media.",
-        "tools, media and template arguments in the prompt source",
+    Refusal(
+        "--multimodal-keys",
+        "left out, or with --custom-generate-function-path",
+        "vime's own generation sends text.",
+        "media in requests and training",
+        refused_value=lambda settings: (
+            None if settings.rollout.custom_generate_function_path else settings.data.multimodal_keys
+        ),
     ),
-    *unless_default("--rollout-max-prompt-len", "Prompts are not dropped by length.", "a token count at load"),
-    *unless_default("--num-epoch", "Nothing is derived from it yet.", "a count of the prompts"),
     *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
     # Generation and rewards
     Refusal(
@@ -134,16 +131,11 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default(
         "--custom-generate-function-path --rollout-sample-hook-path "
         "--rollout-sample-filter-path --rollout-all-samples-process-path --rollout-data-postprocess-path "
-        "--custom-reward-post-process-path --custom-convert-samples-to-train-data-path",
+        "--custom-convert-samples-to-train-data-path",
         "The hook is not called.",
         "rollout hooks",
     ),
     *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
-    *unless_default(
-        "--rollout-top-p --rollout-top-k",
-        "The trainer can't replay truncated sampling yet.",
-        "replay of the recorded nucleus in the trainer",
-    ),
     *unless_default(
         "--rollout-stop --rollout-stop-token-ids --rollout-skip-special-tokens --rollout-max-context-len",
         "Requests carry temperature and length only.",
@@ -154,35 +146,8 @@ REFUSALS: tuple[Refusal, ...] = (
         "An aborted group is generated anew.",
         "continuation of aborted samples",
     ),
-    Refusal(
-        "--rm-type",
-        "f1, random, or --custom-rm-path",
-        "The reward is not part of this version.",
-        "more built-in rewards",
-        refused_value=lambda settings: (
-            None
-            if settings.rollout.custom_rm_path or settings.rollout.rm_type in BUILT_REWARDS
-            else settings.rollout.rm_type
-        ),
-    ),
-    Refusal(
-        "--rm-url",
-        "left out, or with --opd-type vllm",
-        "There is no remote reward.",
-        "the remote_rm reward",
-        refused_value=lambda settings: (
-            None if settings.objective.use_opd and settings.objective.opd_type == "vllm" else settings.rollout.rm_url
-        ),
-    ),
-    *unless_default(
-        "--use-distributed-post --http-proxy", "Producers send their own requests directly.", "a request forwarder"
-    ),
+    *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
-    *unless_default(
-        "--use-score-centering --score-centering-top-k",
-        "The engine's candidates are not stored.",
-        "score centering in engine, queue and loss",
-    ),
     *unless_default(
         "--opd-teacher-model",
         "All engines have the model that is trained; a teacher in an engine of someone else's works, with --rm-url.",
@@ -194,9 +159,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "A teacher in an engine scores a response in one request.",
         "one request for each position",
         accepts=("prompt-logprobs",),
-    ),
-    *unless_default(
-        "--use-rollout-routing-replay", "The engine's routes are not stored.", "routes of the engine in samples"
     ),
     # Trainer and checkpoints
     *unless_default(

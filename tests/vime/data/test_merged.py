@@ -63,7 +63,7 @@ def test_sequences_keep_their_order_tokens_and_nuclei_and_results_come_apart(nuc
 
 
 def test_routes_are_refused() -> None:
-    routes = RouteRows(np.zeros((3, 1, 1), np.uint8), (0,), np.ones(1, bool))
+    routes = RouteRows(np.zeros((3, 1, 1), np.uint8), np.arange(3), (0,), np.ones(1, bool))
     batch = microbatch(1)
     with pytest.raises(ValueError, match="routes"):
         merged([PackedMicrobatch(**{**vars(batch), "routes": routes}), batch])

@@ -80,7 +80,6 @@ def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path)
         (["--rollout-queue-max-groups", "3"], "would never be complete"),
         (["--rollout-num-gpus", "0"], "starts no engine"),
         (["--no-save-optim"], "--no-save-optim is not built yet, allowed: left out, or with --use-stateless-adam"),
-        (["--rollout-top-p", "0.9"], "can't replay truncated sampling yet"),
         (["--actor-num-gpus-per-node", "9"], "8 samples for 9 trainer ranks"),
         (["--router-policy", "x"], "The router is not part of this version"),
     ],

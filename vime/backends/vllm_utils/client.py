@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from vime.backends.vllm_utils import wire_032 as wire
+from vime.backends.vllm_utils import wire_columns
 from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
     EngineMetrics,
@@ -21,9 +22,14 @@ from vime.backends.vllm_utils.protocol import (
     PauseMode,
 )
 from vime.errors import EngineError
+from vime.versions import version_at_least
 
 _EXCERPT = 500
 _KEEPALIVE_S = 2.0
+
+
+class _NotFound(EngineError):
+    """The engine has no such route."""
 
 
 class EngineClient:
@@ -52,6 +58,9 @@ class EngineClient:
             connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=_KEEPALIVE_S)
         )
         self._control = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        self._asking = asyncio.Lock()
+        self._has_asked = False
+        self._abilities: wire_columns.SampleAbilities | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,7 +90,8 @@ class EngineClient:
         routes = set(api["paths"])
         world = await self._json("GET", "/get_world_size") if "/get_world_size" in routes else {"world_size": 1}
         request_fields = api.get("components", {}).get("schemas", {}).get("GenerateRequest", {}).get("properties", {})
-        spans = version_at_least(version, (0, 32))
+        abilities = await self._sample_abilities()
+        columns = abilities or wire_columns.SampleAbilities(0, False, False, False)
         return EngineCapabilities(
             engine_version=version,
             model=str(models[0]["id"]),
@@ -89,19 +99,34 @@ class EngineClient:
             world_size=int(world["world_size"]),
             token_in_generate=wire.GENERATE in routes,
             pause_keep="/pause" in routes,
-            version_spans=spans,
+            version_spans=abilities is not None or version_at_least(version, (0, 32)),
             cache_salt="cache_salt" in request_fields,
-            routed_experts=version_at_least(version, (0, 26)),
-            sampling_mask=spans,
             weight_transfer="/update_weights" in routes,
+            columns=abilities is not None,
+            max_candidates=columns.max_candidates,
+            routed_experts=columns.routes,
+            nucleus=columns.nucleus,
         )
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample from the engine. A request sent while the engine is paused waits.
 
         An aborted request returns with `finish_reason` abort and the tokens sampled so far. Cancelling the call
-        aborts the request in the engine.
+        aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in.
         """
+        if await self._sample_abilities() is not None:
+            body = await self._call(
+                "POST",
+                wire_columns.SAMPLE,
+                data=wire_columns.encode_call(request),
+                timeout_s=self._generate_timeout_s,
+            )
+            return wire_columns.decode_answer(body, request)
+        if not request.columns.is_empty:
+            raise EngineError(
+                f"Engine {self.address} has no route {wire_columns.SAMPLE}, which returns {request.columns}.",
+                next_step="Start the engine with vime, or with vime's plug-in in VLLM_PLUGINS.",
+            )
         body = await self._call(
             "POST", wire.GENERATE, data=wire.encode_generate(request), timeout_s=self._generate_timeout_s
         )
@@ -181,14 +206,38 @@ class EngineClient:
         """Close a verified update; from now on the engine labels tokens with `version`."""
         body = {"weight_version": str(version)}
         await self._json("POST", "/finish_weight_update", json=body, timeout_s=self._update_timeout_s)
+        if await self._keeps_version():
+            await self._json("POST", wire_columns.VERSION, json={"version": str(version)})
 
     async def weight_version(self) -> int:
         """Version of the engine's weights; `protocol.START_VERSION` before the first publication."""
+        if await self._keeps_version():
+            return wire.parse_version(str((await self._json("GET", wire_columns.VERSION))["version"]))
         return wire.parse_version(str((await self._json("GET", "/weight_info"))["weight_version"]))
 
     async def metrics(self) -> EngineMetrics:
         """Queue lengths now."""
         return wire.parse_metrics((await self._call("GET", "/metrics")).decode())
+
+    async def _sample_abilities(self) -> wire_columns.SampleAbilities | None:
+        """What the engine's sample route returns, None without one; asked for until there is an answer, then kept."""
+        async with self._asking:
+            if not self._has_asked:
+                self._abilities = await self._ask_abilities()
+                self._has_asked = True
+        return self._abilities
+
+    async def _keeps_version(self) -> bool:
+        """Whether the label of the weights is the plug-in's."""
+        abilities = await self._sample_abilities()
+        return abilities is not None and abilities.keeps_version
+
+    async def _ask_abilities(self) -> wire_columns.SampleAbilities | None:
+        try:
+            body = await self._call("GET", wire_columns.SAMPLE)
+        except _NotFound:
+            return None
+        return msgspec.json.decode(body, type=wire_columns.SampleAbilities)
 
     async def _json(self, method: str, route: str, **arguments: Any) -> dict[str, Any]:
         body = await self._call(method, route, **arguments)
@@ -214,7 +263,8 @@ class EngineClient:
         headers = {"Content-Type": "application/json"} if payload is not None else {}
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._control_timeout_s, sock_connect=10.0)
         url = self.address + route
-        session = self._sampling if route == wire.GENERATE else self._control
+        samples = method == "POST" and route in (wire.GENERATE, wire_columns.SAMPLE)
+        session = self._sampling if samples else self._control
         try:
             async with session.request(
                 method, url, data=payload, params=params, headers=headers, timeout=timeout
@@ -232,12 +282,6 @@ class EngineClient:
             ) from error
         if answer.status != 200:
             excerpt = body[:_EXCERPT].decode(errors="replace")
-            raise EngineError(f"Engine {self.address}: {method} {route} answered {answer.status}: {excerpt}")
+            kind = _NotFound if answer.status == 404 else EngineError
+            raise kind(f"Engine {self.address}: {method} {route} answered {answer.status}: {excerpt}")
         return body
-
-
-def version_at_least(version: str, wanted: tuple[int, int]) -> bool:
-    """Compare the first two numbers of a version like `0.32.0+cpu`."""
-    major, _, rest = version.partition(".")
-    minor = rest.partition(".")[0]
-    return major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) >= wanted

@@ -1,7 +1,9 @@
-"""From the settings of one engine to the command and environment that start it. Pure functions."""
+"""From the settings of one engine to the command and environment that start it."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +11,24 @@ from pathlib import Path
 from typing import Literal
 
 from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV
-from vime.backends.vllm_utils.plugin import WEIGHT_BACKEND
+from vime.backends.vllm_utils.plugin import PLUGIN, WEIGHT_BACKEND
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
+from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV
 from vime.errors import SettingsError
 from vime.settings.owned_options import OWNED_VLLM_OPTIONS, option_name
+from vime.versions import installed_version, version_at_least
 
 _MODULE = "vllm.entrypoints.openai.api_server"
+_PLUGIN_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.platform_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.stat_logger_plugins",
+)
+"""Those that vLLM loads without being told to, as long as it isn't told of any."""
+
+_VLLM_MAX_LOGPROBS = 20
+"""vLLM's default."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +36,7 @@ class EngineLaunch:
     """Everything that one engine is started from.
 
     `extra_args` are vLLM options without the `vllm` prefix (see `arguments.split_vllm_flags`). `dtype` None leaves
-    the choice to vime: float32 on a CPU, vLLM's own on a GPU.
+    the choice to vime: float32 on a CPU, vLLM's own on a GPU. `columns` are the most that requests will ask for.
     """
 
     hf_checkpoint: Path
@@ -37,6 +52,7 @@ class EngineLaunch:
     cpu_kv_cache_gib: int = 1
     cpu_threads: int = 1
     extra_args: tuple[str, ...] = ()
+    columns: SampleColumns = NO_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,9 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     argv += ["--host", launch.host, "--port", str(launch.port), "--seed", str(launch.seed)]
     argv += ["--tensor-parallel-size", str(launch.tensor_size), "--logprobs-mode", "processed_logprobs"]
     argv += ["--weight-transfer-config", f'{{"backend": "{WEIGHT_BACKEND}"}}']
-    argv += ["--enable-scale-out", "--enable-prompt-tokens-details"]
+    argv += ["--enable-prompt-tokens-details"]
+    if version_at_least(installed_version("vllm") or "", (0, 32)):
+        argv += ["--enable-scale-out"]  # before, generation from token ids needed no word
     if launch.max_model_len is not None and "max-model-len" not in user:
         argv += ["--max-model-len", str(launch.max_model_len)]
     if "enable-prefix-caching" not in user:
@@ -66,6 +84,7 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     dtype = launch.dtype or ("float32" if launch.device == "cpu" else None)
     if dtype is not None and "dtype" not in user:
         argv += ["--dtype", dtype]
+    argv += _columns(launch, user)
     if launch.device == "cpu":
         argv += _cpu_layout(launch, user)
     return EngineCommand(tuple(argv) + launch.extra_args, _environment(launch))
@@ -90,6 +109,33 @@ def user_options(extra_args: Sequence[str]) -> frozenset[str]:
     return frozenset(names)
 
 
+def _columns(launch: EngineLaunch, user: frozenset[str]) -> list[str]:
+    """vLLM's own options; what its model runner can't return is captured by the plug-in."""
+    argv = []
+    wanted = launch.columns
+    if wanted.num_candidates >= _VLLM_MAX_LOGPROBS and "max-logprobs" not in user:
+        argv += ["--max-logprobs", str(wanted.num_candidates + 1)]
+    if wanted.routes and launch.device == "gpu":
+        argv += ["--enable-return-routed-experts"]
+    if wanted.nucleus and launch.device == "gpu" and "async-scheduling" not in user:
+        argv += ["--no-async-scheduling"]  # the capture reads a step's results before the next one begins
+    return argv
+
+
+def _captured(launch: EngineLaunch) -> str:
+    wanted = {"routes": launch.columns.routes and launch.device == "cpu", "nucleus": launch.columns.nucleus}
+    return " ".join(name for name, is_captured in wanted.items() if is_captured)
+
+
+def _plugins() -> str:
+    """`VLLM_PLUGINS`: vLLM serves the routes of named plug-ins only, and then loads no other plug-in of any kind."""
+    given = os.environ.get("VLLM_PLUGINS")
+    if given is not None:
+        return ",".join(dict.fromkeys([*given.split(","), PLUGIN]))
+    found = [point.name for group in _PLUGIN_GROUPS for point in importlib.metadata.entry_points(group=group)]
+    return ",".join(dict.fromkeys([*found, PLUGIN]))
+
+
 def _cpu_layout(launch: EngineLaunch, user: frozenset[str]) -> list[str]:
     # Measured on two cores with a tiny model: without a worker process and without compilation an engine is ready in
     # half the time, and one OpenMP thread serves three times the requests of two beside a busy core.
@@ -106,9 +152,13 @@ def _environment(launch: EngineLaunch) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_PLUGINS": _plugins(),
         "VIME_RUN_ID": launch.run_id,
+        CAPTURE_ENV: _captured(launch),
         DIE_WITH_PARENT_ENV: "1",
     }
+    if launch.columns.nucleus:
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # nuclei are captured from the first one
     if launch.device == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(launch.cpu_kv_cache_gib)
         env["OMP_NUM_THREADS"] = str(launch.cpu_threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +32,38 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class SampleColumns:
+    """What is wanted of each token besides its log-probability; nothing by default, as in evaluation."""
+
+    num_candidates: int = 0
+    """Most probable tokens of each position, whether one of them was sampled or not."""
+    routes: bool = False
+    """Experts that were chosen for each token of prompt and response but the last."""
+    nucleus: bool = False
+    """Every token that top-p left to sample from, with log-probabilities normalised over them."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self == NO_COLUMNS
+
+
+NO_COLUMNS = SampleColumns()
+
+
+@dataclass(frozen=True)
 class GenerateRequest:
     """One prompt of token ids. `request_id` must be unique among the running requests of an engine.
 
-    Requests with different `cache_salt` never share cached keys and values.
+    Requests with different `cache_salt` never share cached keys and values. `routes_from` is the first row of routes
+    that is wanted: a prompt that continues a sample has those before it.
     """
 
     request_id: str
     token_ids: list[int]
     sampling: Sampling
     cache_salt: str | None = None
+    columns: SampleColumns = NO_COLUMNS
+    routes_from: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,11 +76,31 @@ class VersionSpan:
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """The k most probable tokens of R positions, most probable first: ids int32 [R, k], and natural-log probabilities
+    float32 [R, k] over the whole vocabulary."""
+
+    ids: npt.NDArray[np.int32]
+    log_probs: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Nucleus:
+    """What was left to sample from at R positions: ids int32 [N], offsets int64 [R + 1], and natural-log probabilities
+    float32 [N], normalised over each position's tokens."""
+
+    ids: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    log_probs: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class GenerateResult:
     """R sampled tokens. `log_probs[i]` is the finite natural-log probability under the processed distribution.
 
     `version_spans` cover `[0, R)` in order. `num_cached_tokens` counts prompt tokens served from the prefix cache.
-    `routed_experts` is `[P + R - 1, L, K]` when the engine was started to return routes.
+    The other columns are there when the request asked for them; `routed_experts` is `[P + R - 1 - start, L, K]`, from
+    the request's `routes_from` on, in the smallest integer type that holds the number of experts.
     """
 
     request_id: str
@@ -68,8 +110,9 @@ class GenerateResult:
     version_spans: list[VersionSpan]
     num_prompt_tokens: int
     num_cached_tokens: int
-    routed_experts: npt.NDArray[np.integer] | None = None
-    sampling_mask: list[list[int]] | None = None
+    candidates: Candidates | None = None
+    routed_experts: npt.NDArray[np.integer[Any]] | None = None
+    nucleus: Nucleus | None = None
 
 
 @dataclass(frozen=True)
@@ -84,9 +127,12 @@ class EngineCapabilities:
     pause_keep: bool
     version_spans: bool
     cache_salt: bool
-    routed_experts: bool
-    sampling_mask: bool
     weight_transfer: bool
+    columns: bool
+    """vime's plug-in serves its sample route; without it the three fields below are zero and False."""
+    max_candidates: int
+    routed_experts: bool
+    nucleus: bool
 
 
 @dataclass(frozen=True)

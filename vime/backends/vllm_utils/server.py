@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from vime.backends.vllm_utils.launch import EngineLaunch, engine_command
+from vime.backends.vllm_utils.plugin.self_test import DIFFERS, TESTED_VERSIONS
 from vime.backends.vllm_utils.startup_log import last_lines, startup_phase
 from vime.backends.vllm_utils.supervisor import unlink_listed
 from vime.errors import EngineStartError
@@ -158,6 +159,8 @@ def _claim_port(host: str, port: int) -> int:
 def _next_step(log_tail: str, launch: EngineLaunch) -> str:
     if not launch.hf_checkpoint.exists():
         return f"Give an existing checkpoint folder: {launch.hf_checkpoint} does not exist."
+    if DIFFERS in log_tail:
+        return TESTED_VERSIONS
     if "address already in use" in log_tail.lower():
         return "Another program took the port meanwhile; start the engine again."
     if "memory" in log_tail.lower():

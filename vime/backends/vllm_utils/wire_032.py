@@ -1,16 +1,15 @@
-"""The routes and JSON shapes of vLLM 0.32. Another version with other shapes gets a module beside this one."""
+"""The routes and JSON shapes of vLLM 0.32. Another version with other shapes gets a module beside this one.
+
+Tokens are sampled through it only where vime's plug-in, and with it the route of `wire_columns`, is missing.
+"""
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import re
 from typing import Any, cast
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from vime.backends.vllm_utils.protocol import (
     START_VERSION,
@@ -18,6 +17,7 @@ from vime.backends.vllm_utils.protocol import (
     FinishReason,
     GenerateRequest,
     GenerateResult,
+    Sampling,
     VersionSpan,
 )
 from vime.errors import EngineError
@@ -29,8 +29,10 @@ NO_LOG_PROB = -9999.0
 UPDATE_IS_OPEN = "a weight update is already active"
 """Part of vLLM's answer to opening an update twice."""
 
-_UNLABELLED = "default"
-_FINISH_REASONS = ("stop", "length", "abort")
+UNLABELLED = "default"
+"""vLLM's label of the weights that an engine was started with."""
+FINISH_REASONS = ("stop", "length", "abort")
+"""How a request can end without an error."""
 
 
 class _LogProb(msgspec.Struct):
@@ -53,8 +55,6 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _LogProbs | None = None
     weight_versions: list[_Span] | None = None
-    routed_experts: str | None = None
-    sampling_mask: list[list[int]] | None = None
 
 
 class _PromptLogProb(msgspec.Struct):
@@ -80,9 +80,20 @@ class _Answer(msgspec.Struct):
 
 
 def encode_generate(request: GenerateRequest) -> bytes:
-    """JSON body of a generate request. Text is only decoded in the engine when stop strings need it."""
-    sampling = request.sampling
-    parameters: dict[str, Any] = {
+    """JSON body of a generate request."""
+    body: dict[str, Any] = {
+        "request_id": request.request_id,
+        "token_ids": request.token_ids,
+        "sampling_params": sampling_parameters(request.sampling) | {"logprobs": 0},
+    }
+    if request.cache_salt is not None:
+        body["cache_salt"] = request.cache_salt
+    return msgspec.json.encode(body)
+
+
+def sampling_parameters(sampling: Sampling) -> dict[str, Any]:
+    """Fields of vLLM's `SamplingParams`. Text is only decoded in the engine when stop strings need it."""
+    return {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -93,17 +104,8 @@ def encode_generate(request: GenerateRequest) -> bytes:
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
-        "logprobs": 0,
         "detokenize": bool(sampling.stop),
     }
-    body: dict[str, Any] = {
-        "request_id": request.request_id,
-        "token_ids": request.token_ids,
-        "sampling_params": parameters,
-    }
-    if request.cache_salt is not None:
-        body["cache_salt"] = request.cache_salt
-    return msgspec.json.encode(body)
 
 
 def encode_score(request_id: str, token_ids: list[int]) -> bytes:
@@ -142,7 +144,7 @@ def engine_request_id(request_id: str) -> str:
 
 def parse_version(label: str) -> int:
     """Version number of an engine's label; raises `EngineError` for one that vime did not set."""
-    if label == _UNLABELLED:
+    if label == UNLABELLED:
         return START_VERSION
     if not label.isdecimal():
         raise EngineError(f"The engine reports weight version {label!r}, allowed: a number.")
@@ -160,8 +162,8 @@ def decode_generate(body: bytes, request: GenerateRequest) -> GenerateResult:
         raise EngineError(f"{where}: the engine answered with {len(answer.choices)} choices, allowed: 1.")
     choice = answer.choices[0]
     token_ids = choice.token_ids or []
-    if choice.finish_reason not in _FINISH_REASONS:
-        allowed = ", ".join(_FINISH_REASONS)
+    if choice.finish_reason not in FINISH_REASONS:
+        allowed = ", ".join(FINISH_REASONS)
         raise EngineError(f"{where}: finish reason is {choice.finish_reason!r}, allowed: {allowed}.")
     usage = answer.usage or _Usage()
     details = usage.prompt_tokens_details or _CachedTokens()
@@ -170,11 +172,13 @@ def decode_generate(body: bytes, request: GenerateRequest) -> GenerateResult:
         token_ids=token_ids,
         log_probs=_log_probs(choice, token_ids, where),
         finish_reason=cast(FinishReason, choice.finish_reason),
-        version_spans=_spans(choice, len(token_ids), where),
+        version_spans=check_spans(
+            [VersionSpan(parse_version(span.version), span.start, span.end) for span in choice.weight_versions or []],
+            len(token_ids),
+            where,
+        ),
         num_prompt_tokens=usage.prompt_tokens,
         num_cached_tokens=details.cached_tokens or 0,
-        routed_experts=_routes(choice.routed_experts, where),
-        sampling_mask=choice.sampling_mask,
     )
 
 
@@ -192,8 +196,8 @@ def _log_probs(choice: _Choice, token_ids: list[int], where: str) -> list[float]
     return [item.logprob for item in content]
 
 
-def _spans(choice: _Choice, num_tokens: int, where: str) -> list[VersionSpan]:
-    spans = [VersionSpan(parse_version(s.version), s.start, s.end) for s in choice.weight_versions or []]
+def check_spans(spans: list[VersionSpan], num_tokens: int, where: str) -> list[VersionSpan]:
+    """The spans; raises `EngineError` unless they cover the tokens in order."""
     position = 0
     for span in spans:
         if span.start != position or span.stop <= span.start:
@@ -202,16 +206,6 @@ def _spans(choice: _Choice, num_tokens: int, where: str) -> list[VersionSpan]:
     if position != num_tokens:
         raise EngineError(f"{where}: version spans cover {position} of {num_tokens} tokens.")
     return spans
-
-
-def _routes(encoded: str | None, where: str) -> npt.NDArray[np.integer] | None:
-    if encoded is None:
-        return None
-    try:
-        routes = np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
-    except ValueError as error:
-        raise EngineError(f"{where}: routed experts can't be read: {error}.") from error
-    return cast("npt.NDArray[np.integer]", routes)
 
 
 def parse_metrics(text: str) -> EngineMetrics:

@@ -15,7 +15,8 @@ class DataSettings:
 
     prompt_data: str | None = flag(
         None,
-        "Prompts: a .jsonl or .parquet file or fsspec URL, `path@[start:end]` for some of its rows.",
+        "Prompts: a .jsonl or .parquet file or fsspec URL, `path@[start:end]` for some of its rows; or tasks of "
+        "reasoning-gym, `reasoning_gym:NAME?seed=0&size=500`, with what the task's own configuration has.",
         common=True,
     )
     bad_prompt_records: str = flag(
@@ -25,7 +26,9 @@ class DataSettings:
         choices=("stop", "skip"),
     )
     data_source_path: str | None = flag(
-        None, "Import path of your data source class, in place of vime's own.", check=dotted_path
+        None,
+        "Import path of your data source class, in place of --prompt-data: its `get_samples` gives groups of samples.",
+        check=dotted_path,
     )
     input_key: str = flag("input", "Field of a record that holds the prompt.")
     label_key: str | None = flag(None, "Field of a record that holds the label.")
@@ -38,7 +41,11 @@ class DataSettings:
     apply_chat_template_kwargs: dict[str, Any] = flag({}, "Arguments for the chat template.")
     rollout_shuffle: bool = flag(False, "Shuffle the prompts anew each epoch.")
     rollout_seed: int = flag(42, "Seed of the prompt order; epoch e uses seed + e.")
-    rollout_max_prompt_len: int | None = flag(None, "Set longer prompts aside, in tokens.", check=at_least(1))
+    rollout_max_prompt_len: int | None = flag(
+        None,
+        "Leave longer prompts out, in tokens; they are counted, and written to bad_prompts.jsonl in --save.",
+        check=at_least(1),
+    )
     num_rollout: int | None = flag(
         None, "Rollout batches to train in all, resumed ones included.", check=at_least(0), common=True
     )

@@ -61,10 +61,15 @@ class RolloutSettings:
     custom_convert_samples_to_train_data_path: str | None = flag(
         None, "Import path of `f(args, samples)` that makes the training columns.", check=dotted_path
     )
-    rm_type: str | None = flag(None, "Built-in reward.")
+    rm_type: str | None = flag(
+        None,
+        "Built-in reward: dapo, deepscaler, f1, gpqa, ifbench, math, random, reasoning_gym or remote_rm, each also as "
+        'boxed_NAME, which grades what is in the last \\boxed{}; a record\'s metadata["rm_type"] goes before it.',
+    )
     custom_rm_path: str | None = flag(
         None,
-        "Import path of your reward: `async def f(args, sample) -> float`; wins over --rm-type.",
+        "Import path of your reward: `async def f(args, sample) -> float` for one that waits, `def` for one that "
+        "computes (it runs in a process of its own); wins over --rm-type.",
         check=dotted_path,
         common=True,
     )
@@ -72,8 +77,18 @@ class RolloutSettings:
         False, "Call your reward once for a whole group: `async def f(args, samples) -> list` of one for each."
     )
     reward_key: str | None = flag(None, "Key of the reward to train on, when the reward is a dict.")
-    rm_url: str | None = flag(None, "Address that --rm-type remote_rm posts samples to.")
+    rm_url: str | None = flag(
+        None,
+        "Address that --rm-type remote_rm posts prompt, response and label to, as JSON; the answer is the reward.",
+    )
     reward_timeout: float = flag(600.0, "Seconds after which a reward call counts as failed.", check=above(0))
+    reward_workers: int | None = flag(
+        None, "Processes that grade at once; as many as there are cores, up to 4, when left out.", check=at_least(1)
+    )
+    reward_memory_gib: float = flag(
+        4.0, "Memory that one grading process may have, in GiB; one that wants more is replaced.", check=above(0)
+    )
+    reward_concurrency: int = flag(64, "Requests to --rm-url at once.", check=at_least(1))
     rollout_max_attempts: int = flag(3, "Failed generations of one group before it is set aside.", check=at_least(1))
     rollout_max_failed_fraction: float = flag(
         0.2, "The run stops when a larger fraction of the groups (and at least 8) was set aside.", check=between(0, 1)

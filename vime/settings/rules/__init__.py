@@ -68,8 +68,9 @@ FILE_RULES: tuple[Rule, ...] = (
     *paths.RULES,
     *mount_declaration.RULES,
     *named_files.RULES,
+    *rollout.FILE_RULES,
 )
-"""Rules that read small local files."""
+"""Rules that read small local files or look for installed packages."""
 MACHINE_RULES: tuple[MachineRule, ...] = (
     *cluster.MACHINE_RULES,
     *score_centering.MACHINE_RULES,

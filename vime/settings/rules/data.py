@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
 
+GYM_PREFIX = "reasoning_gym:"
+"""Before the name of a data set that is made rather than read, as `vime.data.gym` has it."""
 _SLICE = re.compile(r"@\[(-?\d*):(-?\d*)\]$")
 
 
@@ -21,11 +23,11 @@ def prompt_files_are_of_a_known_kind(settings: Settings) -> Iterator[Problem]:
     path = settings.data.prompt_data
     if path is None or settings.data.data_source_path is not None:
         return
-    if not without_slice(path).endswith((".jsonl", ".parquet")):
+    if not path.startswith(GYM_PREFIX) and not without_slice(path).endswith((".jsonl", ".parquet")):
         yield problem(
             settings,
             "--prompt-data",
-            allowed="a .jsonl or .parquet file, with @[start:end] for some of its rows",
+            allowed="a .jsonl or .parquet file, with @[start:end] for some of its rows, or reasoning_gym:NAME",
             reason="The reader is chosen by the name's ending.",
             next_step="Convert the file, or give --data-source-path.",
         )

@@ -17,7 +17,6 @@ class EngineFacts:
     """What vLLM does from `since` on. The fields about routed experts are what it asks for to return them."""
 
     since: tuple[int, int]
-    has_sampling_mask: bool
     has_version_spans: bool
     routes_need_prefix_cache: bool
     routes_need_one_stage: bool
@@ -26,8 +25,8 @@ class EngineFacts:
 
 
 FACTS = (
-    EngineFacts((0, 26), False, False, False, False, ()),
-    EngineFacts((0, 32), True, True, True, True, ("Nixl", "MoRIIO", "Mooncake")),
+    EngineFacts((0, 26), False, False, False, ()),
+    EngineFacts((0, 32), True, True, True, ("Nixl", "MoRIIO", "Mooncake")),
 )
 """Measured versions, oldest first; a version between two has the facts of the older one."""
 
@@ -38,21 +37,6 @@ def facts_of(version: str) -> EngineFacts:
     number = (int(match[1]), int(match[2])) if match else (0, 0)
     known = [facts for facts in FACTS if facts.since <= number]
     return known[-1] if known else FACTS[0]
-
-
-def nucleus_needs_a_sampling_mask(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    """The trainer replays each token's nucleus, which only the engine knows."""
-    version = machine.vllm_version
-    if settings.rollout.rollout_top_p == 1 or version is None or facts_of(version).has_sampling_mask:
-        return
-    flags = "--rollout-top-p" + (" --use-score-centering" if settings.objective.use_score_centering else "")
-    yield problem(
-        settings,
-        flags,
-        allowed=f"1.0 with vLLM {version}",
-        reason="This vLLM doesn't return a token's nucleus, so the trainer can't replay it (0.32 does).",
-        next_step="Give --rollout-top-p 1, or install vLLM 0.32.",
-    )
 
 
 def kept_requests_need_version_spans(settings: Settings, machine: Machine) -> Iterator[Problem]:
@@ -136,7 +120,6 @@ def _facts(machine: Machine) -> EngineFacts:
 
 
 MACHINE_RULES = (
-    nucleus_needs_a_sampling_mask,
     kept_requests_need_version_spans,
     routes_need_a_prefix_cache,
     routes_need_one_stage,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vime.folders import file_in_the_way
 from vime.settings.groups import Settings
-from vime.settings.rules.data import without_slice
+from vime.settings.rules.data import GYM_PREFIX, without_slice
 from vime.settings.rules.evaluation import eval_data_sets
 from vime.settings.rules.problem import Problem, problem
 
@@ -78,7 +78,7 @@ def folders_to_write_are_no_files(settings: Settings) -> Iterator[Problem]:
 
 
 def _missing(settings: Settings, flag: str, path: str, allowed: str) -> Iterator[Problem]:
-    if "://" not in path and not Path(path).exists():
+    if "://" not in path and not path.startswith(GYM_PREFIX) and not Path(path).exists():
         yield problem(
             settings,
             flag,

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Iterator, Mapping
 
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
 from vime.settings.rules.quantities import is_fully_async
 
-REWARDS = ("deepscaler", "dapo", "f1", "gpqa", "ifbench", "math", "random", "remote_rm")
+REWARDS = ("deepscaler", "dapo", "f1", "gpqa", "ifbench", "math", "random", "reasoning_gym", "remote_rm")
 """Documented values of --rm-type; each also with `boxed_` before it."""
+LIBRARIES: Mapping[str, tuple[str, str]] = {
+    "ifbench": ("if_verifiable", "if-verifiable==0.1.2"),
+    "reasoning_gym": ("reasoning_gym", "reasoning-gym==0.1.25"),
+}
+"""Reward -> module and package that not every environment has."""
+DAPO_KEYS = ("score", "acc")
 
 
 def built_in_reward_is_known(settings: Settings) -> Iterator[Problem]:
@@ -38,6 +45,36 @@ def remote_reward_has_an_address(settings: Settings) -> Iterator[Problem]:
             allowed="both",
             reason="remote_rm posts samples to that address.",
             next_step="Give --rm-url http://HOST:PORT/PATH.",
+        )
+
+
+def the_rewards_library_is_installed(settings: Settings) -> Iterator[Problem]:
+    """A grader is imported in the process that grades, so a missing library would appear with the first sample."""
+    rollout = settings.rollout
+    name = "" if rollout.rm_type is None or rollout.custom_rm_path is not None else rollout.rm_type
+    module, package = LIBRARIES.get(name.removeprefix("boxed_"), ("", ""))
+    if module and importlib.util.find_spec(module) is None:
+        yield problem(
+            settings,
+            "--rm-type",
+            found=f"--rm-type {name}: the package {package} is not installed",
+            allowed="another reward, or the package",
+            reason="It does the checking.",
+            next_step=f'Install it: pip install "{package}".',
+        )
+
+
+def a_reward_of_several_numbers_has_a_key(settings: Settings) -> Iterator[Problem]:
+    """dapo tells score and accuracy apart; without a key every sample would be set aside."""
+    rollout = settings.rollout
+    is_dapo = rollout.rm_type in ("dapo", "boxed_dapo") and rollout.custom_rm_path is None
+    if is_dapo and rollout.reward_key not in DAPO_KEYS:
+        yield problem(
+            settings,
+            "--rm-type --reward-key",
+            allowed=f"--reward-key {' or '.join(DAPO_KEYS)}",
+            reason="The reward has two numbers: a score of 1 or -1, and an accuracy of 1 or 0.",
+            next_step="Give --reward-key score.",
         )
 
 
@@ -85,7 +122,10 @@ def distributed_rollouts_have_no_view_of_all_samples(settings: Settings) -> Iter
 RULES = (
     built_in_reward_is_known,
     remote_reward_has_an_address,
+    a_reward_of_several_numbers_has_a_key,
     only_continued_responses_are_masked,
     truncated_sampling_is_recorded,
     distributed_rollouts_have_no_view_of_all_samples,
 )
+FILE_RULES = (the_rewards_library_is_installed,)
+"""Rules that look for installed packages."""

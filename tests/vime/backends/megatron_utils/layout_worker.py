@@ -236,7 +236,7 @@ def replayed_routes(world: World) -> dict[str, Any]:
         except VimeError as error:
             said = f"{type(error).__name__}: {error}"
     hooked: list[str] = []
-    hooks = TrainerHooks(before_log_prob=Hook("--flag", "own", lambda _, chunks, prefix: hooked.append(prefix)))
+    hooks = TrainerHooks(before_log_prob=Hook("--flag", "own", lambda *given: hooked.append(given[-1])))
     own_experts = {"replay_routes": True, "record_routes": True, "hooks": hooks}
     with world.trainer(hf_checkpoint=checkpoint, lr=0.1, **own_experts) as trainer:
         ((prepared,),) = trainer.prepare([[packed]])

@@ -18,6 +18,7 @@ from tests.vime.backends.vllm_utils.publications import (
 )
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
+from vime.backends.vllm_utils.protocol import SampleColumns
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.backends.vllm_utils.server import EngineServer
 
@@ -45,6 +46,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                 log_path=folder / "engine.log",
                 run_id="contract",
                 max_model_len=MAX_MODEL_LEN,
+                columns=SampleColumns(num_candidates=VOCAB_SIZE, nucleus=True),
             )
             server = stack.enter_context(EngineServer(launch))
             seconds = server.wait_ready(timeout_s=200)

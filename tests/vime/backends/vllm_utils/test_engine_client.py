@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.support.standin_engine import StandinEngine
 from tests.vime.backends.vllm_utils.publications import Publisher
-from vime.backends.vllm_utils.client import EngineClient, version_at_least
-from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.protocol import GenerateRequest, SampleColumns, Sampling, VersionSpan
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.backends.vllm_utils.wire_032 import decode_generate, parse_metrics, parse_version
 from vime.errors import EngineError
@@ -34,7 +35,7 @@ async def client(standin: StandinEngine) -> AsyncIterator[EngineClient]:
 
 async def test_a_dropped_connection_names_engine_and_route(standin: StandinEngine, client: EngineClient) -> None:
     standin.faults.num_dropped_connections = 1
-    with pytest.raises(EngineError, match=r"POST /inference/v1/generate failed: ServerDisconnected") as error:
+    with pytest.raises(EngineError, match=r"POST /inference/v1/sample failed: ServerDisconnected") as error:
         await client.generate(REQUEST)
     assert standin.address in str(error.value)
     assert (await client.generate(REQUEST)).finish_reason == "length"
@@ -42,7 +43,7 @@ async def test_a_dropped_connection_names_engine_and_route(standin: StandinEngin
 
 async def test_a_slow_engine_is_given_up_in_bounded_time(standin: StandinEngine, client: EngineClient) -> None:
     standin.faults.step_s = 5.0
-    with pytest.raises(EngineError, match=r"/inference/v1/generate took longer than 0\.5 s"):
+    with pytest.raises(EngineError, match=r"/inference/v1/sample took longer than 0\.5 s"):
         await client.generate(REQUEST)
 
 
@@ -54,10 +55,29 @@ async def test_a_stuck_control_call_is_given_up_in_bounded_time(standin: Standin
     assert time.monotonic() - started < 3.0
 
 
-async def test_a_missing_log_prob_never_becomes_a_number(standin: StandinEngine, client: EngineClient) -> None:
-    standin.faults.num_null_log_probs = 1
-    with pytest.raises(EngineError, match=r"answer can't be read.*logprob"):
+@pytest.mark.parametrize(
+    ("has_columns", "message"),
+    [(True, "log-probability of output token 1 is nan"), (False, "answer can't be read.*logprob")],
+)
+async def test_a_missing_log_prob_never_becomes_a_number(
+    standin: StandinEngine, client: EngineClient, has_columns: bool, message: str
+) -> None:
+    standin.has_columns, standin.faults.num_null_log_probs = has_columns, 1
+    with pytest.raises(EngineError, match=message):
         await client.generate(REQUEST)
+
+
+async def test_an_engine_without_the_plug_in_serves_tokens_but_refuses_columns(
+    standin: StandinEngine, client: EngineClient
+) -> None:
+    with_columns = await client.generate(REQUEST)
+    standin.has_columns = False
+    async with EngineClient(standin.address) as other:
+        plain = await other.generate(REQUEST)
+        assert (plain.token_ids, plain.log_probs) == (with_columns.token_ids, pytest.approx(with_columns.log_probs))
+        with pytest.raises(EngineError, match=r"no route /inference/v1/sample, .*num_candidates=3"):
+            await other.generate(replace(REQUEST, columns=SampleColumns(num_candidates=3)))
+        assert not (await other.capabilities()).columns
 
 
 async def test_a_refused_update_leaves_the_version(standin: StandinEngine, client: EngineClient) -> None:
@@ -71,6 +91,18 @@ async def test_a_refused_update_leaves_the_version(standin: StandinEngine, clien
                 await publisher.transfer(weights)
             assert await client.weight_version() == 0
         assert await publisher.publish(weights) == 1
+
+
+async def test_a_version_that_vllm_does_not_know_of_is_kept_by_the_plug_in(
+    standin: StandinEngine, client: EngineClient
+) -> None:
+    standin.keeps_version = True
+    with GlooSender("127.0.0.1", 0, 2, timeout_s=5.0) as sender:
+        publisher = Publisher(client, sender)
+        await publisher.join()
+        assert await publisher.publish([("a", torch.ones(3))]) == 1
+    assert (standin.version, await client.weight_version()) == ("1", 1)
+    assert (await client.generate(REQUEST)).version_spans == [VersionSpan(1, 0, 2)]
 
 
 async def test_an_engine_that_is_gone_is_not_ready_and_named() -> None:
@@ -131,10 +163,3 @@ def test_metrics_are_summed_over_engine_cores() -> None:
     )
     metrics = parse_metrics(text)
     assert (metrics.num_running, metrics.num_waiting, metrics.kv_cache_usage) == (5, 4, 0.25)
-
-
-def test_versions_compare_by_their_first_two_numbers() -> None:
-    assert version_at_least("0.32.0+cpu", (0, 32))
-    assert version_at_least("1.0", (0, 32))
-    assert not version_at_least("0.26.0", (0, 32))
-    assert not version_at_least("dev", (0, 26))

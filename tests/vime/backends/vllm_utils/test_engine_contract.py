@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from tests.support.tiny_models import VOCAB_SIZE
 from tests.vime.backends.vllm_utils.publications import EngineUnderTest, Publisher, Weights
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.packets import encode_tensors
-from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult, Sampling, VersionSpan
+from vime.backends.vllm_utils.protocol import (
+    GenerateRequest,
+    GenerateResult,
+    SampleColumns,
+    Sampling,
+    VersionSpan,
+)
 from vime.backends.vllm_utils.sender import GlooSender
 from vime.backends.vllm_utils.weight_folder import write_weight_folder
 from vime.errors import EngineError, PublicationError
@@ -72,7 +82,7 @@ class TestGenerate:
     async def test_a_token_outside_the_vocabulary_is_refused(
         self, client: EngineClient, engine: EngineUnderTest
     ) -> None:
-        with pytest.raises(EngineError, match=r"POST /inference/v1/generate answered 400") as error:
+        with pytest.raises(EngineError, match=r"POST /inference/v1/sample answered 400") as error:
             await client.generate(greedy(3, prompt=[engine.vocab_size + 1000]))
         assert engine.address in str(error.value)
 
@@ -280,6 +290,98 @@ class TestCache:
         assert (await client.generate(greedy(2, prompt))).num_cached_tokens == 0
 
 
+COLUMNS = SampleColumns(num_candidates=4)
+
+
+def sampled(num_tokens: int, columns: SampleColumns, **sampling: float) -> GenerateRequest:
+    wanted = Sampling(max_tokens=num_tokens, seed=3, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+    return GenerateRequest(f"request-{next(_IDS)}", _PROMPT, wanted, columns=columns)
+
+
+class TestColumns:
+    async def test_each_token_has_its_most_probable_candidates_in_order(self, client: EngineClient) -> None:
+        result = await client.generate(sampled(70, COLUMNS))
+        assert result.candidates is not None
+        ids, log_probs = result.candidates.ids, result.candidates.log_probs
+        assert (ids.shape, ids.dtype, log_probs.shape, log_probs.dtype) == ((70, 4), "int32", (70, 4), "float32")
+        assert (np.diff(log_probs, axis=1) <= 0).all()
+        assert all(len(set(row)) == 4 for row in ids.tolist())
+        listed = ids == np.asarray(result.token_ids)[:, None]
+        own = np.broadcast_to(np.asarray(result.log_probs, np.float32)[:, None], listed.shape)
+        assert listed.any()
+        np.testing.assert_array_equal(log_probs[listed], own[listed])
+
+    async def test_a_request_that_asks_for_no_columns_gets_none(self, client: EngineClient) -> None:
+        result = await client.generate(sampled(3, SampleColumns()))
+        assert (result.candidates, result.nucleus, result.routed_experts) == (None, None, None)
+
+    async def test_more_candidates_than_the_engine_returns_are_refused_with_the_limit(
+        self, client: EngineClient
+    ) -> None:
+        limit = (await client.capabilities()).max_candidates
+        with pytest.raises(EngineError, match=rf"answered 400.*allowed: {limit}"):
+            await client.generate(sampled(3, SampleColumns(num_candidates=limit + 1)))
+
+    async def test_columns_of_requests_in_one_batch_stay_apart(self, client: EngineClient) -> None:
+        wanted = [SampleColumns(num_candidates=count) for count in (0, 1, 4, 7)] * 6
+        results = await asyncio.gather(
+            *[client.generate(sampled(20 + number, columns)) for number, columns in enumerate(wanted)]
+        )
+        for number, (columns, result) in enumerate(zip(wanted, results, strict=True)):
+            width = 0 if result.candidates is None else result.candidates.ids.shape[1]
+            assert (len(result.token_ids), len(result.log_probs), width) == (
+                20 + number, 20 + number, columns.num_candidates
+            )  # fmt: skip
+
+    async def test_what_top_p_left_has_the_sampled_token_and_sums_to_one(self, client: EngineClient) -> None:
+        result = await client.generate(sampled(70, SampleColumns(nucleus=True), top_p=0.8))
+        nucleus = result.nucleus
+        assert nucleus is not None
+        assert len(nucleus.offsets) == 71
+        for position, (token, log_prob) in enumerate(zip(result.token_ids, result.log_probs, strict=True)):
+            rows = slice(nucleus.offsets[position], nucleus.offsets[position + 1])
+            kept = dict(zip(nucleus.ids[rows].tolist(), nucleus.log_probs[rows].tolist(), strict=True))
+            assert kept[token] == pytest.approx(log_prob)
+            assert sum(map(math.exp, kept.values())) == pytest.approx(1.0, abs=1e-4)
+        assert nucleus.offsets[-1] > 70
+
+    @pytest.mark.parametrize("how", ["pause", "abort"])
+    async def test_an_aborted_request_has_columns_of_every_token_that_it_returns(
+        self, client: EngineClient, how: str
+    ) -> None:
+        request = replace(greedy(_LONG), columns=COLUMNS)
+        task = asyncio.create_task(client.generate(request))
+        while (await client.metrics()).num_running == 0:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.25)
+        await (client.pause("abort") if how == "pause" else client.abort(request.request_id))
+        result = await task
+        assert result.finish_reason == "abort"
+        assert result.candidates is None or len(result.candidates.ids) == len(result.token_ids) == len(result.log_probs)
+        assert result.version_spans[-1:] == [] or result.version_spans[-1].stop == len(result.token_ids)
+
+    async def test_columns_go_on_through_a_pause_and_a_publication(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        task = await started(client, replace(greedy(_LONG), columns=COLUMNS))
+        await client.pause("keep")
+        version = await publisher.publish(engine.second)
+        await client.resume()
+        result = await task
+        split = result.version_spans[0].stop
+        assert result.version_spans == [VersionSpan(version - 1, 0, split), VersionSpan(version, split, _LONG)]
+        assert result.candidates is not None
+        assert result.candidates.ids.shape == (_LONG, 4)
+        np.testing.assert_array_equal(result.candidates.ids[:, 0], result.token_ids)  # greedy
+
+    async def test_a_stop_token_ends_the_columns_too(self, client: EngineClient) -> None:
+        tokens = (await client.generate(greedy(5))).token_ids
+        sampling = Sampling(5, temperature=0.0, stop_token_ids=(tokens[2],), ignore_eos=True)
+        result = await client.generate(GenerateRequest("stopped columns", _PROMPT, sampling, columns=COLUMNS))
+        assert result.candidates is not None
+        assert len(result.candidates.ids) == len(result.token_ids) == tokens.index(tokens[2]) + 1
+
+
 class TestQuestions:
     async def test_an_engine_tells_what_it_can_do(self, client: EngineClient) -> None:
         capabilities = await client.capabilities()
@@ -290,6 +392,9 @@ class TestQuestions:
         assert capabilities.pause_keep
         assert capabilities.version_spans
         assert capabilities.cache_salt
+        assert capabilities.columns
+        assert capabilities.max_candidates == VOCAB_SIZE
+        assert capabilities.nucleus
         assert capabilities.weight_transfer
 
     async def test_metrics_count_running_requests(self, client: EngineClient) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from vime.backends.vllm_utils.launch import EngineLaunch, engine_command
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
+from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV
 from vime.errors import SettingsError
 
 LAUNCH = EngineLaunch(Path("/models/tiny"), "127.0.0.1", 8000, Path("/tmp/engine.log"), "run", seed=7)
@@ -23,6 +27,14 @@ def test_what_training_relies_on_is_always_set() -> None:
     assert value(argv, "--weight-transfer-config") == '{"backend": "vime"}'
     assert value(argv, "--seed") == "7"
     assert {"--enable-scale-out", "--enable-prompt-tokens-details", "--enable-prefix-caching"} <= set(argv)
+
+
+@pytest.mark.parametrize(("version", "is_there"), [("0.26.0", False), ("0.32.0+cpu", True)])
+def test_generation_from_token_ids_is_switched_on_where_vllm_has_a_switch(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_there: bool
+) -> None:
+    monkeypatch.setattr("vime.backends.vllm_utils.launch.installed_version", lambda _name: version)
+    assert ("--enable-scale-out" in engine_command(LAUNCH).argv) == is_there
 
 
 def test_a_cpu_engine_computes_in_float32_unless_told_otherwise() -> None:
@@ -68,3 +80,37 @@ def test_a_gpu_engine_gets_no_cpu_settings() -> None:
 def test_an_option_that_vime_sets_itself_is_refused(extra: tuple[str, ...]) -> None:
     with pytest.raises(SettingsError, match=r"--vllm-.* can't be set: vime sets vLLM's .* itself"):
         engine_command(replace(LAUNCH, extra_args=extra))
+
+
+def test_the_engine_returns_as_many_candidates_as_requests_ask_for() -> None:
+    head = replace(LAUNCH, columns=SampleColumns(num_candidates=128))
+    assert value(engine_command(head).argv, "--max-logprobs") == "129"
+    given = engine_command(replace(head, extra_args=("--max-logprobs", "200"))).argv
+    assert given.count("--max-logprobs") == 1
+    for few in (NO_COLUMNS, SampleColumns(num_candidates=8)):
+        assert "--max-logprobs" not in engine_command(replace(LAUNCH, columns=few)).argv
+
+
+def test_routes_are_captured_by_the_plug_in_on_a_cpu_and_by_vllm_on_a_gpu() -> None:
+    wanted = replace(LAUNCH, columns=SampleColumns(routes=True))
+    on_cpu, on_gpu = engine_command(wanted), engine_command(replace(wanted, device="gpu"))
+    assert ("--enable-return-routed-experts" in on_cpu.argv, on_cpu.env[CAPTURE_ENV]) == (False, "routes")
+    assert ("--enable-return-routed-experts" in on_gpu.argv, on_gpu.env[CAPTURE_ENV]) == (True, "")
+    assert engine_command(LAUNCH).env[CAPTURE_ENV] == ""
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_nuclei_are_captured_by_the_plug_in_from_the_first_model_runner(device: Literal["cpu", "gpu"]) -> None:
+    command = engine_command(replace(LAUNCH, device=device, columns=SampleColumns(nucleus=True)))
+    assert (command.env[CAPTURE_ENV], command.env["VLLM_USE_V2_MODEL_RUNNER"]) == ("nucleus", "0")
+    assert ("--no-async-scheduling" in command.argv) == (device == "gpu")
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in engine_command(replace(LAUNCH, device=device)).env
+
+
+def test_other_plug_ins_of_vllm_stay_loaded_beside_vimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    found = engine_command(LAUNCH).env["VLLM_PLUGINS"].split(",")
+    general = {point.name for point in importlib.metadata.entry_points(group="vllm.general_plugins")}
+    assert set(found) >= {"vime", *general}
+    monkeypatch.setenv("VLLM_PLUGINS", "mine,vime")
+    assert engine_command(LAUNCH).env["VLLM_PLUGINS"] == "mine,vime"

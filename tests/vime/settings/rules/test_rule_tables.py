@@ -10,11 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from vime.rollout.hook_signatures import HOOKS
-from vime.rollout.rewards import BUILT_IN
+from vime.rollout.rewards.graders import BUILT_IN
 from vime.settings import rules
 from vime.settings.groups import all_flags
 from vime.settings.parse import parse_settings
-from vime.settings.refusals import BUILT_REWARDS
 from vime.settings.rules import FILE_RULES, MACHINE_RULES, RULES
 from vime.settings.rules.advice import advice
 from vime.settings.rules.engine_capabilities import FACTS, facts_of
@@ -43,9 +42,8 @@ def test_a_rule_says_why_it_is_there(rule: object) -> None:
     assert len((inspect.getdoc(rule) or "").split()) >= 3
 
 
-def test_built_rewards_are_those_that_exist() -> None:
-    assert {name for name in BUILT_REWARDS if name} == set(BUILT_IN)
-    assert set(BUILT_IN) <= set(REWARDS)
+def test_documented_rewards_are_those_that_exist() -> None:
+    assert set(REWARDS) == BUILT_IN
 
 
 def test_every_hook_flag_has_a_signature() -> None:

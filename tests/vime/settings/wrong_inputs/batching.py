@@ -44,6 +44,8 @@ CASES = (
          "built_in_reward_is_known"),
     Case("--rm-type remote_rm", "--rm-type remote_rm without --rm-url", "both", "Give --rm-url http://HOST:PORT/PATH.",
          "remote_reward_has_an_address"),
+    Case("--rm-type boxed_dapo", "--rm-type boxed_dapo without --reward-key", "--reward-key score or acc",
+         "Give --reward-key score.", "a_reward_of_several_numbers_has_a_key"),
     Case("--mask-offpolicy-in-partial-rollout", "--mask-offpolicy-in-partial-rollout without --partial-rollout", "both",
          "Give --partial-rollout.", "only_continued_responses_are_masked"),
     Case("--rollout-top-k 20", "--rollout-top-k 20 with --rollout-top-p 1.0", "-1 with --rollout-top-p 1",

@@ -12,6 +12,7 @@ _HOOKS = {
         "async def reward(args, sample, **more): ...\n"
         "class Reward:\n    async def __call__(self, args, sample): ...\n"
         "by_object = Reward()\n"
+        "def in_process(args, sample): ...\n"
         "bound = functools.partial(reward, strict=True)\n"
         "async def generate(args, sample, sampling_params, evaluation=False): ...\n"
         "def on_sample(args, sample, *, rollout_id=None, evaluation=False): ...\n"
@@ -74,6 +75,7 @@ CASES = (
     _right("--vllm-router-ip 10.0.0.1 --vllm-router-port 80"),
     _right("--router-policy consistent_hash --router-balance-abs-threshold 0"),
     _right("--rollout-top-p 0.9 --rollout-top-k 20"),
+    _right("--rollout-top-p 0.9", vllm="0.26.0"),
     _right(_R3, config=_MOE),
     _right("--vllm-no-enable-prefix-caching"),
     _right(f"{_R3} --vllm-no-enable-prefix-caching", vllm="0.26.0", config=_MOE),
@@ -109,6 +111,9 @@ CASES = (
     _right("--rm-type boxed_math"),
     _right("--rm-type remote_rm --rm-url http://judge:1"),
     _right("--rm-type mine --custom-rm-path right_hooks.reward", _HOOKS),
+    _right("--custom-rm-path right_hooks.in_process", _HOOKS),
+    _right("--rm-type dapo --reward-key acc"),
+    _right("--prompt-data reasoning_gym:chain_sum?seed=1"),
     _right("--rm-type remote_rm --custom-rm-path right_hooks.reward", _HOOKS),
     _right("--partial-rollout --mask-offpolicy-in-partial-rollout"),
     _right("--rollout-all-samples-process-path vime.hooks.all"),

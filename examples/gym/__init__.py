@@ -1,0 +1,1 @@
+"""The `gym` example: tasks of reasoning-gym, made and scored by vime itself."""

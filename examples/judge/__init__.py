@@ -1,0 +1,1 @@
+"""The `judge` example: a reward that comes over HTTP."""

@@ -1,0 +1,84 @@
+"""--custom-reward-post-process-path: a function of the user's own makes the rewards that a batch trains on."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from pipeline.planner import ProcessedRewards
+from storage.columns import ROUTES, Array, decode_group, read_header
+from storage.queue_types import AcceptedGroup
+from storage.refs import GroupRef
+from vime.errors import RewardError
+from vime.utils.types import Sample
+
+FLAG = "--custom-reward-post-process-path"
+PostProcess = Callable[[Any, list[Sample]], Any]
+"""`f(args, samples)` -> (raw rewards, rewards), one of each for every sample."""
+_LARGE = frozenset({"top_k_ids", "top_k_log_probs", "top_p_ids", "top_p_offsets", "top_p_log_probs", ROUTES})
+
+
+class GroupReader(Protocol):
+    """What is needed of a pool."""
+
+    def read_header(self, ref: GroupRef) -> bytes: ...
+    def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]: ...
+
+
+def process_rewards(
+    groups: Sequence[AcceptedGroup], pool: GroupReader, function: PostProcess, args: Any
+) -> ProcessedRewards:
+    """Call the function once with all samples of a batch, group after group, without candidates and routes.
+
+    Raises:
+        RewardError: it raised, or returned something else than two lists with a finite number for each sample.
+        StorageError: a group can't be read.
+    """
+    batch = [_samples(group, pool) for group in groups]
+    samples = [sample for members in batch for sample in members]
+    try:
+        answer = function(args, samples)
+    except Exception as error:  # the boundary to user code
+        raise RewardError(
+            f"{FLAG} raised {type(error).__name__}: {error}.", next_step="Correct the function."
+        ) from error
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise _refused(f"{type(answer).__name__}", "(raw_rewards, rewards)")
+    raw, rewards = (_numbers(name, values, samples) for name, values in zip(_NAMES, answer, strict=True))
+    sizes = [len(members) for members in batch]
+    return ProcessedRewards(list(_shared_out(raw, sizes)), list(_shared_out(rewards, sizes)))
+
+
+_NAMES = ("raw_rewards", "rewards")
+
+
+def _samples(group: AcceptedGroup, pool: GroupReader) -> list[Sample]:
+    header = pool.read_header(group.ref)
+    names = [column.name for column in read_header(header).columns if column.name not in _LARGE]
+    return decode_group(header, pool.read_columns(group.ref, names), leave_out=_LARGE)
+
+
+def _numbers(name: str, values: Any, samples: Sequence[Sample]) -> list[float]:
+    try:
+        found = [float(value) if isinstance(value, numbers.Real) else math.nan for value in values]
+    except TypeError as error:
+        raise _refused(f"{name} of type {type(values).__name__}", "lists of numbers") from error
+    if len(found) != len(samples):
+        raise _refused(f"{len(found)} {name}", f"one for each of {len(samples)} samples")
+    for value, sample in zip(found, samples, strict=True):
+        if not math.isfinite(value):
+            raise _refused(f"no finite number in {name} for sample {sample.index}", "finite numbers")
+    return found
+
+
+def _shared_out(values: Sequence[float], sizes: Sequence[int]) -> Iterator[list[float]]:
+    start = 0
+    for size in sizes:
+        yield list(values[start : start + size])
+        start += size
+
+
+def _refused(found: str, allowed: str) -> RewardError:
+    return RewardError(f"{FLAG} returned {found}, allowed: {allowed}.", next_step="Correct the function.")

@@ -1,0 +1,29 @@
+"""An engine's answer in the form in which a sample takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult
+
+
+def answer_info(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
+    """`meta_info` of `Sample.append_response_tokens`: everything that the engine said besides tokens, log-probabilities
+    and text. The keys are listed in `vime.utils.append_tokens`."""
+    spans = result.version_spans
+    info: dict[str, Any] = {
+        "finish_reason": {"type": result.finish_reason},
+        "version_spans": [(span.version, span.start, span.stop) for span in spans],
+        "cached_tokens": result.num_cached_tokens,
+        "prompt_tokens": result.num_prompt_tokens,
+    }
+    if spans:
+        info["weight_version"] = str(spans[-1].version)
+    if result.candidates is not None:
+        info["score_centering_topk"] = (result.candidates.ids, result.candidates.log_probs)
+    if result.nucleus is not None:
+        info["score_centering_top_p"] = (result.nucleus.ids, result.nucleus.offsets, result.nucleus.log_probs)
+    if result.routed_experts is not None:
+        info["routed_experts"] = result.routed_experts
+        info["routed_experts_prompt_start"] = request.routes_from
+    return info
