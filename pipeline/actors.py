@@ -107,6 +107,9 @@ class CoordinatorActor:
     async def training_completed(self, rollout_id: int, policy_version: int, positions: list[int]) -> None:
         self._opened().training_completed(rollout_id, policy_version, positions)
 
+    async def keep_version(self, policy_version: int) -> None:
+        self._opened().keep_version(policy_version)
+
     async def identity(self) -> bytes:
         return encode(self._opened().identity())
 
@@ -239,15 +242,15 @@ class ProducerActor:
     async def pause_admission(self) -> None:
         self._started().pause_admission()
 
-    async def resume_admission(self, policy_version: int) -> None:
-        self._started().resume_admission(policy_version)
+    async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
+        self._started().resume_admission(policy_version, serving)
 
     async def stop(self) -> None:
         self._started().stop()
 
-    async def probe(self) -> bytes:
+    async def probe(self, addresses: list[str]) -> bytes:
         """See `probe_engines`."""
-        return encode(await probe_engines(self._settings, self._addresses))
+        return encode(await probe_engines(self._settings, addresses))
 
     async def stats(self) -> bytes:
         return encode(self._started().stats())
@@ -319,13 +322,34 @@ class TrainerActor:
 
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         address = ray.util.get_node_ip_address()
-        return await self._on_thread(lambda: self._worker.open_sender(address, engine_names, timeout_s))
+        return await self._on_thread(lambda: self._worker.weights.open_sender(address, engine_names, timeout_s))
 
     async def connect_sender(self) -> None:
-        await self._on_thread(lambda: self._worker.connect_sender())
+        await self._on_thread(lambda: self._worker.weights.connect_sender())
 
     async def send_weights(self) -> int:
-        return await self._on_thread(lambda: self._worker.send_weights())
+        return await self._on_thread(lambda: self._worker.weights.send())
+
+    async def highest_version_on_disk(self) -> int:
+        return await self._on_thread(lambda: self._worker.weights.highest_version())
+
+    async def write_version(self, version: int, full: bool) -> bytes:
+        return encode(await self._on_thread(lambda: self._worker.weights.write_version(version, full=full)))
+
+    async def run_post_write_hook(self, folder: str, engine_names: list[str]) -> None:
+        await self._on_thread(lambda: self._worker.weights.run_post_write_hook(folder, engine_names))
+
+    async def remove_version(self, version: int) -> None:
+        await self._on_thread(lambda: self._worker.weights.remove_version(version))
+
+    async def share_next_part(self, version: int) -> dict[str, object] | None:
+        return await self._on_thread(lambda: self._worker.weights.share_next_part(version))
+
+    async def follow_sharing(self) -> None:
+        await self._on_thread(lambda: self._worker.weights.follow_sharing())
+
+    async def stop_sharing(self) -> None:
+        await self._on_thread(lambda: self._worker.weights.stop_sharing())
 
     async def close(self) -> None:
         await self._on_thread(lambda: self._worker.close())

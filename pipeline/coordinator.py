@@ -302,6 +302,10 @@ class Coordinator:
         self._queue.submit_prompts(prompts, following)
         self._fresh.update(prompt.group_index for prompt in prompts)
 
+    def keep_version(self, policy_version: int) -> None:
+        """The batch after the last one is planned under the same version: nothing was published between them."""
+        self._next_version = policy_version
+
     def _most_untrained(self, policy_version: int) -> int:
         """Most groups that may be generated and not trained when one more is begun under `policy_version`."""
         if self._rules.max_staleness is None:

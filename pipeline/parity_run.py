@@ -12,8 +12,10 @@ from pipeline.parity_probe import probe_engines
 from pipeline.parity_verdict import EngineParity, engine_parity
 from pipeline.publisher import WeightPublisher
 from pipeline.run_folder import RunFolder
+from pipeline.weight_wiring import weight_transport
 from pipeline.workers import Workers
 from vime.backends.vllm_utils.client import EngineClient
+from vime.errors import PublicationError
 from vime.settings.groups import Settings
 
 
@@ -30,11 +32,14 @@ def measure_parity(settings: Settings, folder: Path, report: Callable[[str], Non
 
 
 def _alone(settings: Settings, folder: Path) -> Settings:
-    """The same job with a folder of its own and a queue that is never opened."""
+    """The same job with a folder of its own, a queue that is never opened, and no versions of weights on disk."""
     return dataclasses.replace(
         settings,
         checkpoint=dataclasses.replace(settings.checkpoint, save=str(folder), load=None),
         queue=dataclasses.replace(settings.queue, rollout_data_transport="object-store", rollout_data_dir=None),
+        weights=dataclasses.replace(
+            settings.weights, update_weight_transport="nccl", update_weight_mode="full", update_weight_disk_dir=None
+        ),
     )
 
 
@@ -47,14 +52,19 @@ async def _measure(settings: Settings, workers: Workers, report: Callable[[str],
         clients.extend(EngineClient(address) for address in addresses)
         publisher = WeightPublisher(
             clients,
-            workers,
+            weight_transport(settings, workers),
             workers,
             start_version=0,
             flush_interval=settings.weights.flush_cache_interval,
             timeout_s=settings.weights.update_weight_timeout,
         )
-        await workers.guarded(publisher.connect())
-        await workers.guarded(publisher.publish())
+        published = await workers.guarded(publisher.publish())
+        if published.fenced:
+            raise PublicationError(
+                f"Not every engine holds the trainer's weights: {'; '.join(published.fenced.values())}",
+                next_step=f"Look at the engines' logs in {RunFolder.of(settings).logs}.",
+                engines=published.fenced,
+            )
         return await workers.guarded(_compare(settings, workers, addresses))
     finally:
         for client in clients:

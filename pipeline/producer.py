@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.failed_groups import FailedGroups, Failure, most_telling
 from pipeline.group_start import anew, is_done, read_start
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
+from pipeline.serving_engines import ServingEngines
 from storage.checks import EnqueueRequirements, check_sample
 from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool
@@ -100,7 +101,8 @@ class Producer:
         A generator that needs none gets None in place of an engine where there are no `engines`.
         """
         self._settings, self._queue, self._pool = settings, queue, pool
-        self._engines, self._generator, self._reward, self._hook_args = engines, generator, reward, hook_args
+        self._engines = ServingEngines(engines)
+        self._generator, self._reward, self._hook_args = generator, reward, hook_args
         self._group_reward, self._teacher = group_reward, teacher
         self._policy_version = 0
         self._admitting = asyncio.Event()
@@ -128,9 +130,11 @@ class Producer:
         """Start no request until `resume_admission`; running ones go on."""
         self._admitting.clear()
 
-    def resume_admission(self, policy_version: int) -> None:
-        """New requests are made under `policy_version`."""
+    def resume_admission(self, policy_version: int, serving: Collection[str] | None = None) -> None:
+        """New requests are made under `policy_version`, by the engines at the addresses `serving` (None: by all)."""
         self._policy_version = policy_version
+        if serving is not None:
+            self._engines.serve(serving)
         if self._started is None:
             self._started = time.monotonic()
             self._idle.set(True)
@@ -334,12 +338,11 @@ class Producer:
 
     async def _generate_sample(self, sample: Sample) -> None:
         await self._admitting.wait()
-        engines = self._engines
-        engine = engines[(sample.group_index or 0) % len(engines)] if engines else None
+        engine = self._engines.of_group(sample.group_index or 0)
         salt = f"v{self._policy_version}" if self._settings.salt_by_version else None
         self._count_requests(+1)
         try:
-            await self._generator.generate(engine, sample, cache_salt=salt)
+            await self._engines.request(engine, self._generator.generate(engine, sample, cache_salt=salt))
         finally:
             self._count_requests(-1)
         if self._teacher is not None:

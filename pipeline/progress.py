@@ -41,6 +41,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     train_s: float
     publish_s: float
     pause_s: float
+    update_weights_wire_bytes: int
+    update_weights_density: float
     step_s: float
     trainer_idle_share: float
     generator_idle_share: float

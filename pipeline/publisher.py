@@ -1,34 +1,35 @@
-"""Publishes weights into running engines; an engine ends on the new version, on the old one, or fenced."""
+"""Publishes weights into running engines; an engine ends on the new version, on the old one, or fenced and named."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipeline.engine_update import EngineUpdate, Weights, note_failures
 from pipeline.flush import publication_flushes
+from pipeline.weight_transports.transport import Deadline, Failures, Prepared, WeightTransport, failures_of, on_each
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import EngineError, PublicationError
+from vime.backends.vllm_utils.updates import CompareHeld, RememberHeld
+from vime.errors import PublicationError
 
 logger = logging.getLogger(__name__)
 
-
-class WeightSource(Protocol):
-    """The trainer's side of a publication."""
-
-    async def open_sender(self, engine_names: list[str]) -> list[dict[str, object]]: ...
-    async def connect_sender(self) -> None: ...
-    async def send_weights(self) -> int: ...
+MAX_FAILED = 3
+"""Publications in a row that may reach no engine before the run ends."""
+PREPARE_SHARE = 0.7
+"""Part of a publication's time that preparing may take: the rest is for the engines that stand still."""
+CLEAN_UP_S = 30.0
 
 
 class Admission(Protocol):
-    """The producers' side: no new request starts while weights change."""
+    """The producers' side: no new request starts while weights change, and none goes to a fenced engine."""
 
     async def pause_admission(self) -> None: ...
-    async def resume_admission(self, policy_version: int) -> None: ...
+    async def resume_admission(self, policy_version: int, serving: list[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -36,108 +37,202 @@ class Publication:
     """What one publication did."""
 
     version: int
+    """The version that serves now."""
+    raised: bool
+    """Whether it is a new one; otherwise the engines serve the old one, and the next publication tries again."""
     flushed: bool
-    num_bytes: int
+    wire_bytes: int
+    """Bytes sent or written."""
+    density: float
+    """Share of the weights' bytes that travelled as changed."""
+    prepare_s: float
+    """Seconds in which the engines sampled on."""
     pause_s: float
-    """How long the engines stood still."""
+    """Seconds in which the engines stood still."""
+    fenced: dict[str, str]
+    """Engines that get no requests -> why."""
 
 
 class WeightPublisher:
-    """Holds the policy version; it only goes up."""
+    """Holds the policy version; it only goes up, and a number that was tried is never used again."""
 
     def __init__(
         self,
         engines: Sequence[EngineClient],
-        source: WeightSource,
+        transport: WeightTransport,
         admission: Admission,
         *,
         start_version: int,
         flush_interval: int,
         timeout_s: float,
+        compare_first: bool = False,
     ) -> None:
-        self._engines, self._source, self._admission = engines, source, admission
+        """`compare_first`: the first version must leave the engines with exactly the weights they were started with."""
+        self._engines, self._transport, self._admission = list(engines), transport, admission
         self._start_version, self._flush_interval, self._timeout_s = start_version, flush_interval, timeout_s
+        self._compare_first = compare_first
         self.version = start_version
-
-    async def connect(self) -> None:
-        """Join trainer and engines in one transfer group; nothing to do without engines."""
-        if not self._engines:
-            return
-        joining = await self._source.open_sender([engine.address for engine in self._engines])
-        await self._bounded(
-            "connecting",
-            self._source.connect_sender(),
-            *(engine.init_weight_transfer(info) for engine, info in zip(self._engines, joining, strict=True)),
-        )
+        self._tried = start_version
+        self._serving: set[str] = set()
+        self._in_doubt: set[str] = set()
+        self.fenced: dict[str, str] = {}
+        """Engines that get no requests -> why."""
+        self._num_failed = 0
+        self._why = ""
 
     async def publish(self) -> Publication:
         """Publish the trainer's weights as the next version; without engines it is only counted.
 
+        When it returns every engine serves `version`, or is fenced and named. Takes at most `timeout_s` and a few
+        calls to bring engines back to work.
+
         Raises:
-            PublicationError: an engine did not confirm. Every engine is either resumed on the old version (nothing
-                had been changed yet) or left paused for good, because its weights are in doubt; the run must stop.
+            PublicationError: no engine serves, or nothing could be published for `MAX_FAILED` times in a row.
         """
-        version = self.version + 1
         if not self._engines:
-            self.version = version
-            await self._admission.resume_admission(version)
-            return Publication(version, False, 0, 0.0)
-        flushes = publication_flushes(version, self._start_version, self._flush_interval)
-        await self._admission.pause_admission()
-        paused_at = time.monotonic()
-        await self._pause(flushes)
-        num_bytes = await self._transfer(version)
-        confirmed = await self._bounded("confirming", *(engine.weight_version() for engine in self._engines))
-        for engine, found in zip(self._engines, confirmed, strict=True):
-            if found != version:
+            return await self._count()
+        deadline = Deadline(self._timeout_s)
+        while True:
+            publication = await self._attempt(deadline)
+            if publication.raised:
+                self._num_failed = 0
+                return publication
+            self._num_failed += 1
+            if self._serving and self._num_failed < MAX_FAILED:
+                return publication
+            if self._num_failed >= MAX_FAILED or not deadline.left_s():
+                reasons = "; ".join(f"{address}: {reason}" for address, reason in publication.fenced.items())
                 raise PublicationError(
-                    f"{engine.address} reports weight version {found!r} after the publication of {version}.",
-                    next_step="Resume the run; it publishes anew.",
+                    f"Version {self._tried} of the weights could not be published, {self._num_failed} attempts in a "
+                    f"row have failed; version {self.version} is served by "
+                    f"{', '.join(sorted(self._serving)) or 'no engine'}. "
+                    f"{reasons or self._why}",
+                    next_step="Look at the logs of these engines, then resume the run.",
+                    engines=publication.fenced,
                 )
-        await self._bounded("resuming", *(engine.resume() for engine in self._engines))
-        pause_s = time.monotonic() - paused_at
-        self.version = version
-        await self._admission.resume_admission(version)
-        return Publication(version, flushes, num_bytes, pause_s)
 
-    async def _pause(self, flushes: bool) -> None:
-        """Stop the engines; on failure let those that stopped go on with the old weights."""
-        try:
-            await self._bounded("pausing", *(engine.pause("abort" if flushes else "keep") for engine in self._engines))
-            if flushes:
-                await self._bounded("flushing", *(engine.reset_prefix_cache() for engine in self._engines))
-        except PublicationError:
-            for engine in self._engines:
-                try:
-                    await engine.resume()
-                except EngineError as error:
-                    logger.error("%s can't be resumed: %s", engine.address, error)
-            await self._admission.resume_admission(self.version)
-            raise
+    async def _count(self) -> Publication:
+        self.version = self._tried = self._tried + 1
+        await self._admission.resume_admission(self.version, [])
+        return Publication(self.version, True, False, wire_bytes=0, density=0.0, prepare_s=0.0, pause_s=0.0, fenced={})
 
-    async def _transfer(self, version: int) -> int:
-        """Weights change from here on: a failure leaves the engines paused, so that none serves half of them."""
-        await self._bounded("starting the update", *(engine.start_weight_update() for engine in self._engines))
-        num_bytes, *_ = await self._bounded(
-            "transferring weights",
-            self._source.send_weights(),
-            *(engine.update_weights({}) for engine in self._engines),
+    async def _attempt(self, deadline: Deadline) -> Publication:
+        version = self._tried = self._tried + 1
+        flush = publication_flushes(version, self._start_version, self._flush_interval)
+        started = time.monotonic()
+        self._why = ""
+        updates = [EngineUpdate(e, deadline, in_doubt=e.address in self._in_doubt) for e in self._engines]
+        prepared = await self._prepare(version, updates, deadline)
+        prepare_s, pause_s = time.monotonic() - started, 0.0
+        if any(update.goes_on for update in updates):
+            pause_s = await self._change(version, updates, deadline, flush=flush)
+        raised = self._judge(version, updates)
+        if self._serving:
+            await self._admission.resume_admission(self.version, sorted(self._serving))
+        await self._clean_up(version, published=raised)
+        return Publication(
+            self.version, raised, flush, prepared.wire_bytes, prepared.density, prepare_s, pause_s, dict(self.fenced)
         )
-        await self._bounded("finishing the update", *(engine.finish_weight_update(version) for engine in self._engines))
-        if not isinstance(num_bytes, int):
-            raise PublicationError(f"the trainer reports {num_bytes!r} bytes sent, allowed: a number.")
-        return num_bytes
 
-    async def _bounded(self, doing: str, *steps: Awaitable[object]) -> list[object]:
+    async def _prepare(self, version: int, updates: list[EngineUpdate], deadline: Deadline) -> Prepared:
+        """Ask who is there, and bring the version to all who are."""
+        engines = self._engines
+        note_failures(updates, await on_each(engines, "asking", [e.weight_version() for e in engines], deadline))
+        for update in updates:
+            update.samples = update.goes_on
+        present = [update.engine for update in updates if update.goes_on]
+        if not present:
+            return Prepared()
+        full = self._num_failed > 0 or bool(self.fenced) or len(present) < len(engines)
         try:
-            return list(await asyncio.wait_for(asyncio.gather(*steps), self._timeout_s))
-        except TimeoutError as error:
-            addresses = ", ".join(engine.address for engine in self._engines)
+            preparing = self._transport.prepare(version, present, full=full, deadline=deadline)
+            prepared = await deadline.bound("preparing", preparing, at_most_s=deadline.left_s(PREPARE_SHARE))
+        except PublicationError as error:
+            self._why = error.message
+            prepared = Prepared(failures_of(error, present))
+        note_failures(updates, prepared.failures)
+        await self._look_for(updates, deadline)
+        return prepared
+
+    async def _look_for(self, updates: list[EngineUpdate], deadline: Deadline) -> None:
+        """Of the engines that a preparation has lost, which are still there and sample."""
+        lost = [update for update in updates if update.samples and not update.goes_on]
+        asked = [update.engine.weight_version() for update in lost]
+        gone = await on_each([update.engine for update in lost], "asking", asked, deadline)
+        for update in lost:
+            update.samples = update.engine.address not in gone
+
+    async def _change(self, version: int, updates: list[EngineUpdate], deadline: Deadline, *, flush: bool) -> float:
+        """Stop, load, raise the version, and let go on; how long the engines stood still."""
+        going = [update for update in updates if update.goes_on]
+        await self._admission.pause_admission()
+        stopped_at = time.monotonic()
+        try:
+            await asyncio.gather(*(update.stop(flush=flush) for update in going))
+            if self._compare_first:
+                await self._hold(going, deadline, RememberHeld())
+            await asyncio.gather(*(update.open() for update in going if update.goes_on))
+            loading = [update for update in going if update.goes_on]
+            for update in loading:
+                update.weights = Weights.UNKNOWN
+            note_failures(loading, await self._load(version, [update.engine for update in loading], deadline))
+            await asyncio.gather(*(update.close(version) for update in loading))
+            if self._compare_first:
+                await self._hold(loading, deadline, CompareHeld())
+                self._compare_first = False
+        finally:
+            await asyncio.gather(*(update.settle() for update in going))
+        return time.monotonic() - stopped_at
+
+    async def _load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
+        try:
+            return await deadline.bound("loading", self._transport.load(version, engines, deadline))
+        except PublicationError as error:
+            return failures_of(error, engines)
+
+    async def _clean_up(self, version: int, *, published: bool) -> None:
+        """What can't be cleaned up is told, and stays."""
+        try:
+            work = self._transport.finished(version, published=published)
+            await Deadline(CLEAN_UP_S).bound("cleaning up", work)
+        except PublicationError as error:
+            logger.warning("after version %d: %s", version, error)
+
+    async def _hold(self, updates: list[EngineUpdate], deadline: Deadline, request: RememberHeld | CompareHeld) -> None:
+        """Raises `PublicationError` when an engine can't note its weights, or holds others than it noted."""
+        engines = [update.engine for update in updates if update.goes_on]
+
+        async def ask(engine: EngineClient) -> None:
+            await engine.start_weight_update()
+            await engine.update_weights(request)
+
+        failures = await on_each(engines, "comparing the weights of", [ask(engine) for engine in engines], deadline)
+        if failures:
             raise PublicationError(
-                f"{doing} took longer than {self._timeout_s:g} s (engines {addresses}).",
-                next_step="Look at the engine's log, then resume the run.",
-            ) from error
-        except PublicationError:
-            raise
-        except EngineError as error:
-            raise PublicationError(f"{doing}: {error.message}", next_step=error.next_step) from error
+                f"--check-weight-update-equal: {'; '.join(failures.values())}",
+                next_step="Check that --hf-checkpoint is what the trainer was started from, in the engine's dtype.",
+                engines=failures,
+            )
+
+    def _judge(self, version: int, updates: list[EngineUpdate]) -> bool:
+        """Note who serves and who is fenced; whether the version is published."""
+        raised = any(update.weights is Weights.NEW and update.samples for update in updates)
+        before = self._serving
+        if raised:
+            self.version = version
+        self._serving, self.fenced = set(), {}
+        self._in_doubt = {update.engine.address for update in updates if update.weights is Weights.UNKNOWN}
+        for update in updates:
+            address = update.engine.address
+            is_current = (
+                update.weights is Weights.NEW if raised else update.weights is Weights.OLD and address in before
+            )
+            if is_current and update.samples:
+                self._serving.add(address)
+            else:
+                self.fenced[address] = update.problem or f"holds {update.weights.value}"
+        for address, reason in self.fenced.items():
+            logger.warning(
+                "engine %s gets no requests, since version %d was not confirmed: %s", address, version, reason
+            )
+        return raised

@@ -7,7 +7,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from pipeline.session_plan import plan_session
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
 from pipeline.transports.promise import transport_words
+from pipeline.weight_wiring import weight_transport
 from pipeline.wiring import NUM_PRODUCERS, open_pool
 from pipeline.workers import Workers
 from recovery.accounting import Identity
@@ -212,35 +213,40 @@ class _Session:
         addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
         await workers.start_producers(addresses)
         clients.extend(EngineClient(address) for address in addresses)
+        weights = self._settings.weights
         publisher = WeightPublisher(
             clients,
-            workers,
+            weight_transport(self._settings, workers),
             workers,
             start_version=await self._start_version(),
-            flush_interval=self._settings.weights.flush_cache_interval,
-            timeout_s=self._settings.weights.update_weight_timeout,
+            flush_interval=weights.flush_cache_interval,
+            timeout_s=weights.update_weight_timeout,
+            compare_first=weights.check_weight_update_equal and self._start.commit is None,
         )
         append_branch(
             self._folder.root,
             Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),
         )
         await workers.record_processes()
-        await workers.guarded(publisher.connect())
+        if weights.check_weight_update_equal and self._start.commit is not None:
+            self._view.note("--check-weight-update-equal compares nothing: this run goes on from a commit.")
         first = await workers.guarded(publisher.publish())
         if clients:
-            self._view.note(f"Weights published as version {first.version} ({first.num_bytes / 1e6:.1f} MB).")
-            await workers.guarded(self._check_parity())
+            self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")
+            await workers.guarded(self._check_parity(addresses, first.fenced))
         await self._release_trainers()
         self._clock.start()
         return publisher
 
-    async def _check_parity(self) -> None:
-        """Compare each engine with the trainer on a few sequences. Raises `ParityError`."""
+    async def _check_parity(self, addresses: Sequence[str], fenced: Collection[str]) -> None:
+        """Compare each engine but the `fenced` with the trainer on a few sequences. Raises `ParityError`."""
         engine, rollout = self._settings.engine, self._settings.rollout
         if not engine.parity_probes:
             return
         found = []
-        for number, sequences in enumerate(await self._workers.probe_engines()):
+        serving = {number: address for number, address in enumerate(addresses) if address not in fenced}
+        probed = await self._workers.probe_engines(list(serving.values()))
+        for number, sequences in zip(serving, probed, strict=True):
             compared = await engine_parity(
                 f"Engine {number}",
                 sequences,
@@ -274,9 +280,9 @@ class _Session:
             await self._workers.record_processes()
 
     async def _start_version(self) -> int:
-        """Versions never go back: also those that an abandoned session published count."""
+        """Versions never go back: also those that an abandoned session published, or wrote to disk, count."""
         committed = 0 if self._start.commit is None else self._start.commit.weight_version
-        return max(committed, await self._workers.highest_version())
+        return max(committed, await self._workers.highest_version(), await self._workers.highest_version_on_disk())
 
     async def _train_all(self, publisher: WeightPublisher) -> None:
         last = (self._settings.data.num_rollout or 0) - 1
@@ -294,7 +300,7 @@ class _Session:
             if interval is not None and (rollout_id + 1) % interval == 0:
                 await self._workers.guarded(self._commit(rollout_id, publisher.version))
             if rollout_id < last and not self._interrupts.stop_asked:
-                publication = await self._workers.guarded(publisher.publish())
+                publication = await self._publish(publisher, rollout_id)
                 await self._release_trainers()
             self._clock.published()
             counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
@@ -304,6 +310,17 @@ class _Session:
             self._stop_when_too_many_failed(counts)
             if self._interrupts.stop_asked:
                 return
+
+    async def _publish(self, publisher: WeightPublisher, rollout_id: int) -> Publication | None:
+        """Publish if it is due after this rollout batch."""
+        publication = None
+        if (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
+            publication = await self._workers.guarded(publisher.publish())
+            for address, reason in publication.fenced.items():
+                self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+        if publication is None or not publication.raised:
+            await self._workers.keep_version(publisher.version)
+        return publication
 
     async def _next_plan(self, rollout_id: int, policy_version: int) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""

@@ -95,6 +95,8 @@ def step_record(
         train_s=clock.train_s,
         publish_s=clock.publish_s,
         pause_s=0.0 if publication is None else publication.pause_s,
+        update_weights_wire_bytes=0 if publication is None else publication.wire_bytes,
+        update_weights_density=0.0 if publication is None else publication.density,
         step_s=clock.step_s,
         trainer_idle_share=clock.trainer_idle_share,
         generator_idle_share=clock.generator_idle_share,

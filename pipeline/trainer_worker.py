@@ -1,4 +1,4 @@
-"""One trainer rank: reads its shards by reference, trains, exports weights, saves and loads."""
+"""One trainer rank: reads its shards by reference, trains, saves and loads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from pipeline.parity_probe import ProbeSequence, pack_probe
 from pipeline.planner import BatchPlan
 from pipeline.shard_needs import NO_NEEDS, ShardNeeds
 from pipeline.shards import RankShard, totals
+from pipeline.trainer_weights import TrainerWeights
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
-from vime.backends.vllm_utils.sender import GlooSender
 from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
-from vime.errors import TrainerError
 
 if TYPE_CHECKING:
     from vime.backends.megatron_utils.critic import Critic
@@ -34,22 +33,22 @@ class TrainerWorker:
         self,
         trainer: MegatronTrainer,
         pool: PayloadPool,
-        rank: int,
         training_log: Path,
+        weights: TrainerWeights,
         needs: ShardNeeds = NO_NEEDS,
         *,
         critic: Critic | None = None,
         num_critic_only_steps: int = 0,
     ) -> None:
-        """Take what the objective needs of each sample.
+        """`weights` is this rank's part in publications; `needs` is what the objective needs of each sample.
 
         The first `num_critic_only_steps` rollout batches train the critic alone.
         """
-        self._trainer, self._pool, self._rank, self._training_log = trainer, pool, rank, training_log
+        self._trainer, self._pool, self._training_log = trainer, pool, training_log
         self._needs = needs
         self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
         self._replica = trainer.data_parallel_rank
-        self._sender: GlooSender | None = None
+        self.weights = weights
 
     @property
     def data_parallel_size(self) -> int:
@@ -109,29 +108,6 @@ class TrainerWorker:
         critic.finish_batch()
         return metrics
 
-    def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
-        """Listen for the engines (rank 0 only); returns what each engine needs to join, one worker an engine."""
-        self._close_sender()
-        world_size = 1 + len(engine_names)
-        self._sender = GlooSender(address, 0, world_size, engine_names=engine_names, timeout_s=timeout_s)
-        return [self._sender.init_info(rank_offset) for rank_offset in range(1, world_size)]
-
-    def connect_sender(self) -> None:
-        """Wait until the engines have joined (rank 0 only)."""
-        self._opened_sender().connect()
-
-    def send_weights(self) -> int:
-        """Send the current weights to the engines; bytes sent.
-
-        Every rank calls it, because the gathering of sharded weights is collective; rank 0 sends.
-        """
-        weights = self._trainer.named_hf_weights()
-        if self._rank == 0:
-            return self._opened_sender().send(weights).num_bytes
-        for _ in weights:
-            pass
-        return 0
-
     def save(self, directory: Path, rollout_id: int) -> None:
         self._trainer.save(directory, rollout_id)
         if self._critic is not None:
@@ -156,16 +132,6 @@ class TrainerWorker:
             self._critic.start()
 
     def close(self) -> None:
-        self._close_sender()
+        self.weights.close()
         self._trainer.close()
         self._pool.close()
-
-    def _opened_sender(self) -> GlooSender:
-        if self._sender is None:
-            raise TrainerError(f"rank {self._rank}: no engine is connected.", next_step="Call open_sender first.")
-        return self._sender
-
-    def _close_sender(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-            self._sender = None

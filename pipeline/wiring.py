@@ -24,6 +24,7 @@ from pipeline.trainer_worker import TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
+from pipeline.weight_wiring import trainer_weights
 from storage.checks import check_enqueue
 from storage.columns import encode_group
 from storage.contracts import PayloadPool
@@ -297,8 +298,8 @@ def build_trainer_worker(
     return TrainerWorker(
         model,
         pool,
-        rank,
         folder.training_log(rank),
+        trainer_weights(settings, model, rank),
         shard_needs(settings, model.route_part),
         critic=critic,
         num_critic_only_steps=settings.objective.num_critic_only_steps,

@@ -17,6 +17,7 @@ from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
 from pipeline.process_log import last_lines
 from pipeline.run_folder import RunFolder
+from pipeline.weight_transports.disk import PublishedVersion
 from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
 from recovery.commit import QueueState
@@ -53,6 +54,8 @@ class Workers:
         self.producers: list[Any] = []
         self.coordinator: Any = None
         self._watchers: dict[asyncio.Task[Any], str] = {}
+        self._following: asyncio.Future[list[None]] | None = None
+        """Ranks above 0 that gather with rank 0 while it shares weights."""
 
     async def start_coordinator(self, config: CoordinatorConfig) -> None:
         """Open the queue. Ray restarts this actor when its process dies, unless its queue dies with it."""
@@ -145,9 +148,10 @@ class Workers:
     async def record_plan(self, plan: BatchPlan, content: bytes) -> None:
         await self._coordinator_call(self.coordinator.record_plan.remote(plan.batch_id, plan.positions, content))
 
-    async def probe_engines(self) -> list[list[ProbeSequence]]:
-        """A few sequences of each engine; see `pipeline.parity_probe`."""
-        return decode(await answer(self.producers[0].probe.remote(), "producer 0"), list[list[ProbeSequence]])
+    async def probe_engines(self, addresses: list[str]) -> list[list[ProbeSequence]]:
+        """A few sequences of each of these engines; see `pipeline.parity_probe`."""
+        probed = await answer(self.producers[0].probe.remote(addresses), "producer 0")
+        return decode(probed, list[list[ProbeSequence]])
 
     async def score_probe(self, sequences: Sequence[ProbeSequence], start_weights: bool) -> dict[str, list[float]]:
         """The trainer's scores of them."""
@@ -199,6 +203,10 @@ class Workers:
         """Tell the queue that a commit with this state is on disk, and which positions no kept commit needs."""
         await self._coordinator_call(self.coordinator.rotate.remote(encode(committed), released.ranges()))
 
+    async def keep_version(self, policy_version: int) -> None:
+        """Tell the queue that the next batch is planned under this version, too."""
+        await self._coordinator_call(self.coordinator.keep_version.remote(policy_version))
+
     async def highest_version(self) -> int:
         version: int = await self._coordinator_call(self.coordinator.highest_version.remote())
         return version
@@ -220,24 +228,51 @@ class Workers:
     async def pause_admission(self) -> None:
         await self._on_producers(lambda producer: producer.pause_admission.remote())
 
-    async def resume_admission(self, policy_version: int) -> None:
-        await self._on_producers(lambda producer: producer.resume_admission.remote(policy_version))
+    async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
+        await self._on_producers(lambda producer: producer.resume_admission.remote(policy_version, serving))
 
     # The trainer's side of a publication.
 
-    async def open_sender(self, engine_names: list[str]) -> list[dict[str, object]]:
-        timeout_s = self._settings.weights.update_weight_timeout
-        joining: list[dict[str, object]] = await answer(
-            self.trainers[0].open_sender.remote(engine_names, timeout_s), "trainer rank 0"
+    async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
+        joining: list[dict[str, object]] = await self._on_first(
+            lambda trainer: trainer.open_sender.remote(engine_names, timeout_s)
         )
         return joining
 
     async def connect_sender(self) -> None:
-        await answer(self.trainers[0].connect_sender.remote(), "trainer rank 0")
+        await self._on_first(lambda trainer: trainer.connect_sender.remote())
 
     async def send_weights(self) -> int:
         sent: list[int] = await self.on_trainers(lambda trainer: trainer.send_weights.remote())
         return sent[0]
+
+    async def highest_version_on_disk(self) -> int:
+        version: int = await self._on_first(lambda trainer: trainer.highest_version_on_disk.remote())
+        return version
+
+    async def write_version(self, version: int, *, full: bool) -> PublishedVersion:
+        told = await self.on_trainers(lambda trainer: trainer.write_version.remote(version, full))
+        return decode(told[0], PublishedVersion)
+
+    async def run_post_write_hook(self, folder: str, engine_names: list[str]) -> None:
+        await self.on_trainers(lambda trainer: trainer.run_post_write_hook.remote(folder, engine_names))
+
+    async def remove_version(self, version: int) -> None:
+        await self._on_first(lambda trainer: trainer.remove_version.remote(version))
+
+    async def share_next_part(self, version: int) -> dict[str, object] | None:
+        if self._following is None:
+            self._following = asyncio.gather(
+                *(answer(t.follow_sharing.remote(), "a trainer rank") for t in self.trainers[1:])
+            )
+        part: dict[str, object] | None = await self._on_first(lambda trainer: trainer.share_next_part.remote(version))
+        if part is None:
+            await self._stop_following()
+        return part
+
+    async def stop_sharing(self) -> None:
+        await self._on_first(lambda trainer: trainer.stop_sharing.remote())
+        await self._stop_following()
 
     async def stop_producers(self) -> VimeError | None:
         """Finished groups are published, unfinished ones go back; the queue is at rest when this returns.
@@ -273,6 +308,14 @@ class Workers:
             self._cluster.spawn_worker(TrainerActor, rank, self._encoded, rank, env=environment)
             for rank in range(self._settings.cluster.num_trainer_ranks)
         ]
+
+    async def _stop_following(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            await following
+
+    async def _on_first(self, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await answer(call(self.trainers[0]), "trainer rank 0")
 
     async def _coordinator_call(self, reference: Awaitable[_Result]) -> _Result:
         return await answer(reference, "the queue coordinator")

@@ -38,6 +38,8 @@ OTHER_UNITS = {
     "in_flight": "groups",
     "dropped": "groups by reason",
     "spanning_samples": "samples",
+    "update_weights_wire_bytes": "bytes",
+    "update_weights_density": "fraction of 1",
     "groups_aborted": "groups",
     "failed_samples": "samples by reason",
 }
@@ -59,6 +61,8 @@ MEANINGS = {
     "train_s": "From there until the batch was trained: planning, storing the plan, reading, training, recording.",
     "publish_s": "From there until commit and publication, if any, were done.",
     "pause_s": "How long the engines stood still for the publication; 0 when there was none.",
+    "update_weights_wire_bytes": "Bytes that the publication sent, or wrote to disk; 0 when there was none.",
+    "update_weights_density": "Share of the weights' bytes that travelled as changed; 1 for whole versions.",
     "step_s": "`wait_s` + `train_s` + `publish_s`.",
     "trainer_idle_share": "Time in which the trainer waited for groups, of the time since the first batch began.",
     "generator_idle_share": "Time without a request in flight, of the time since the producers were first admitted.",

@@ -77,6 +77,13 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ("reward_last_tis", "", 0, "with truncated importance weights and no clip"),
         ("reward_last_none", "<=", 0.1, "without any correction: it collapses"),
     ],
+    "delta": [
+        ("bytes_over_full", "<=", 0.1, "bytes of a step's delta over those of a whole version, lr 1e-6 in bf16"),
+        ("bytes_over_full_overwrite", "", 0, "the same with the encoding overwrite"),
+        ("density", "", 0, "share of the bytes that a step changed"),
+        ("bit_equal", ">=", 1, "share of the pulls that left exactly the trainer's weights"),
+        ("refused_and_repaired", ">=", 1, "share of damaged versions that were refused, then repaired"),
+    ],
 }
 """Benchmark -> (value, comparison, floor, meaning); no comparison where the value is only told."""
 PICTURES = {

@@ -6,6 +6,8 @@ A message says what happened, where, the value found, the values allowed, and on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class VimeError(Exception):
     """Base of all errors of vime. `next_step` is one sentence that tells the user what to do."""
@@ -89,7 +91,23 @@ class GenerationAborted(EngineError):
 
 
 class PublicationError(EngineError):
-    """A weight publication was not confirmed by the engine; its version was not raised."""
+    """A weight publication was not confirmed by the engine; its version was not raised.
+
+    `engines` maps the address of each engine concerned to what is wrong with it, where that is known.
+    """
+
+    def __init__(self, message: str, *, next_step: str = "", engines: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, next_step=next_step)
+        self.engines = dict(engines or {})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_with_engines, (type(self), self.message, self.next_step, self.engines))
+
+
+def _rebuild_with_engines(
+    cls: type[PublicationError], message: str, next_step: str, engines: dict[str, str]
+) -> PublicationError:
+    return cls(message, next_step=next_step, engines=engines)
 
 
 class ParityError(VimeError):

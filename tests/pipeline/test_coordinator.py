@@ -224,6 +224,19 @@ async def test_max_staleness_paces_leases_and_drops_nothing(tmp_path: Path) -> N
     coordinator.close()
 
 
+async def test_a_batch_without_a_publication_after_it_lets_the_next_be_made_under_the_same_version(
+    tmp_path: Path,
+) -> None:
+    coordinator = opened(tmp_path, max_groups=9, batch=2, max_staleness=0)
+    first = coordinator.lease("w", 9, 5)
+    replies = await coordinator.accept([published(tmp_path, work, 5) for work in first.work])
+    coordinator.training_completed(0, 5, [reply.position for reply in replies if reply.position is not None])
+    assert coordinator.lease("w", 9, 5).status is LeaseStatus.BACKPRESSURE, "version 6 is about to be published"
+    coordinator.keep_version(5)
+    assert len(coordinator.lease("w", 9, 5).work) == 2
+    coordinator.close()
+
+
 async def test_a_returned_group_keeps_the_age_of_its_tokens(tmp_path: Path) -> None:
     coordinator = opened(tmp_path, max_groups=9, batch=2, max_staleness=1)
     (work,) = coordinator.lease("w", 1, 5).work

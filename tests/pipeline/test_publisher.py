@@ -1,174 +1,187 @@
 """Publication: verified before the version rises; an engine is never left paused on old weights."""
 
+from __future__ import annotations
+
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
-import torch
 
-from pipeline.publisher import WeightPublisher
+from pipeline.publisher import MAX_FAILED
+from tests.pipeline.publication_rig import Rig, Trainer, is_running
 from tests.support.standin_engine import StandinEngine
-from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
-from vime.backends.vllm_utils.sender import GlooSender
 from vime.errors import PublicationError
-
-WEIGHTS = [("a", torch.arange(6.0)), ("b", torch.ones(2, 3))]
-
-
-class Source:
-    """A trainer's sender without a trainer."""
-
-    def __init__(self) -> None:
-        self.sender: GlooSender | None = None
-
-    async def open_sender(self, engine_names: list[str]) -> list[dict[str, object]]:
-        self.sender = GlooSender("127.0.0.1", 0, 1 + len(engine_names), engine_names=engine_names, timeout_s=10.0)
-        return [self.sender.init_info(rank) for rank in range(1, 1 + len(engine_names))]
-
-    async def connect_sender(self) -> None:
-        assert self.sender is not None
-        await asyncio.to_thread(self.sender.connect)
-
-    async def send_weights(self) -> int:
-        assert self.sender is not None
-        return (await asyncio.to_thread(self.sender.send, WEIGHTS)).num_bytes
-
-
-class Admission:
-    """Remembers what the producers were told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    async def pause_admission(self) -> None:
-        self.said.append("pause")
-
-    async def resume_admission(self, policy_version: int) -> None:
-        self.said.append(f"resume {policy_version}")
 
 
 @pytest.fixture
 def engines() -> Iterator[list[StandinEngine]]:
-    with (
-        StandinEngine(required_names=frozenset("ab")) as first,
-        StandinEngine(required_names=frozenset("ab")) as second,
-    ):
+    names = frozenset("ab")
+    with StandinEngine(required_names=names) as first, StandinEngine(required_names=names) as second:
         yield [first, second]
-
-
-class Rig:
-    """A connected publisher over stand-in engines."""
-
-    def __init__(
-        self, engines: list[StandinEngine], *, start_version: int = 0, flush_interval: int = 0, timeout_s: float = 20.0
-    ):
-        self.engines = engines
-        self.clients = [EngineClient(engine.address, control_timeout_s=2.0) for engine in engines]
-        self.source, self.admission = Source(), Admission()
-        self.publisher = WeightPublisher(
-            self.clients,
-            self.source,
-            self.admission,
-            start_version=start_version,
-            flush_interval=flush_interval,
-            timeout_s=timeout_s,
-        )
-
-    async def __aenter__(self) -> "Rig":
-        await self.publisher.connect()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for client in self.clients:
-            await client.close()
-        if self.source.sender is not None:
-            self.source.sender.close()
-
-    async def paused(self) -> list[bool]:
-        return [await client.is_paused() for client in self.clients]
-
-
-async def is_running(rig: Rig) -> None:
-    """Until the first engine works on a request and has made some tokens."""
-    while (await rig.clients[0].metrics()).num_running == 0:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)
 
 
 async def test_every_engine_holds_the_new_version_and_runs(engines: list[StandinEngine]) -> None:
     async with Rig(engines) as rig:
-        publication = await rig.publisher.publish()
-        assert (publication.version, publication.flushed, publication.num_bytes) == (1, True, 48)
-        assert [engine.version for engine in engines] == ["1", "1"]
-        assert await rig.paused() == [False, False]
+        publication = await rig.publish()
+        assert (publication.version, publication.raised, publication.flushed) == (1, True, True)
+        assert publication.wire_bytes == 48
         assert rig.admission.said == ["pause", "resume 1"]
+        assert len(rig.admission.serving) == 2
+        await rig.check_standing()
 
 
 async def test_versions_rise_by_one_and_continue_after_a_resume(engines: list[StandinEngine]) -> None:
     async with Rig(engines, start_version=7) as rig:
-        versions = [(await rig.publisher.publish()).version for _ in range(3)]
-        assert versions == [8, 9, 10]
+        assert [(await rig.publish()).version for _ in range(3)] == [8, 9, 10]
 
 
 async def test_kept_requests_go_on_with_the_new_weights(engines: list[StandinEngine]) -> None:
-    engines[0].faults.step_s = 0.05
+    engines[0].faults.step_s = 0.02
     async with Rig(engines) as rig:
-        await rig.publisher.publish()
-        request = GenerateRequest("r", [1, 2, 3], Sampling(max_tokens=60))
-        running = asyncio.create_task(rig.clients[0].generate(request))
+        await rig.publish()
+        running = rig.generate()
         await is_running(rig)
-        publication = await rig.publisher.publish()
+        publication = await rig.publish()
         result = await running
         assert not publication.flushed
         assert result.finish_reason == "length"
         assert [span.version for span in result.version_spans] == [1, 2]
-        assert result.version_spans[1].stop == 60
+        rig.check_labels(0, result)
 
 
-async def test_flushing_publication_aborts_running_requests(engines: list[StandinEngine]) -> None:
-    engines[0].faults.step_s = 0.05
+async def test_flushing_publication_aborts_running_requests_and_drops_the_cache(engines: list[StandinEngine]) -> None:
+    engines[0].faults.step_s = 0.02
     async with Rig(engines, flush_interval=1) as rig:
-        await rig.publisher.publish()
-        running = asyncio.create_task(rig.clients[0].generate(GenerateRequest("r", [1], Sampling(max_tokens=500))))
+        await rig.publish()
+        running = rig.generate(max_tokens=500)
         await is_running(rig)
-        assert (await rig.publisher.publish()).flushed
+        engines[0].cache.add(("salt", (1, 2)))
+        assert (await rig.publish()).flushed
         assert (await running).finish_reason == "abort"
+        assert not engines[0].cache
 
 
-@pytest.mark.parametrize("fault", ["num_failed_updates", "num_damaged_updates"])
-async def test_weights_that_did_not_arrive_whole_never_get_the_version(
-    engines: list[StandinEngine], fault: str
-) -> None:
+async def test_kept_publication_leaves_the_cache(engines: list[StandinEngine]) -> None:
     async with Rig(engines) as rig:
-        await rig.publisher.publish()
-        setattr(engines[1].faults, fault, 1)
-        with pytest.raises(PublicationError, match="transferring weights"):
-            await rig.publisher.publish()
-        assert rig.publisher.version == 1
-        assert engines[1].version == "1"
-        assert (await rig.paused())[1], "an engine whose weights are in doubt serves nothing"
-        assert rig.admission.said[-1] == "pause"
+        await rig.publish()
+        engines[0].cache.add(("salt", (1, 2)))
+        await rig.publish()
+        assert engines[0].cache
 
 
-async def test_engine_that_cannot_pause_lets_the_others_go_on_with_the_old_weights(
+@pytest.mark.parametrize("flush_interval", [0, 1])
+async def test_publication_does_not_wait_for_the_longest_generation(
+    engines: list[StandinEngine], flush_interval: int
+) -> None:
+    engines[0].faults.step_s = 0.02
+    async with Rig(engines, flush_interval=flush_interval) as rig:
+        await rig.publish()
+        running = rig.generate(max_tokens=1800)  # 36 s
+        await is_running(rig)
+        started = time.monotonic()
+        await rig.publish()
+        assert time.monotonic() - started < 3.0
+        running.cancel()
+
+
+async def test_engines_sample_while_a_version_is_prepared(engines: list[StandinEngine]) -> None:
+    async with Rig(engines) as rig:
+        await rig.publish()
+        engines[0].faults.steps["vime_stage_weights"] = "hang"
+        publishing = asyncio.create_task(rig.publish())
+        assert (await rig.generate(max_tokens=20)).finish_reason == "length"
+        del engines[0].faults.steps["vime_stage_weights"]
+        assert (await publishing).raised
+
+
+async def test_weights_that_are_loaded_as_they_arrive_are_published_too(engines: list[StandinEngine]) -> None:
+    async with Rig(engines, streams=True) as rig:
+        assert [(await rig.publish()).version for _ in range(2)] == [1, 2]
+        await rig.check_standing()
+
+
+async def test_engine_that_fails_to_load_is_fenced_and_repaired_by_the_next_publication(
     engines: list[StandinEngine],
 ) -> None:
     async with Rig(engines) as rig:
-        await rig.publisher.publish()
-        engines[1].faults.stuck = True
-        with pytest.raises(PublicationError, match="pausing"):
-            await rig.publisher.publish()
-        engines[1].faults.stuck = False
-        assert (await rig.paused())[0] is False
-        assert rig.publisher.version == 1
-        assert rig.admission.said[-1] == "resume 1"
+        await rig.publish()
+        engines[1].faults.num_failed_updates = 1
+        publication = await rig.publish()
+        assert publication.raised
+        assert "told to fail" in publication.fenced[engines[1].address]
+        assert engines[1].version == "1"
+        assert engines[1].is_paused, "an engine whose weights are in doubt serves nothing"
+        assert rig.admission.serving == [engines[0].address]
+        assert not (await rig.publish()).fenced
+        assert len(rig.admission.serving) == 2
+        await rig.check_standing()
+
+
+async def test_publication_that_reaches_no_engine_leaves_all_on_the_old_version_and_running(
+    engines: list[StandinEngine],
+) -> None:
+    async with Rig(engines) as rig:
+        await rig.publish()
+        rig.trainer.fails_with = PublicationError("The trainer's memory is full.")
+        publication = await rig.publish()
+        assert (publication.version, publication.raised) == (1, False)
+        rig.trainer.fails_with = None
+        await rig.check_standing()
+        later = await rig.publish()
+        assert later.raised
+        assert later.version == 3, "a number that was tried is never used for other weights"
+        await rig.check_standing()
+
+
+async def test_too_many_failures_in_a_row_end_the_run_with_the_reasons(engines: list[StandinEngine]) -> None:
+    async with Rig(engines) as rig:
+        await rig.publish()
+        rig.trainer.fails_with = PublicationError("The trainer's memory is full.")
+        for _ in range(MAX_FAILED - 1):
+            assert not (await rig.publish()).raised
+        with pytest.raises(PublicationError, match=r"3 attempts in a row have failed; version 1 is served by http"):
+            await rig.publish()
+
+
+async def test_a_run_without_a_serving_engine_ends_naming_them(engines: list[StandinEngine]) -> None:
+    for engine in engines:
+        engine.faults.steps["/update_weights"] = "error"
+    async with Rig(engines) as rig:
+        with pytest.raises(PublicationError, match="served by no engine") as error:
+            await rig.publish()
+        assert set(error.value.engines) == {engine.address for engine in engines}
+        assert "told to fail" in str(error.value)
+
+
+async def test_all_engines_failing_once_are_published_to_again_at_once(engines: list[StandinEngine]) -> None:
+    async with Rig(engines) as rig:
+        await rig.publish()
+        for engine in engines:
+            engine.faults.num_failed_updates = 1
+        publication = await rig.publish()
+        assert (publication.raised, publication.version, publication.fenced) == (True, 3, {})
+        await rig.check_standing()
+
+
+async def test_first_weights_must_be_those_that_the_engines_were_started_with(engines: list[StandinEngine]) -> None:
+    async with Rig(engines, compare_first=True) as rig:
+        rig.trainer.num_steps = -1
+        with pytest.raises(PublicationError, match=r"--check-weight-update-equal: .* tensors differ") as error:
+            await rig.publish()
+        assert set(error.value.engines) == {engine.address for engine in engines}
+    async with Rig(engines, compare_first=True) as rig:
+        rig.trainer.num_steps = -1
+        for engine in engines:
+            engine.load(Trainer().named_hf_weights())
+            engine.version = "default"
+        assert (await rig.publish()).raised
+        assert (await rig.publish()).raised, "only the first version is compared"
 
 
 async def test_without_engines_a_publication_only_counts() -> None:
-    admission = Admission()
-    publisher = WeightPublisher([], Source(), admission, start_version=4, flush_interval=0, timeout_s=1.0)
-    await publisher.connect()
-    publication = await publisher.publish()
-    assert (publication.version, publication.num_bytes, publisher.version) == (5, 0, 5)
-    assert admission.said == ["resume 5"]
+    async with Rig([], start_version=4) as rig:
+        publication = await rig.publish()
+        assert (publication.version, publication.wire_bytes, rig.publisher.version) == (5, 0, 5)
+        assert publication.raised
+        assert rig.admission.said == ["resume 5"]

@@ -15,10 +15,11 @@ from pipeline.batch_wait import wait_for_batch
 from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.messages import QueueCounts
 from pipeline.publisher import WeightPublisher
+from pipeline.weight_transports.group import GroupTransport
 from storage.dead_letters import letters_folder, read_letters
+from tests.pipeline.publication_rig import Source, Trainer
 from tests.pipeline.stream_parts import Parts, stream
 from tests.pipeline.test_batch_wait import PartsSource
-from tests.pipeline.test_publisher import Source
 from tests.support.standin_engine import StandinEngine
 from vime.errors import TooManyFailuresError
 from vime.rollout.rewards import Rewards
@@ -53,14 +54,15 @@ class Admission:
     async def pause_admission(self) -> None:
         self._parts.producer.pause_admission()
 
-    async def resume_admission(self, policy_version: int) -> None:
-        self._parts.producer.resume_admission(policy_version)
+    async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
+        self._parts.producer.resume_admission(policy_version, serving)
 
 
 async def test_a_judge_that_blocks_delays_neither_a_publication_nor_the_end(tmp_path: Path) -> None:
     verdict.clear()
     words = ["--custom-rm-path", f"{__name__}.blocking_judge", "--reward-timeout", str(2 * SLOW_S)]
-    source = Source()
+    source = Source(Trainer())
+    transport = GroupTransport(source, streams=False, timeout_s=SLOW_S)
     with StandinEngine(required_names=frozenset("ab")) as engine:
         engine.version = "1"
         async with (
@@ -70,9 +72,8 @@ async def test_a_judge_that_blocks_delays_neither_a_publication_nor_the_end(tmp_
             assert await asyncio.to_thread(judging.acquire, timeout=30), "no sample reached the judge"
             started = time.monotonic()
             publisher = WeightPublisher(
-                [parts.client], source, Admission(parts), start_version=1, flush_interval=1, timeout_s=SLOW_S
+                [parts.client], transport, Admission(parts), start_version=1, flush_interval=1, timeout_s=SLOW_S
             )
-            await publisher.connect()
             assert (await publisher.publish()).version == 2
             parts.producer.stop()
             await asyncio.wait_for(parts.running, PROMPT_S)
@@ -80,8 +81,7 @@ async def test_a_judge_that_blocks_delays_neither_a_publication_nor_the_end(tmp_
             assert parts.queue.released
             assert set(parts.queue.released) == {"producer stopped"}
         verdict.set()
-    if source.sender is not None:
-        source.sender.close()
+    source.rank.close()
 
 
 async def test_a_run_whose_every_group_fails_ends_with_the_count_and_the_reasons(

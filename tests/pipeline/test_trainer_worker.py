@@ -15,6 +15,7 @@ from pipeline.candidates import CandidateNeeds
 from pipeline.packing import PackingSettings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.shard_needs import ShardNeeds
+from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from pipeline.trainer_worker import TrainerWorker
 from storage.columns import encode_group
 from storage.pool import Pool
@@ -171,11 +172,16 @@ def as_trainer(trainer: ReadingTrainer) -> MegatronTrainer:
     return cast(MegatronTrainer, cast(Any, trainer))
 
 
+def weights_of(trainer: ReadingTrainer) -> TrainerWeights:
+    return TrainerWeights(as_trainer(trainer), 1, PublishSettings())
+
+
 def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_path: Path) -> None:
     trainer = ReadingTrainer()
     needs = ShardNeeds(CandidateNeeds(2), RoutePart((1,), (1,), 2), teacher=True)
     with planned(tmp_path) as (pool, plan):
-        report = TrainerWorker(as_trainer(trainer), pool, 1, tmp_path / "rank_1.jsonl", needs).train(plan)
+        worker = TrainerWorker(as_trainer(trainer), pool, tmp_path / "rank_1.jsonl", weights_of(trainer), needs)
+        report = worker.train(plan)
     shares = [
         [plan.samples[number].sample_index for numbers in step.ranks[1] for number in numbers] for step in plan.steps
     ]
@@ -198,7 +204,12 @@ def worker_with_critic(folder: Path, pool: Pool, critic_only: int) -> tuple[Trai
     worked: list[str] = []
     trainer, critic = ReadingTrainer(worked), cast(Any, CountingCritic(worked))
     worker = TrainerWorker(
-        as_trainer(trainer), pool, 1, folder / "rank_1.jsonl", critic=critic, num_critic_only_steps=critic_only
+        as_trainer(trainer),
+        pool,
+        folder / "rank_1.jsonl",
+        weights_of(trainer),
+        critic=critic,
+        num_critic_only_steps=critic_only,
     )
     return worker, trainer, worked
 

@@ -10,11 +10,10 @@ import asyncio
 import hashlib
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -22,8 +21,9 @@ import torch
 from aiohttp import web
 
 from vime.backends.vllm_utils.digest import WeightDigest
-from vime.backends.vllm_utils.receiving import GlooReceiver, parse_gloo_init
-from vime.backends.vllm_utils.weight_folder import read_weight_folder, verify_weight_folder
+from vime.backends.vllm_utils.inbox import WeightInbox
+from vime.backends.vllm_utils.receiving import parse_group_init
+from vime.backends.vllm_utils.updates import LoadStaged, LoadStream, RememberHeld, parse_stage_request, parse_update
 from vime.backends.vllm_utils.wire_columns import (
     SAMPLE,
     VERSION,
@@ -35,6 +35,9 @@ from vime.backends.vllm_utils.wire_columns import (
     decode_call,
 )
 from vime.errors import PublicationError
+
+Misbehaviour = Literal["hang", "error", "error after", "die"]
+"""Never answer; answer 500 without doing anything; do it and answer 500; break every connection from now on."""
 
 BLOCK_TOKENS = 128
 """Prefix blocks are cached whole, as in vLLM."""
@@ -51,11 +54,13 @@ class Faults:
     num_dropped_connections: int = 0
     num_null_log_probs: int = 0
     num_failed_updates: int = 0
-    """Updates that are received and then refused."""
-    num_damaged_updates: int = 0
-    """Updates whose bytes arrive changed."""
-    stuck: bool = False
-    """Control calls never answer."""
+    """Versions that are staged and then fail to load."""
+    num_ignored_stagings: int = 0
+    """Requests to stage a version that are answered, but not followed."""
+    steps: dict[str, Misbehaviour] = field(default_factory=dict)
+    """Route, or worker method of /collective_rpc -> what happens to calls of it."""
+    dead: bool = False
+    """No call is answered."""
 
 
 @dataclass
@@ -93,9 +98,10 @@ class StandinEngine:
         self.weights_digest = "start"
         self.address = ""
         self._requests: dict[str, _Request] = {}
-        self._cache: set[tuple[str | None, tuple[int, ...]]] = set()
-        self._receiver: GlooReceiver | None = None
-        self._update_open = self._update_verified = False
+        self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
+        self._inbox = WeightInbox(0)
+        self._noted = ""
+        self._update_open = self._loaded = False
         self._num_running = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -130,7 +136,7 @@ class StandinEngine:
         self._closing = asyncio.Event()
         self._running = asyncio.Event()
         self._running.set()
-        app = web.Application(client_max_size=1 << 28)
+        app = web.Application(client_max_size=1 << 28, middlewares=[self._misbehave])
         app.add_routes(
             [
                 web.get("/health", self._ok),
@@ -151,6 +157,7 @@ class StandinEngine:
                 web.post("/resume", self._resume),
                 web.post("/reset_prefix_cache", self._reset_prefix_cache),
                 web.post("/init_weight_transfer_engine", self._init_transfer),
+                web.post("/collective_rpc", self._collective_rpc),
                 web.post("/start_weight_update", self._start_update),
                 web.post("/update_weights", self._update),
                 web.post("/finish_weight_update", self._finish_update),
@@ -164,8 +171,27 @@ class StandinEngine:
         self._started.set()
         await self._closing.wait()
         await runner.cleanup()
-        if self._receiver is not None:
-            self._receiver.close()
+        self._inbox.leave()
+
+    @web.middleware
+    async def _misbehave(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        step = request.path
+        if step == "/collective_rpc":
+            step = (await request.json())["method"]
+        behaviour = self.faults.steps.get(step)
+        if behaviour == "die":
+            self.faults.dead = True
+        if self.faults.dead and request.transport is not None:
+            request.transport.abort()
+            raise asyncio.CancelledError
+        if behaviour == "error":
+            return await _error(500, f"{step} was told to fail.")
+        while self.faults.steps.get(step) == "hang":
+            await asyncio.sleep(0.01)
+        answer = await handler(request)
+        return await _error(500, f"{step} was told to fail.") if behaviour == "error after" else answer
 
     async def _ok(self, _request: web.Request) -> web.Response:
         return web.Response()
@@ -329,6 +355,14 @@ class StandinEngine:
         while not self._running.is_set() and not request.aborted.is_set():
             await asyncio.sleep(0.001)
 
+    def next_token(self, tokens: list[int], weights_digest: str) -> int:
+        """The token after `tokens` under the weights of a digest."""
+        return self._next_token(tokens, weights_digest)[0]
+
+    @property
+    def is_paused(self) -> bool:
+        return not self._running.is_set()
+
     def _next_token(self, tokens: list[int], weights_digest: str) -> tuple[int, float]:
         seed = hashlib.blake2b(f"{weights_digest}:{tokens}".encode(), digest_size=8).digest()
         value = int.from_bytes(seed, "big")
@@ -339,9 +373,9 @@ class StandinEngine:
         # vLLM always computes the last prompt token itself
         for stop in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS):
             key = (salt, tuple(prompt[:stop]))
-            if key in self._cache and stop < len(prompt):
+            if key in self.cache and stop < len(prompt):
                 num_cached = stop
-            self._cache.add(key)
+            self.cache.add(key)
         return num_cached
 
     async def _abort(self, request: web.Request) -> web.Response:
@@ -352,7 +386,6 @@ class StandinEngine:
         return await _answer(status="aborted")
 
     async def _pause(self, request: web.Request) -> web.Response:
-        await self._hang_if_stuck()
         mode = request.query.get("mode", "abort")
         if mode == "wait":
             while self._requests:
@@ -364,75 +397,76 @@ class StandinEngine:
         return await _answer(status="paused")
 
     async def _resume(self, _request: web.Request) -> web.Response:
-        await self._hang_if_stuck()
         self._running.set()
         return await _answer(status="resumed")
 
     async def _reset_prefix_cache(self, _request: web.Request) -> web.Response:
-        self._cache.clear()
+        self.cache.clear()
         return await _answer(success=True)
 
     async def _init_transfer(self, request: web.Request) -> web.Response:
-        info = (await request.json())["init_info"]
-        if self._receiver is not None:
-            self._receiver.close()
-        init = parse_gloo_init(info["gloo"])
-        try:
-            self._receiver = await asyncio.to_thread(GlooReceiver, init, 0)
-        except RuntimeError as error:
-            return await _error(500, str(error))
+        self._inbox.join(parse_group_init((await request.json())["init_info"]["group"]))
         return await _answer(message="Weight transfer initialized")
 
+    async def _collective_rpc(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if body["method"] == "vime_staging":
+            return await _answer(results=[msgspec.to_builtins(self._inbox.status())])
+        if self.faults.num_ignored_stagings:
+            self.faults.num_ignored_stagings -= 1
+            return await _answer(results=[None])
+        self._inbox.stage(parse_stage_request(msgspec.json.decode(body["kwargs"]["request"], type=dict[str, Any])))
+        return await _answer(results=[None])
+
     async def _start_update(self, _request: web.Request) -> web.Response:
-        await self._hang_if_stuck()
         if self._update_open:
             return await _error(500, "start_weight_update called while a weight update is already active.")
-        self._update_open, self._update_verified = True, False
+        self._update_open, self._loaded = True, False
         return await _answer(message="Weight update started")
 
     async def _update(self, request: web.Request) -> web.Response:
         info = (await request.json())["update_info"]
+        self._loaded = False
         try:
             if not self._update_open:
                 raise PublicationError("start_weight_update must be called before update_weights.")
-            self.weights_digest = await asyncio.to_thread(self._receive, info)
+            self.weights_digest = await asyncio.to_thread(self._load, info)
         except (PublicationError, RuntimeError) as error:
             self._update_open = False
             return await _error(500, str(error))
-        self._update_verified = True
+        self._loaded = True
         return await _answer(message="Weights updated")
 
-    def _receive(self, info: dict[str, Any]) -> str:
-        names, digest = info.get("names"), info.get("digest")
-        if info.get("path") is not None:
-            verify_weight_folder(Path(info["path"]), names, digest)
-            tensors = list(read_weight_folder(Path(info["path"]), names))
-        elif self._receiver is None:
-            raise PublicationError("The engine has not joined a weight sender.")
-        else:
-            if self.faults.num_damaged_updates:
-                self.faults.num_damaged_updates -= 1
-                digest = "that of other bytes"
-            tensors = self._receiver.receive(names, digest)
+    def _load(self, info: dict[str, Any]) -> str:
+        match parse_update(info):
+            case LoadStaged(version):
+                tensors = list(self._inbox.take(version))
+            case LoadStream():
+                tensors = self._inbox.receiver().receive()
+            case RememberHeld():
+                self._noted = self.weights_digest
+                return self.weights_digest
+            case _:
+                if self.weights_digest != self._noted:
+                    raise PublicationError("1 tensors differ from those that the engine was started with.")
+                return self.weights_digest
         if self.faults.num_failed_updates:
             self.faults.num_failed_updates -= 1
+            self.weights_digest = "a mix"
             raise PublicationError("The update was told to fail.")
         missing = sorted(self.required_names - {name for name, _ in tensors})
         if missing:
+            self.weights_digest = "a mix"
             raise PublicationError(f"The weights don't fill {len(missing)} layers of the model, first {missing[0]}.")
         return _digest(tensors)
 
     async def _finish_update(self, request: web.Request) -> web.Response:
-        if not self._update_open or not self._update_verified:
-            return await _error(500, "No verified weights have arrived in this update; the version stays.")
+        if not self._update_open or not self._loaded:
+            return await _error(500, "No verified weights have been loaded in this update; the version stays.")
         self._update_open = False
         if not self.keeps_version:
             self.version = (await request.json())["weight_version"]
         return await _answer(message="Weight update finished")
-
-    async def _hang_if_stuck(self) -> None:
-        while self.faults.stuck:
-            await asyncio.sleep(0.01)
 
 
 async def _answer(**content: Any) -> web.Response:

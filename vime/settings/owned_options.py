@@ -15,6 +15,7 @@ OWNED_VLLM_OPTIONS: Mapping[str, str] = {
     "enable-return-routed-experts": "It follows --use-rollout-routing-replay.",
     "return-sampling-mask": "What --rollout-top-p leaves to sample from comes through vime's own plug-in.",
     "weight-transfer-config": "Weights arrive through vime's own plug-in.",
+    "worker-extension-cls": "Weights are staged through vime's own plug-in.",
     "enable-scale-out": "Generation from token ids needs it.",
     "enable-prompt-tokens-details": "Cache reuse is measured with it.",
 }

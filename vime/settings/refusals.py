@@ -186,18 +186,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "a bound on reads and writes in the pool",
     ),
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
-    *unless_default(
-        "--update-weight-mode --update-weight-transport --update-weight-disk-dir --update-weight-disk-keep-files "
-        "--update-weight-local-checkpoint-dir --update-weight-delta-encoding --update-weight-delta-checksum "
-        "--custom-update-weight-post-write-path --vllm-custom-pull-weights-pre-read-hook",
-        "Weights travel whole, through collectives.",
-        "the disk transport",
-    ),
-    *unless_default(
-        "--update-weight-buffer-size --update-weights-interval --check-weight-update-equal",
-        "All weights are sent after each batch.",
-        "tuning of publications",
-    ),
     # Evaluation, debugging, logging
     *unless_default(
         "--eval-interval --eval-prompt-data --eval-config --skip-eval-before-train --eval-function-path "

@@ -21,6 +21,7 @@ from vime.backends.vllm_utils.protocol import (
     GenerateResult,
     PauseMode,
 )
+from vime.backends.vllm_utils.updates import StageRequest, StageStatus, Update
 from vime.errors import EngineError
 from vime.versions import version_at_least
 
@@ -179,33 +180,39 @@ class EngineClient:
             await asyncio.sleep(1.0)
 
     async def init_weight_transfer(self, init_info: Mapping[str, object]) -> None:
-        """Join a sender (`GlooSender.init_info`); blocks until the group stands. Not needed for folders."""
-        body = {"init_info": dict(init_info)}
-        await self._json("POST", "/init_weight_transfer_engine", json=body, timeout_s=self._update_timeout_s)
+        """Begin to join a sender (`WeightSender.init_info`), who knows when it is done. Not needed for disk."""
+        await self._json("POST", "/init_weight_transfer_engine", json={"init_info": dict(init_info)})
+
+    async def stage_weights(self, request: StageRequest) -> None:
+        """Begin to gather and verify a version beside the model; the engine samples on."""
+        encoded = msgspec.json.encode(request).decode()
+        body = {"method": "vime_stage_weights", "kwargs": {"request": encoded}}
+        await self._json("POST", "/collective_rpc", json=body)
+
+    async def staging(self) -> list[StageStatus]:
+        """How the staging stands, one status for each worker."""
+        answer = await self._json("POST", "/collective_rpc", json={"method": "vime_staging"})
+        return msgspec.convert(answer["results"], list[StageStatus])
 
     async def start_weight_update(self) -> None:
-        """Open an update, or take over one that a publisher which is gone has left open (it holds no weights yet)."""
+        """Open an update, or take over one that a publisher which is gone has left open."""
         try:
-            await self._json("POST", "/start_weight_update", json={}, timeout_s=self._update_timeout_s)
+            await self._json("POST", "/start_weight_update", json={})
         except EngineError as error:
             if wire.UPDATE_IS_OPEN not in error.message:
                 raise
 
-    async def update_weights(self, update_info: Mapping[str, object]) -> None:
-        """Receive, verify and load one publication; blocks until that is done.
-
-        `update_info` is `{}` or `SendReceipt.expectation()` for weights that a joined sender sends at the same time;
-        with a `path` the engine reads the folder that `write_weight_folder` wrote, with that receipt's expectation.
+    async def update_weights(self, update: Update) -> None:
+        """Change the model; blocks until that is done. The engine must be paused.
 
         Raises `EngineError` with the engine's reason; the update is then closed and the version unchanged.
         """
-        body = {"update_info": dict(update_info)}
+        body = {"update_info": msgspec.to_builtins(update)}
         await self._json("POST", "/update_weights", json=body, timeout_s=self._update_timeout_s)
 
     async def finish_weight_update(self, version: int) -> None:
         """Close a verified update; from now on the engine labels tokens with `version`."""
-        body = {"weight_version": str(version)}
-        await self._json("POST", "/finish_weight_update", json=body, timeout_s=self._update_timeout_s)
+        await self._json("POST", "/finish_weight_update", json={"weight_version": str(version)})
         if await self._keeps_version():
             await self._json("POST", wire_columns.VERSION, json={"version": str(version)})
 

@@ -1,11 +1,21 @@
-"""The digest that both ends of a weight transfer compute, so that an engine can prove what it received."""
+"""The digests that both ends of a weight transfer compute, so that an engine can prove what it received.
+
+`xxh3-128` is for bytes in host memory. `sum64` is a sum of 64-bit words, each times an odd number that depends on its
+place, modulo 2^64: it runs where the weights are, so a GPU needs no copy of them. It finds accidents (lost, repeated,
+exchanged or changed bytes), not forgery.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import xxhash
 
 from vime.errors import PublicationError
+
+DigestKind = Literal["xxh3-128", "sum64"]
 
 WEIGHT_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -20,6 +30,9 @@ WEIGHT_DTYPES: dict[str, torch.dtype] = {
 """Element types that a weight transfer carries, by the name that travels on the wire."""
 
 _DTYPE_NAMES = {dtype: name for name, dtype in WEIGHT_DTYPES.items()}
+_WORD = 8
+_CHUNK_WORDS = 1 << 22
+_STRIDE, _SPREAD = -7046029254386353131, -4658895280553007687
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -34,29 +47,63 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements as a flat uint8 tensor in host memory, row-major; shares memory where it can."""
-    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    """The tensor's elements as a flat uint8 tensor on its device, row-major; shares memory where it can."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def tensor_digests(tensors: Sequence[torch.Tensor], kind: DigestKind) -> list[str]:
+    """One hexadecimal digest of each tensor's bytes."""
+    if kind == "xxh3-128":
+        return [_xxh3(flat_bytes(tensor.detach().to("cpu"))) for tensor in tensors]
+    sums = [_word_sum(flat_bytes(tensor)) for tensor in tensors]
+    # One copy to the host for all of them.
+    values = torch.stack(sums).tolist() if sums else []
+    return [f"{value & 0xFFFFFFFFFFFFFFFF:016x}" for value in values]
+
+
+def _xxh3(data: torch.Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(memoryview(data.numpy()))  # type: ignore[arg-type]
+
+
+def _word_sum(data: torch.Tensor) -> torch.Tensor:
+    """int64 scalar on the device of `data`, a flat uint8 tensor."""
+    whole = data.numel() // _WORD * _WORD
+    tail = torch.zeros(_WORD, dtype=torch.uint8, device=data.device)
+    tail[: data.numel() - whole] = data[whole:]
+    head = data[:whole]
+    words = (head.clone() if head.storage_offset() % _WORD else head).view(torch.int64)
+    length = torch.full((), data.numel(), dtype=torch.int64, device=data.device)
+    total = length * _SPREAD + (tail.view(torch.int64) * (2 * length + 1)).sum()
+    for start in range(0, words.numel(), _CHUNK_WORDS):
+        part = words[start : start + _CHUNK_WORDS]
+        places = torch.arange(start, start + part.numel(), device=data.device) * _STRIDE
+        total = total + (part * ((places ^ (places >> 29)) * _SPREAD | 1)).sum()
+    return total
 
 
 class WeightDigest:
-    """Running xxh3-128 over the name, element type, shape and bytes of every tensor, in the order they are added.
+    """Running digest over the name, element type, shape and bytes of every tensor, in the order they are added.
 
     Names and shapes are part of it: two equal tensors that change places change the digest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: DigestKind = "xxh3-128") -> None:
+        self.kind = kind
         self._hash = xxhash.xxh3_128()
         self.num_tensors = 0
         self.num_bytes = 0
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Add one tensor (any shape, any element type of `WEIGHT_DTYPES`, any device)."""
-        data = flat_bytes(tensor)
+    def add(self, name: str, tensor: torch.Tensor, digest: str | None = None) -> None:
+        """Add one tensor (any shape, element type of `WEIGHT_DTYPES`, any device).
+
+        `digest` is that of its bytes, where it has been computed already.
+        """
+        if digest is None:
+            (digest,) = tensor_digests([tensor], self.kind)
         shape = ",".join(map(str, tensor.shape))
-        self._hash.update(f"{name}\0{dtype_name(tensor)}\0{shape}\n".encode())
-        self._hash.update(memoryview(data.numpy()))  # type: ignore[arg-type]
+        self._hash.update(f"{name}\0{dtype_name(tensor)}\0{shape}\0{digest}\n".encode())
         self.num_tensors += 1
-        self.num_bytes += data.numel()
+        self.num_bytes += tensor.numel() * tensor.element_size()
 
     def hexdigest(self) -> str:
         """The digest so far, 32 hexadecimal digits."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV
-from vime.backends.vllm_utils.plugin import PLUGIN, WEIGHT_BACKEND
+from vime.backends.vllm_utils.plugin import PLUGIN, WEIGHT_BACKEND, WORKER_EXTENSION
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV
 from vime.errors import SettingsError
@@ -74,6 +74,7 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     argv += ["--host", launch.host, "--port", str(launch.port), "--seed", str(launch.seed)]
     argv += ["--tensor-parallel-size", str(launch.tensor_size), "--logprobs-mode", "processed_logprobs"]
     argv += ["--weight-transfer-config", f'{{"backend": "{WEIGHT_BACKEND}"}}']
+    argv += ["--worker-extension-cls", WORKER_EXTENSION]
     argv += ["--enable-prompt-tokens-details"]
     if version_at_least(installed_version("vllm") or "", (0, 32)):
         argv += ["--enable-scale-out"]  # before, generation from token ids needed no word

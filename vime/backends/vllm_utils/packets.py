@@ -1,8 +1,8 @@
 """How weights travel over a process group: self-describing packets, closed by a digest.
 
 Sender and receivers agree on nothing beforehand but the group. A transfer is a run of DATA packets, each with the
-names, types and shapes of its tensors and then their bytes, and one END packet with the digest of everything sent.
-A sender that fails half-way sends ABORT, so that receivers stop at once and the group stays in step.
+names, types, shapes and digests of its tensors and then their bytes, and one END packet with the digest of everything
+sent. A sender that fails half-way sends ABORT, so that receivers stop at once and the group stays in step.
 
 Every packet is one int64 `[kind, meta_bytes, data_bytes]` broadcast and, if it isn't empty, one uint8 broadcast.
 """
@@ -10,20 +10,18 @@ Every packet is one int64 `[kind, meta_bytes, data_bytes]` broadcast and, if it 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 import torch
 
-from vime.backends.vllm_utils.digest import WEIGHT_DTYPES, dtype_name, flat_bytes
+from vime.backends.vllm_utils.digest import WEIGHT_DTYPES, DigestKind, dtype_name, flat_bytes, tensor_digests
 from vime.errors import PublicationError
 
-PACKET_BYTES = 64 << 20
-"""Tensors are collected up to this size; a larger tensor is a packet of its own."""
-
 _ALIGNMENT = 16
+_HOST = torch.device("cpu")
 _Meta = TypeVar("_Meta", bound=msgspec.Struct)
 
 
@@ -34,11 +32,12 @@ class PacketKind(enum.IntEnum):
 
 
 class TensorMeta(msgspec.Struct, frozen=True):
-    """Description of one tensor: checkpoint name, wire name of the element type, shape."""
+    """Description of one tensor: checkpoint name, wire name of the element type, shape, digest of its bytes."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    digest: str
 
 
 class DataMeta(msgspec.Struct, frozen=True):
@@ -63,7 +62,7 @@ class AbortMeta(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Packet:
-    """`kind`, its encoded description and the padded tensor bytes (uint8 `[meta_bytes + data_bytes]`)."""
+    """`kind`, its encoded description and the padded tensor bytes (uint8 `[meta_bytes + data_bytes]`, any device)."""
 
     kind: PacketKind
     meta_bytes: int
@@ -74,19 +73,22 @@ def _padded(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def encode_message(kind: PacketKind, meta: EndMeta | AbortMeta) -> Packet:
+def encode_message(kind: PacketKind, meta: EndMeta | AbortMeta, device: torch.device = _HOST) -> Packet:
     """Encode a packet without tensors."""
     encoded = msgspec.json.encode(meta)
-    return Packet(kind, len(encoded), torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
+    return Packet(kind, len(encoded), torch.frombuffer(bytearray(encoded), dtype=torch.uint8).to(device))
 
 
-def encode_tensors(tensors: list[tuple[str, torch.Tensor]]) -> Packet:
-    """Copy the tensors into one packet."""
-    metas = [TensorMeta(name, dtype_name(tensor), tuple(tensor.shape)) for name, tensor in tensors]
+def encode_tensors(
+    tensors: Sequence[tuple[str, torch.Tensor]], digests: Sequence[str], device: torch.device = _HOST
+) -> Packet:
+    """Copy the tensors into one packet on `device`."""
+    described = zip(tensors, digests, strict=True)
+    metas = [TensorMeta(name, dtype_name(tensor), tuple(tensor.shape), digest) for (name, tensor), digest in described]
     encoded = msgspec.json.encode(DataMeta(metas))
     encoded += b" " * (_padded(len(encoded)) - len(encoded))
     sizes = [_padded(tensor.numel() * tensor.element_size()) for _, tensor in tensors]
-    payload = torch.zeros(len(encoded) + sum(sizes), dtype=torch.uint8)
+    payload = torch.zeros(len(encoded) + sum(sizes), dtype=torch.uint8, device=device)
     payload[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
     offset = len(encoded)
     for (_, tensor), size in zip(tensors, sizes, strict=True):
@@ -97,7 +99,7 @@ def encode_tensors(tensors: list[tuple[str, torch.Tensor]]) -> Packet:
 
 
 def collect_packets(
-    named_tensors: Iterable[tuple[str, torch.Tensor]], packet_bytes: int = PACKET_BYTES
+    named_tensors: Iterable[tuple[str, torch.Tensor]], packet_bytes: int
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """Group consecutive tensors up to `packet_bytes`, keeping their order."""
     group: list[tuple[str, torch.Tensor]] = []
@@ -113,8 +115,11 @@ def collect_packets(
         yield group
 
 
-def decode_tensors(packet: Packet) -> list[tuple[str, torch.Tensor]]:
-    """Views into the packet's payload, by name. Raises `PublicationError` when description and bytes disagree."""
+def decode_tensors(packet: Packet, kind: DigestKind = "xxh3-128") -> list[tuple[str, torch.Tensor]]:
+    """Views into the packet's payload, by name.
+
+    Raises `PublicationError` when description and bytes disagree: in size, or in the digest of a tensor.
+    """
     meta = _decode(packet, DataMeta)
     tensors: list[tuple[str, torch.Tensor]] = []
     offset = packet.meta_bytes
@@ -136,6 +141,10 @@ def decode_tensors(packet: Packet) -> list[tuple[str, torch.Tensor]]:
         offset += _padded(num_bytes)
     if offset != packet.payload.numel():
         raise PublicationError(f"A packet has {packet.payload.numel() - offset} bytes that no tensor accounts for.")
+    digests = tensor_digests([tensor for _, tensor in tensors], kind)
+    for item, digest in zip(meta.tensors, digests, strict=True):
+        if digest != item.digest:
+            raise PublicationError(f"Tensor {item.name} arrived with digest {digest}, sent was {item.digest}.")
     return tensors
 
 
@@ -151,6 +160,6 @@ def decode_abort(packet: Packet) -> AbortMeta:
 
 def _decode(packet: Packet, meta_type: type[_Meta]) -> _Meta:
     try:
-        return msgspec.json.decode(packet.payload[: packet.meta_bytes].numpy().tobytes(), type=meta_type)
+        return msgspec.json.decode(packet.payload[: packet.meta_bytes].cpu().numpy().tobytes(), type=meta_type)
     except msgspec.DecodeError as error:
         raise PublicationError(f"The description of a weight packet can't be read: {error}.") from error

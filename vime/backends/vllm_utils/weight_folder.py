@@ -1,46 +1,16 @@
-"""Weights in a folder of safetensors files, for the disk transport."""
+"""Weights in a folder of safetensors files, as an engine reads them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from vime.backends.vllm_utils.digest import WeightDigest
-from vime.backends.vllm_utils.packets import collect_packets
-from vime.backends.vllm_utils.receipt import ReceiptBuilder, SendReceipt
 from vime.errors import PublicationError
-
-FILE_BYTES = 2 << 30
-"""Tensors are collected into files of about this size."""
-
-
-def write_weight_folder(
-    named_tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, *, file_bytes: int = FILE_BYTES
-) -> SendReceipt:
-    """Write a new folder of safetensors files, each synced and then renamed, and return its receipt.
-
-    Raises `PublicationError` when the folder exists already or can't be written.
-    """
-    receipt = ReceiptBuilder()
-    try:
-        folder.mkdir(parents=True)
-        for number, tensors in enumerate(collect_packets(named_tensors, file_bytes), start=1):
-            for name, tensor in tensors:
-                receipt.add(name, tensor)
-            host = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors}
-            _write_durably(host, folder / f"model-{number:05d}.safetensors")
-        _sync(folder)
-    except OSError as error:
-        raise PublicationError(
-            f"Weights can't be written to {folder}: {error}.", next_step="Give a new folder with enough space."
-        ) from error
-    return receipt.build()
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -95,18 +65,3 @@ def _read(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, torch.Tenso
             yield name, handles[owner[name]].get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise PublicationError(f"{folder} can't be read: {error}.") from error
-
-
-def _write_durably(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    save_file(tensors, temporary)
-    _sync(temporary)
-    temporary.rename(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

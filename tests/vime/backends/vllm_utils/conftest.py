@@ -19,7 +19,7 @@ from tests.vime.backends.vllm_utils.publications import (
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.protocol import SampleColumns
-from vime.backends.vllm_utils.sender import GlooSender
+from vime.backends.vllm_utils.sender import WeightSender
 from vime.backends.vllm_utils.server import EngineServer
 
 
@@ -66,7 +66,7 @@ async def client(engine: EngineUnderTest) -> AsyncIterator[EngineClient]:
 @pytest.fixture
 async def publisher(client: EngineClient, engine: EngineUnderTest) -> AsyncIterator[Publisher]:
     """A connected publisher; afterwards the engine holds its first weights again."""
-    with GlooSender("127.0.0.1", 0, 2, engine_names=[engine.address], timeout_s=20.0) as sender:
+    with WeightSender("127.0.0.1", 0, 2, engine_names=[engine.address], timeout_s=20.0) as sender:
         publisher = Publisher(client, sender)
         await publisher.join()
         yield publisher

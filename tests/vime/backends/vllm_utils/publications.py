@@ -11,7 +11,8 @@ import torch
 
 from tests.support.tiny_models import build_tiny_qwen3
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.sender import GlooSender
+from vime.backends.vllm_utils.sender import WeightSender
+from vime.backends.vllm_utils.updates import FromGroup, LoadStaged
 from vime.backends.vllm_utils.weight_folder import read_weight_folder, weight_names
 
 Weights = list[tuple[str, torch.Tensor]]
@@ -36,20 +37,31 @@ class EngineUnderTest:
 class Publisher:
     """Publishes weights into one engine as a trainer would."""
 
-    def __init__(self, client: EngineClient, sender: GlooSender) -> None:
+    def __init__(self, client: EngineClient, sender: WeightSender) -> None:
         self.client = client
         self.sender = sender
 
     async def join(self) -> None:
         """Connect sender and engine."""
-        await asyncio.gather(
-            asyncio.to_thread(self.sender.connect), self.client.init_weight_transfer(self.sender.init_info(1))
-        )
+        await self.client.init_weight_transfer(self.sender.init_info(1))
+        await asyncio.to_thread(self.sender.connect)
 
-    async def transfer(self, weights: Iterable[tuple[str, torch.Tensor]], **update_info: object) -> None:
-        """Send without raising the version."""
+    async def stage(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Send the weights to where they wait beside the model."""
+        await self.client.stage_weights(FromGroup(version))
+        await asyncio.to_thread(self.sender.send, weights)
+
+    async def transfer(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Send and load without raising the version."""
+        version = await self.client.weight_version() + 1
+        await self.stage(weights, version)
+        await self.load(version)
+
+    async def load(self, version: int) -> None:
+        """Load what is staged."""
+        await wait_until_staged(self.client, version)
         await self.client.start_weight_update()
-        await asyncio.gather(self.client.update_weights(update_info), asyncio.to_thread(self.sender.send, weights))
+        await self.client.update_weights(LoadStaged(version))
 
     async def publish(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Send, raise the version by one and return it."""
@@ -57,6 +69,13 @@ class Publisher:
         await self.transfer(weights)
         await self.client.finish_weight_update(version)
         return version
+
+
+async def wait_until_staged(client: EngineClient, version: int) -> None:
+    """Until the newest staging is done, however it ended; its version must be the given one."""
+    while (status := (await client.staging())[0]).state == "running":
+        await asyncio.sleep(0.01)
+    assert status.version == version
 
 
 def checkpoint(folder: Path, seed: int) -> Weights:

@@ -14,7 +14,7 @@ from tests.support.standin_engine import StandinEngine
 from tests.vime.backends.vllm_utils.publications import Publisher
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import GenerateRequest, SampleColumns, Sampling, VersionSpan
-from vime.backends.vllm_utils.sender import GlooSender
+from vime.backends.vllm_utils.sender import WeightSender
 from vime.backends.vllm_utils.wire_032 import decode_generate, parse_metrics, parse_version
 from vime.errors import EngineError
 
@@ -48,7 +48,7 @@ async def test_a_slow_engine_is_given_up_in_bounded_time(standin: StandinEngine,
 
 
 async def test_a_stuck_control_call_is_given_up_in_bounded_time(standin: StandinEngine, client: EngineClient) -> None:
-    standin.faults.stuck = True
+    standin.faults.steps["/pause"] = "hang"
     started = time.monotonic()
     with pytest.raises(EngineError, match=r"POST /pause took longer than 0\.5 s"):
         await client.pause("keep")
@@ -82,14 +82,13 @@ async def test_an_engine_without_the_plug_in_serves_tokens_but_refuses_columns(
 
 async def test_a_refused_update_leaves_the_version(standin: StandinEngine, client: EngineClient) -> None:
     weights = [("a", torch.ones(3))]
-    with GlooSender("127.0.0.1", 0, 2, timeout_s=5.0) as sender:
+    with WeightSender("127.0.0.1", 0, 2, timeout_s=5.0) as sender:
         publisher = Publisher(client, sender)
         await publisher.join()
-        for fault in ("num_failed_updates", "num_damaged_updates"):
-            setattr(standin.faults, fault, 1)
-            with pytest.raises(EngineError, match="POST /update_weights answered 500"):
-                await publisher.transfer(weights)
-            assert await client.weight_version() == 0
+        standin.faults.num_failed_updates = 1
+        with pytest.raises(EngineError, match="POST /update_weights answered 500"):
+            await publisher.transfer(weights)
+        assert await client.weight_version() == 0
         assert await publisher.publish(weights) == 1
 
 
@@ -97,7 +96,7 @@ async def test_a_version_that_vllm_does_not_know_of_is_kept_by_the_plug_in(
     standin: StandinEngine, client: EngineClient
 ) -> None:
     standin.keeps_version = True
-    with GlooSender("127.0.0.1", 0, 2, timeout_s=5.0) as sender:
+    with WeightSender("127.0.0.1", 0, 2, timeout_s=5.0) as sender:
         publisher = Publisher(client, sender)
         await publisher.join()
         assert await publisher.publish([("a", torch.ones(3))]) == 1

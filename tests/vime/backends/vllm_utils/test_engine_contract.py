@@ -5,27 +5,38 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from tests.support.tiny_models import VOCAB_SIZE
-from tests.vime.backends.vllm_utils.publications import EngineUnderTest, Publisher, Weights
+from tests.vime.backends.vllm_utils.publications import EngineUnderTest, Publisher, Weights, wait_until_staged
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.packets import encode_tensors
+from vime.backends.vllm_utils.disk.writer import DeltaFormat, VersionWriter
+from vime.backends.vllm_utils.packets import Packet
 from vime.backends.vllm_utils.protocol import (
     GenerateRequest,
     GenerateResult,
+    PauseMode,
     SampleColumns,
     Sampling,
     VersionSpan,
 )
-from vime.backends.vllm_utils.sender import GlooSender
-from vime.backends.vllm_utils.weight_folder import write_weight_folder
+from vime.backends.vllm_utils.sender import WeightSender
+from vime.backends.vllm_utils.updates import (
+    CompareHeld,
+    FromFolder,
+    FromMirror,
+    LoadStaged,
+    LoadStream,
+    RememberHeld,
+)
 from vime.errors import EngineError, PublicationError
 
 _IDS = itertools.count()
@@ -46,20 +57,20 @@ async def started(client: EngineClient, request: GenerateRequest) -> asyncio.Tas
     return task
 
 
-class DamagingSender(GlooSender):
-    """Changes one byte after the digest was computed."""
+class DamagingSender(WeightSender):
+    """Changes one byte after the digests were computed."""
 
-    def _send_packet(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        packet = encode_tensors(tensors)
+    def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: list[str]) -> Packet:
+        packet = super()._encode(tensors, digests)
         packet.payload[-20] ^= 1
-        self._broadcast(packet)
+        return packet
 
 
-class DroppingSender(GlooSender):
-    """Loses the last tensor of each packet after the digest was computed."""
+class DroppingSender(WeightSender):
+    """Loses the last tensor of each packet after the digests were computed."""
 
-    def _send_packet(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        self._broadcast(encode_tensors(tensors[:-1]))
+    def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: list[str]) -> Packet:
+        return super()._encode(tensors[:-1], digests[:-1])
 
 
 class TestGenerate:
@@ -143,6 +154,21 @@ class TestPause:
         assert (await task).finish_reason == "length"
         assert await client.is_paused()
 
+    @pytest.mark.parametrize("mode", ["keep", "abort"])
+    async def test_a_hundred_pauses_under_load_each_return_in_time(self, client: EngineClient, mode: PauseMode) -> None:
+        load = [asyncio.create_task(client.generate(greedy(_LONG))) for _ in range(8)]
+        slowest_s = 0.0
+        for _ in range(100):
+            started = time.monotonic()
+            await client.pause(mode)
+            await client.resume()
+            slowest_s = max(slowest_s, time.monotonic() - started)
+            if mode == "abort":
+                load.append(asyncio.create_task(client.generate(greedy(_LONG))))
+        assert slowest_s < 10.0
+        await client.abort_all()
+        assert {result.finish_reason for result in await asyncio.gather(*load)} <= {"abort", "length"}
+
 
 class TestAbort:
     async def test_one_request_is_aborted_and_the_other_goes_on(self, client: EngineClient) -> None:
@@ -193,26 +219,50 @@ class TestWeights:
 
     @pytest.mark.parametrize("sender_type", [DamagingSender, DroppingSender])
     async def test_what_does_not_match_its_digest_is_refused_and_the_old_weights_go_on(
-        self, client: EngineClient, engine: EngineUnderTest, sender_type: type[GlooSender]
+        self, client: EngineClient, engine: EngineUnderTest, sender_type: type[WeightSender]
     ) -> None:
         version = await client.weight_version()
         before = await client.generate(greedy(16, salt="before damage"))
         with sender_type("127.0.0.1", 0, 2, timeout_s=20.0) as sender:
             publisher = Publisher(client, sender)
             await publisher.join()
-            with pytest.raises(EngineError, match=r"POST /update_weights answered 500.*digest"):
-                await publisher.transfer(engine.second)
+            with pytest.raises(PublicationError, match=r"Weights were refused by .*digest"):
+                await publisher.stage(engine.second, version + 1)
+        with pytest.raises(EngineError, match=r"POST /update_weights answered 500.*staging of version .* is failed"):
+            await Publisher(client, sender).load(version + 1)
         with pytest.raises(EngineError, match=r"/finish_weight_update"):
             await client.finish_weight_update(version + 1)
         assert await client.weight_version() == version
         assert (await client.generate(greedy(16, salt="after damage"))).token_ids == before.token_ids
 
-    async def test_a_reordered_set_is_refused_when_its_order_was_announced(
-        self, publisher: Publisher, engine: EngineUnderTest
+    async def test_another_version_than_the_staged_one_is_refused(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
     ) -> None:
-        names = [name for name, _ in engine.second]
-        with pytest.raises(EngineError, match="in another order or repeated"):
-            await publisher.transfer(list(reversed(engine.second)), names=names)
+        version = await client.weight_version()
+        await publisher.stage(engine.second, version + 1)
+        await client.start_weight_update()
+        with pytest.raises(EngineError, match=f"Version {version + 2} can't be loaded"):
+            await client.update_weights(LoadStaged(version + 2))
+
+    async def test_the_engine_samples_on_while_a_version_waits_beside_the_model(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        before = await client.generate(greedy(16, salt="before staging"))
+        await publisher.stage(engine.second, await client.weight_version() + 1)
+        assert (await client.generate(greedy(16, salt="after staging"))).token_ids == before.token_ids
+
+    async def test_weights_that_are_loaded_as_they_arrive_are_the_same(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        version = await client.weight_version() + 1
+        await client.pause("keep")
+        await client.start_weight_update()
+        send = asyncio.to_thread(publisher.sender.send, engine.second)
+        await asyncio.gather(client.update_weights(LoadStream(version)), send)
+        await client.finish_weight_update(version)
+        await client.resume()
+        streamed = await client.generate(greedy(16, salt="streamed"))
+        assert streamed.token_ids == engine.reference(engine.second, _PROMPT, 16)
 
     async def test_a_set_without_a_parameter_is_refused_and_a_whole_one_repairs_the_engine(
         self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
@@ -233,13 +283,12 @@ class TestWeights:
             yield engine.second[0]
             raise OSError("the trainer's disk is gone")
 
-        await client.start_weight_update()
-        answers = await asyncio.gather(
-            client.update_weights({}), asyncio.to_thread(publisher.sender.send, failing()), return_exceptions=True
-        )
-        assert isinstance(answers[0], EngineError)
-        assert "sender gave up" in str(answers[0])
-        assert isinstance(answers[1], OSError)
+        with pytest.raises(OSError, match="disk is gone"):
+            await publisher.stage(failing(), await client.weight_version() + 1)
+        await wait_until_staged(client, await client.weight_version() + 1)
+        (status,) = await client.staging()
+        assert status.state == "failed"
+        assert "sender gave up" in status.reason
         await publisher.publish(engine.second)
 
     async def test_an_update_that_a_lost_publisher_left_open_is_taken_over(
@@ -252,23 +301,50 @@ class TestWeights:
     async def test_weights_come_from_a_folder_too(
         self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest, tmp_path: Path
     ) -> None:
-        await publisher.publish(engine.second)
-        wanted = await client.generate(greedy(16, salt="gloo"))
+        version = await client.weight_version() + 1
+        written = VersionWriter(tmp_path).write(version, engine.second)
+        request = FromFolder(version, str(tmp_path / f"weight_v{version:06d}"), written.receipt.names, "0" * 32)
+        await client.stage_weights(request)
+        with pytest.raises(EngineError, match="has digest"):
+            await publisher.load(version)
+        await client.stage_weights(msgspec.structs.replace(request, digest=written.receipt.digest))
+        await publisher.load(version)
+        await client.finish_weight_update(version)
+        found = await client.generate(greedy(16, salt="disk"))
+        assert found.token_ids == engine.reference(engine.second, _PROMPT, 16)
+
+    async def test_weights_come_as_changes_to_the_hosts_copy_too(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        writer = VersionWriter(tmp_path / "published", delta=DeltaFormat())
+        first_version = await client.weight_version() + 1
+        for version, weights in enumerate((engine.first, engine.second), start=first_version):
+            receipt = writer.write(version, weights).receipt
+            source, mirror = str(tmp_path / "published"), str(tmp_path / "local")
+            await client.stage_weights(FromMirror(version, source, mirror, receipt.names, receipt.digest))
+            await publisher.load(version)
+            await client.finish_weight_update(version)
+        found = await client.generate(greedy(16, salt="delta"))
+        assert found.token_ids == engine.reference(engine.second, _PROMPT, 16)
+
+    async def test_what_an_engine_holds_is_compared_with_what_it_held(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
         await publisher.publish(engine.first)
-        receipt = write_weight_folder(engine.second, tmp_path / "weight_v000009")
-        update = receipt.expectation() | {"path": str(tmp_path / "weight_v000009")}
         await client.start_weight_update()
-        with pytest.raises(EngineError, match="digest"):
-            await client.update_weights(update | {"digest": "0" * 32})
+        await client.update_weights(RememberHeld())
+        await publisher.publish(engine.first)
         await client.start_weight_update()
-        await client.update_weights(update)
-        await client.finish_weight_update(await client.weight_version() + 1)
-        assert (await client.generate(greedy(16, salt="disk"))).token_ids == wanted.token_ids
+        await client.update_weights(CompareHeld())
+        await publisher.publish(engine.second)
+        await client.start_weight_update()
+        with pytest.raises(EngineError, match="tensors differ from those that the engine was started with"):
+            await client.update_weights(CompareHeld())
 
     async def test_an_update_that_never_comes_names_the_engine(
         self, publisher: Publisher, engine: EngineUnderTest
     ) -> None:
-        with GlooSender("127.0.0.1", 0, 2, engine_names=[engine.address], timeout_s=0.2) as sender:
+        with WeightSender("127.0.0.1", 0, 2, engine_names=[engine.address], timeout_s=0.2) as sender:
             with pytest.raises(PublicationError, match="did not join the weight transfer") as error:
                 await asyncio.to_thread(sender.connect)
             assert engine.address in str(error.value)

@@ -20,7 +20,7 @@ from vime.backends.vllm_utils import server as server_module
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineCommand, EngineLaunch
 from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
-from vime.backends.vllm_utils.sender import GlooSender
+from vime.backends.vllm_utils.sender import WeightSender
 from vime.backends.vllm_utils.server import EngineServer
 from vime.backends.vllm_utils.startup_log import IMPORTING, last_lines, startup_phase
 from vime.backends.vllm_utils.supervisor import descendants, mapped_segments
@@ -165,7 +165,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 async def test_experts_compute_with_the_published_weights(launched: Launched) -> None:
     prompt, sampling = [5, 6, 7, 8], Sampling(16, temperature=0.0, ignore_eos=True)
     async with EngineClient(launched.address) as client:
-        with GlooSender("127.0.0.1", 0, 2, timeout_s=20.0) as sender:
+        with WeightSender("127.0.0.1", 0, 2, timeout_s=20.0) as sender:
             publisher = Publisher(client, sender)
             await publisher.join()
             await publisher.publish(launched.second)

@@ -1,6 +1,7 @@
 """What vime adds to vLLM, loaded by vLLM's own plug-in mechanism in every one of its processes.
 
-- the weight-transfer engine `vime`, which takes weights over gloo or from a folder and verifies before it loads;
+- the weight-transfer engine `vime`, which stages weights from a process group or from disk, verifies them, and loads;
+- methods of the workers that begin a staging and tell how it stands (by `--worker-extension-cls`);
 - the sample route, which returns what a sample needs as columns (`endpoint`, loaded as an endpoint plug-in);
 - when vime's launcher asks for it, the end of every vLLM process together with its parent.
 """
@@ -17,6 +18,9 @@ PLUGIN = "vime"
 
 WEIGHT_BACKEND = "vime"
 """Value of vLLM's `--weight-transfer-config.backend`."""
+
+WORKER_EXTENSION = "vime.backends.vllm_utils.plugin.worker.VimeWorker"
+"""Value of vLLM's `--worker-extension-cls`."""
 
 
 def register() -> None:

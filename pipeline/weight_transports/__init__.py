@@ -1,0 +1,1 @@
+"""How a version of the weights gets from the trainer into engines."""

@@ -1,0 +1,48 @@
+"""Publications of whole runs: trainer, queue, producers and Ray are real, engines are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.jobs import REPOSITORY, Job
+from vime.backends.vllm_utils.disk.mirror import HostMirror
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(300)]
+
+
+def run(job: Job) -> str:
+    """Output of a finished run; fails with it when the run fails."""
+    words = job.command()
+    argv = [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=280, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path) -> None:
+    published, local = tmp_path / "published", tmp_path / "local"
+    flags: dict[str, Any] = {
+        "--rollout-num-gpus": 2,
+        "--update-weight-mode": "delta",
+        "--update-weight-transport": "disk",
+        "--update-weight-disk-dir": published,
+        "--update-weight-local-checkpoint-dir": local,
+        "--update-weight-delta-encoding": "overwrite",
+        "--update-weights-interval": 2,
+    }
+    job = Job(tmp_path, num_rollout=5, flags=flags)
+    job.prepare()
+    output = run(job)
+    assert "Weights published as version 1" in output
+    steps = job.steps()
+    assert [step["policy_version"] for step in steps] == [1, 1, 2, 2, 3]
+    assert HostMirror(local).version == 3
+    assert (local / "current" / "config.json").exists()
+    assert list(published.iterdir()) == [], "what both engines have loaded is deleted"
