@@ -32,6 +32,13 @@ def test_groups_are_shared_out_among_the_engines_that_serve() -> None:
     assert [serving.of_group(group) for group in range(3)] == [a, b, c]
 
 
+async def test_a_run_without_engines_works_without_one() -> None:
+    serving = ServingEngines([])
+    serving.serve([])
+    assert serving.of_group(3) is None
+    assert await serving.request(None, asyncio.sleep(0, "record")) == "record"
+
+
 async def test_requests_to_an_engine_that_serves_no_more_are_given_back() -> None:
     serving, (a, b, _) = three()
     endless, short = asyncio.Event(), asyncio.sleep(0.01, "answer")
