@@ -293,6 +293,10 @@ class TrainerActor:
 
         return await self._on_thread(build)
 
+    async def load_hf(self) -> None:
+        """See `TrainerWorker.load_hf`."""
+        await self._on_thread(lambda: self._worker.load_hf())
+
     async def load_start(self) -> None:
         await self._on_thread(lambda: self._worker.load_start())
 
@@ -302,6 +306,9 @@ class TrainerActor:
     async def save(self, directory: str, rollout_id: int) -> None:
         await self._on_thread(lambda: self._worker.save(Path(directory), rollout_id))
 
+    async def save_hf(self, directory: str) -> None:
+        await self._on_thread(lambda: self._worker.save_hf(Path(directory)))
+
     async def train(self, plan: bytes) -> bytes:
         return encode(await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan))))
 
@@ -309,6 +316,9 @@ class TrainerActor:
         """See `TrainerWorker.probe`."""
         decoded = decode(sequences, list[ProbeSequence])
         return encode(await self._on_thread(lambda: self._worker.probe(decoded, start_weights=start_weights)))
+
+    async def rest(self) -> None:
+        await self._on_thread(lambda: self._worker.rest())
 
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         address = ray.util.get_node_ip_address()

@@ -87,6 +87,10 @@ class Cluster:
         remote = ray.remote(num_cpus=0, **resources)(actor)
         return remote.options(scheduling_strategy=strategy, runtime_env=_runtime_env(env)).remote(*args)
 
+    def end(self, actor: Any) -> None:
+        """End an actor's process; its bundle is free for another one then."""
+        ray.kill(actor)
+
     def spawn(self, actor: type, *args: Any, restarts: int = 0) -> Any:
         """Start an actor that needs no GPU; `restarts` < 0 lets Ray restart it for ever."""
         remote = ray.remote(num_cpus=0)(actor)

@@ -32,6 +32,7 @@ from pipeline.publisher import Publication, WeightPublisher
 from pipeline.reward_post_process import FLAG, process_rewards
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
+from pipeline.session_plan import plan_session
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
 from pipeline.transports.promise import transport_words
@@ -52,7 +53,7 @@ from recovery.commit import (
     write_commit,
 )
 from recovery.fixed import hold_to_fixed
-from recovery.restore import RestoreMode, RestorePlan, parent_of, plan_restore, scan_run
+from recovery.restore import RestoreMode, RestorePlan, parent_of
 from recovery.retention import releasable
 from storage.disk_reserve import GIB
 from storage.files import append_durably, make_folder, write_atomically
@@ -143,15 +144,7 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
 
 def _prepare(settings: Settings, folder: RunFolder) -> Start:
     branch = uuid.uuid4().hex[:12]
-    checkpoint = settings.checkpoint
-    plan = plan_restore(
-        scan_run(folder.root, folder.queue),
-        load=checkpoint.load,
-        save=str(folder.root),
-        ckpt_step=checkpoint.ckpt_step,
-        num_rollout=settings.data.num_rollout or 0,
-        new_branch=branch,
-    )
+    plan = plan_session(settings, new_branch=branch)
     if plan.commit_directory is None or plan.commit_rollout is None:
         return Start(plan, branch, None, None, None)
     directory = folder.root / plan.commit_directory
@@ -184,7 +177,11 @@ class _Session:
         self._directory = folder.root / start.plan.directory
         self._workers = Workers(settings, folder, cluster)
         self._clock = StepClock()
-        self._last_commit: int | None = start.plan.commit_rollout
+        plan = start.plan
+        self._committed: tuple[Path, int] | None = None
+        """Folder and rollout of the newest commit."""
+        if plan.commit_directory is not None and plan.commit_rollout is not None:
+            self._committed = (folder.root / plan.commit_directory, plan.commit_rollout)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
 
@@ -195,7 +192,7 @@ class _Session:
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
                 failed = await self._workers.stop_producers()
-                if self._last_commit != self._done_rollouts - 1:
+                if self._committed is None or self._committed[1] != self._done_rollouts - 1:
                     await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
             if failed is not None:
                 raise failed
@@ -237,6 +234,7 @@ class _Session:
         if clients:
             self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")
             await workers.guarded(self._check_parity(addresses, first.fenced))
+        await self._release_trainers()
         self._clock.start()
         return publisher
 
@@ -261,14 +259,25 @@ class _Session:
         refuse_difference(found, engine.parity_threshold)
 
     async def _start_trainers(self) -> None:
+        """Start the ranks with what the newest commit holds, that of this session or of the one it continues."""
         self._packing = packing_settings(self._settings, await self._workers.start_trainers())
-        plan = self._start.plan
-        if plan.commit_directory is None:
+        if self._committed is None:
             await self._workers.on_trainers(lambda trainer: trainer.load_start.remote())
         else:
-            directory = str(self._folder.root / plan.commit_directory)
-            await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, plan.commit_rollout))
+            directory, rollout_id = str(self._committed[0]), self._committed[1]
+            await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, rollout_id))
         self._workers.watch_trainers()
+
+    async def _release_trainers(self) -> None:
+        """With --release-train end the ranks' processes until there is a batch to train."""
+        if self._settings.cluster.release_train:
+            await self._workers.guarded(self._workers.release_trainers())
+
+    async def _revive_trainers(self) -> None:
+        """Start the ranks again where they were released."""
+        if not self._workers.trainers:
+            await self._workers.guarded(self._start_trainers())
+            await self._workers.record_processes()
 
     async def _start_version(self) -> int:
         """Versions never go back: also those that an abandoned session published, or wrote to disk, count."""
@@ -277,11 +286,12 @@ class _Session:
 
     async def _train_all(self, publisher: WeightPublisher) -> None:
         last = (self._settings.data.num_rollout or 0) - 1
-        interval = self._settings.checkpoint.save_interval
+        interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
         for rollout_id in range(self._start.plan.start_rollout, last + 1):
             plan = await self._workers.guarded(self._next_plan(rollout_id, publisher.version))
             if plan is None:
                 return
+            await self._revive_trainers()
             reports = await self._workers.guarded(self._workers.train(encode(plan)))
             await self._workers.training_completed(plan)
             self._done_rollouts = rollout_id + 1
@@ -291,6 +301,7 @@ class _Session:
                 await self._workers.guarded(self._commit(rollout_id, publisher.version))
             if rollout_id < last and not self._interrupts.stop_asked:
                 publication = await self._publish(publisher, rollout_id)
+                await self._release_trainers()
             self._clock.published()
             counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
             record = step_record(plan, last + 1, reports, publication, counts, stats, self._clock)
@@ -315,6 +326,8 @@ class _Session:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
         data, objective = self._settings.data, self._settings.objective
         batch = data.rollout_batch_size or 0
+        if self._settings.cluster.trainer_leaves_memory:
+            await self._workers.rest_trainers()
         self._clock.waits()
         groups = await wait_for_batch(
             self._workers,
@@ -400,8 +413,19 @@ class _Session:
             else PositionRanges()
         )
         await self._workers.rotate_queue(state, released)
-        self._last_commit = rollout_id
+        self._committed = (self._directory, rollout_id)
         self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
+        await self._export(rollout_id)
+
+    async def _export(self, rollout_id: int) -> None:
+        """The weights that were committed, for other programs."""
+        template = self._settings.checkpoint.save_hf
+        if template is None:
+            return
+        started = time.monotonic()
+        target = Path(template.format(rollout_id=rollout_id)).absolute()
+        await self._workers.on_trainers(lambda trainer: trainer.save_hf.remote(str(target)))
+        self._view.note(f"Exported to {_relative(target)} in {time.monotonic() - started:.1f} s.")
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.messages import TrainReport
 from pipeline.parity_probe import ProbeSequence, pack_probe
@@ -15,7 +16,14 @@ from pipeline.trainer_weights import TrainerWeights
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.backends.megatron_utils.trainer_hooks import StepPlace
+from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
+
+if TYPE_CHECKING:
+    from vime.backends.megatron_utils.critic import Critic
+
+Steps = Sequence[Sequence[PackedMicrobatch]]
 
 
 class TrainerWorker:
@@ -28,10 +36,17 @@ class TrainerWorker:
         training_log: Path,
         weights: TrainerWeights,
         needs: ShardNeeds = NO_NEEDS,
+        *,
+        critic: Critic | None = None,
+        num_critic_only_steps: int = 0,
     ) -> None:
-        """`weights` is this rank's part in publications; `needs` is what the objective needs of each sample."""
+        """`weights` is this rank's part in publications; `needs` is what the objective needs of each sample.
+
+        The first `num_critic_only_steps` rollout batches train the critic alone.
+        """
         self._trainer, self._pool, self._training_log = trainer, pool, training_log
         self._needs = needs
+        self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
         self._replica = trainer.data_parallel_rank
         self.weights = weights
 
@@ -40,19 +55,25 @@ class TrainerWorker:
         return self._trainer.data_parallel_size
 
     def train(self, plan: BatchPlan) -> TrainReport:
-        """Train one rollout batch, all its optimizer steps."""
+        """Train one rollout batch, all its optimizer steps: the critic's first, then the actor's.
+
+        The metrics are those of the last step of each.
+        """
         started = time.monotonic()
         metrics: dict[str, float] = {}
-        tokens = 0
         with RankShard(self._pool, plan, self._replica, needs=self._needs) as shard:
-            steps = self._trainer.prepare([shard.step(number) for number in range(len(plan.steps))])
-            for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
-                tokens += sum(token_counts(microbatches))
-                metrics = self._trainer.train_step(microbatches, totals(step))
-                log_step(self._training_log, plan, number, self._replica)
-            self._trainer.rollout_trained(plan.rollout_id)
+            steps: Steps = [shard.step(number) for number in range(len(plan.steps))]
+            trains_actor = plan.rollout_id >= self._num_critic_only_steps
+            if self._critic is not None:
+                steps = self._critic.with_values(steps)
+                learned = self._critic.with_returns(steps)
+                metrics |= self._train_critic(self._critic, plan, learned, log=not trains_actor)
+            if trains_actor:
+                prepared = self._trainer.prepare(steps)
+                metrics |= self._train_actor(plan, prepared)
             read_s, without_routes = shard.waited_s, shard.samples_without_routes
         train_s = time.monotonic() - started - read_s
+        tokens = sum(sum(token_counts(step)) for step in steps)
         return TrainReport(
             metrics, train_s=train_s, read_s=read_s, tokens=tokens, samples_without_routes=without_routes
         )
@@ -64,14 +85,51 @@ class TrainerWorker:
             return {"start_weights": self._trainer.probe_start_weights(packed).tolist()}
         return {name: values.tolist() for name, values in self._trainer.probe(packed).items()}
 
+    def rest(self) -> None:
+        """Leave the device's memory to others until there is work again."""
+        self._trainer.rest()
+
+    def _train_actor(self, plan: BatchPlan, steps: Steps) -> dict[str, float]:
+        """Metrics of the last step."""
+        metrics: dict[str, float] = {}
+        for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
+            metrics = self._trainer.train_step(microbatches, totals(step), StepPlace(plan.rollout_id, number))
+            log_step(self._training_log, plan, number, self._replica)
+        self._trainer.rollout_trained(plan.rollout_id)
+        return metrics
+
+    def _train_critic(self, critic: Critic, plan: BatchPlan, steps: Steps, *, log: bool) -> dict[str, float]:
+        """Metrics of the last step; with `log` the samples count as trained."""
+        metrics: dict[str, float] = {}
+        for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
+            metrics = critic.train_step(microbatches, totals(step))
+            if log:
+                log_step(self._training_log, plan, number, self._replica)
+        critic.finish_batch()
+        return metrics
+
     def save(self, directory: Path, rollout_id: int) -> None:
         self._trainer.save(directory, rollout_id)
+        if self._critic is not None:
+            self._critic.save(directory, rollout_id)
 
     def load(self, directory: Path, rollout_id: int) -> None:
         self._trainer.load(directory, rollout_id)
+        if self._critic is not None:
+            self._critic.load(directory, rollout_id)
+
+    def save_hf(self, directory: Path) -> None:
+        self._trainer.save_hf(directory)
+
+    def load_hf(self) -> None:
+        """The actor's weights alone, from the Hugging Face checkpoint."""
+        self._trainer.load_hf()
 
     def load_start(self) -> None:
+        """First weights of a run."""
         self._trainer.load_start()
+        if self._critic is not None:
+            self._critic.start()
 
     def close(self) -> None:
         self.weights.close()

@@ -17,6 +17,7 @@ from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
+from pipeline.session_plan import start_source
 from pipeline.shard_needs import shard_needs
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import TrainerWorker
@@ -42,10 +43,13 @@ from vime.rollout.supervised import RecordReader
 from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
-from vime.settings.rules.quantities import context_parallel_size
+from vime.settings.roles import settings_of_role
+from vime.settings.rules.quantities import context_parallel_size, has_critic
+from vime.settings.schemas.megatron_config import Role
 
-if TYPE_CHECKING:  # it loads torch, which only trainer ranks need
+if TYPE_CHECKING:  # they load torch, which only trainer ranks need
     from vime.backends.megatron_utils.config import TrainerConfig
+    from vime.backends.megatron_utils.critic import CriticConfig
 
 NUM_PRODUCERS = 1
 """Producers on one node."""
@@ -219,29 +223,39 @@ def build_data_source(settings: Settings, coordinator: Any, *, branch: str, work
     )
 
 
-def trainer_config(settings: Settings, world_size: int) -> TrainerConfig:
-    """Settings of one trainer rank."""
+def trainer_config(settings: Settings, world_size: int, role: Role = "actor") -> TrainerConfig:
+    """Settings of one model of a trainer rank."""
     from pipeline.objective import objective_config
+    from pipeline.trainer_hooks import trainer_hooks
     from vime.backends.megatron_utils.config import TrainerConfig
 
+    settings, overrides = settings_of_role(settings, role)
     trainer, objective = settings.trainer, settings.objective
     processes = world_size + settings.cluster.num_engines
     return TrainerConfig(
         hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
         megatron_argv=settings.megatron_args,
+        megatron_overrides=overrides,
         extra_args_provider_path=trainer.extra_args_provider_path,
         global_batch_size=settings.data.samples_per_step,
         train_iters=_planned_steps(settings),
         lr=trainer.lr,
         clip_grad=trainer.clip_grad,
+        only_train_params=trainer.only_train_params_name_list,
+        freeze_params=trainer.freeze_params_name_list,
+        stateless_adam=trainer.use_stateless_adam,
+        reset_optimizer_states=trainer.reset_optimizer_states,
+        padded_vocab_size=trainer.padded_vocab_size,
         seed=trainer.seed,
         objective=objective_config(settings),
+        hooks=trainer_hooks(settings),
         temperature=settings.rollout.rollout_temperature,
         log_probs_chunk_size=LOG_PROBS_CHUNK_SIZE
         if objective.log_probs_chunk_size == -1
         else objective.log_probs_chunk_size,
         replay_routes=objective.use_routing_replay or objective.use_rollout_routing_replay,
         record_routes=objective.use_routing_replay and not objective.use_rollout_routing_replay,
+        start=start_source(settings),
         reference=reference_source(settings),
         reference_update_interval=settings.checkpoint.ref_update_interval,
         teacher=teacher_source(settings),
@@ -257,12 +271,36 @@ def _log_probs_max_tokens(settings: Settings) -> int | None:
     return None if limit is None else limit * context_parallel_size(settings)
 
 
+def critic_config(settings: Settings, world_size: int) -> CriticConfig:
+    """Settings of the critic of a trainer rank."""
+    from vime.backends.megatron_utils.critic import CriticConfig
+
+    own, _ = settings_of_role(settings, "critic")
+    load, save = own.checkpoint.load, own.checkpoint.save
+    return CriticConfig(
+        trainer=trainer_config(settings, world_size, "critic"),
+        value_clip=own.objective.value_clip,
+        load=None if load is None else Path(load),
+        save=None if save is None else Path(save),
+    )
+
+
 def build_trainer_worker(
     settings: Settings, folder: RunFolder, pool: PayloadPool, rank: int, world_size: int, init_method: str
 ) -> TrainerWorker:
+    from vime.backends.megatron_utils.critic import Critic
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
-    weights = trainer_weights(settings, model, rank)
-    needs = shard_needs(settings, model.route_part)
-    return TrainerWorker(model, pool, folder.training_log(rank), weights, needs)
+    critic = None
+    if has_critic(settings):
+        critic = Critic(critic_config(settings, world_size), rank, world_size, model.turns)
+    return TrainerWorker(
+        model,
+        pool,
+        folder.training_log(rank),
+        trainer_weights(settings, model, rank),
+        shard_needs(settings, model.route_part),
+        critic=critic,
+        num_critic_only_steps=settings.objective.num_critic_only_steps,
+    )

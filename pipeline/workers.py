@@ -50,7 +50,7 @@ class Workers:
             cluster.spawn_worker(EngineActor, num_ranks + number, encoded, number)
             for number in range(settings.cluster.num_engines)
         ]
-        self.trainers = [cluster.spawn_worker(TrainerActor, rank, encoded, rank) for rank in range(num_ranks)]
+        self.trainers = self._spawn_trainers()
         self.producers: list[Any] = []
         self.coordinator: Any = None
         self._watchers: dict[asyncio.Task[Any], str] = {}
@@ -84,7 +84,9 @@ class Workers:
         return list(starting.result())
 
     async def start_trainers(self) -> int:
-        """Build the ranks' models; the data-parallel size."""
+        """Build the ranks' models, in new processes after `release_trainers`; the data-parallel size."""
+        if not self.trainers:
+            self.trainers = self._spawn_trainers()
         init_method = await answer(self.trainers[0].rendezvous.remote(), "trainer rank 0")
         sizes: list[int] = await self.on_trainers(
             lambda trainer: trainer.build.remote(init_method, len(self.trainers), self.coordinator)
@@ -165,6 +167,24 @@ class Workers:
     async def train(self, content: bytes) -> list[TrainReport]:
         reports = await self.on_trainers(lambda trainer: trainer.train.remote(content))
         return [decode(report, TrainReport) for report in reports]
+
+    async def release_trainers(self) -> None:
+        """End the ranks' processes, and with them all that they hold; nobody misses them until the next start."""
+        for task in [task for task, name in self._watchers.items() if name.startswith("trainer_")]:
+            task.cancel()
+            del self._watchers[task]
+        closing = [
+            asyncio.create_task(_stopped(trainer.close.remote(), f"trainer rank {rank}"))
+            for rank, trainer in enumerate(self.trainers)
+        ]
+        await asyncio.wait(closing, timeout=STOP_TIMEOUT_S)
+        for trainer in self.trainers:
+            self._cluster.end(trainer)
+        self.trainers = []
+
+    async def rest_trainers(self) -> None:
+        """Let the ranks leave their devices' memory until they are needed again."""
+        await self.on_trainers(lambda trainer: trainer.rest.remote())
 
     async def identity(self) -> Identity:
         return decode(await self._coordinator_call(self.coordinator.identity.remote()), Identity)
@@ -281,6 +301,13 @@ class Workers:
         tasks = [asyncio.create_task(_stopped(reference, name)) for name, reference in stopping.items()]
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+
+    def _spawn_trainers(self) -> list[Any]:
+        environment = {name: str(value) for name, value in self._settings.trainer.train_env_vars.items()}
+        return [
+            self._cluster.spawn_worker(TrainerActor, rank, self._encoded, rank, env=environment)
+            for rank in range(self._settings.cluster.num_trainer_ranks)
+        ]
 
     async def _stop_following(self) -> None:
         following, self._following = self._following, None

@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "pipeline" / "progress.py"
 LOSS = ROOT / "vime" / "backends" / "megatron_utils" / "loss.py"
+CRITIC = ROOT / "vime" / "backends" / "megatron_utils" / "critic.py"
 TARGET = ROOT / "docs" / "metrics.md"
 
 INTRODUCTION = """\
@@ -102,6 +103,15 @@ TRAIN_MEANINGS = {
     "grad_norm": "Gradient norm before clipping.",
     "lr": "Learning rate that the step used.",
 }
+CRITIC_MEANINGS = {
+    "value_loss": "Squared difference of value and return, the larger one of that and the same with the value kept "
+    "within `--value-clip` of the one before the batch.",
+    "value_clipfrac": "Share of tokens whose value moved further than that.",
+    "value_explained_variance": "1 - Var(return - value) / Var(return) over the step's trained tokens, with the values "
+    "from before the batch: 1 is a perfect critic, 0 one that is as good as a constant.",
+    "critic_grad_norm": "The critic's gradient norm before clipping.",
+    "critic_lr": "The critic's learning rate.",
+}
 BESIDE_THE_LOSS = ("grad_norm", "lr")
 """What `MegatronTrainer.train_step` adds to them."""
 
@@ -145,14 +155,15 @@ def unit_of(name: str) -> str:
 def _train_rows(names: list[str]) -> list[str]:
     """A table of the trainer's metrics."""
     lines = ["| name | meaning |", "|---|---|"]
+    meanings = {**TRAIN_MEANINGS, **CRITIC_MEANINGS}
     for name in names:
-        if name not in TRAIN_MEANINGS:
+        if name not in meanings:
             raise SystemExit(f"The trainer's metric {name} has no entry in TRAIN_MEANINGS. Give it one.")
-        lines.append(f"| `{name}` | {TRAIN_MEANINGS[name]} |")
+        lines.append(f"| `{name}` | {meanings[name]} |")
     return lines
 
 
-def render(record_source: str, loss_source: str) -> str:
+def render(record_source: str, loss_source: str, critic_source: str) -> str:
     """The whole page. Ends the program with a message when a field has no meaning."""
     lines = [INTRODUCTION, "| name | type | unit | meaning |", "|---|---|---|---|"]
     for name, kind, docstring in record_fields(record_source):
@@ -164,9 +175,11 @@ def render(record_source: str, loss_source: str) -> str:
     sometimes = loss_metrics(loss_source, "OPTIONAL_METRIC_NAMES")
     lines += ["", TRAIN_INTRODUCTION, *_train_rows(always), "", "Where the objective has them:", ""]
     lines += _train_rows(sometimes)
+    lines += ["", "With ppo; in the first `--num-critic-only-steps` batches these alone:", ""]
+    lines += _train_rows(loss_metrics(critic_source, "METRIC_NAMES"))
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    TARGET.write_text(render(RECORD.read_text(), LOSS.read_text()))
+    TARGET.write_text(render(RECORD.read_text(), LOSS.read_text(), CRITIC.read_text()))
     print(f"Wrote {TARGET}.")

@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.preview.parameters import count_parameters, routed_layers
 from pipeline.preview.passed_value import passed_value
 from vime.settings.groups import Settings
+from vime.settings.rules.quantities import has_critic
 
 MODEL_BYTES = {"fp32": 4, "bf16": 2}
 ADAM_BYTES = 8
@@ -64,7 +65,8 @@ def disk_need(settings: Settings, hf_config: Mapping[str, Any]) -> DiskNeed:
         ModelError: `config.json` lacks a size.
     """
     parameters = count_parameters(hf_config)
-    checkpoint = parameters * _bytes_per_parameter(settings)
+    saved = parameters + (_critic_parameters(hf_config) if has_critic(settings) else 0)
+    checkpoint = saved * _bytes_per_parameter(settings)
     longest = longest_sequence(settings, hf_config)
     response = settings.rollout.rollout_max_response_len or 0
     if longest is not None:
@@ -73,7 +75,8 @@ def disk_need(settings: Settings, hf_config: Mapping[str, Any]) -> DiskNeed:
     total = response if longest is None else longest
     sample = HEADER_BYTES + total * TEXT_BYTES + sum(column.bytes_of(total, response) for column in columns)
     rollout = sample * settings.data.samples_per_rollout
-    num_rollout, interval = settings.data.num_rollout or 0, settings.checkpoint.save_interval
+    num_rollout = settings.data.num_rollout or 0
+    interval = 1 if settings.cluster.release_train else settings.checkpoint.save_interval
     commits = 1 if interval is None else -(-num_rollout // interval)
     reclaims = settings.queue.rollout_queue_online_gc or settings.queue.is_in_memory
     kept = min(num_rollout, 2) if reclaims else num_rollout
@@ -106,6 +109,11 @@ def sample_columns(settings: Settings, hf_config: Mapping[str, Any]) -> tuple[Co
         columns.append(ColumnNeed("top_k_ids", 0, objective.score_centering_top_k * 4))
         columns.append(ColumnNeed("top_k_log_probs", 0, objective.score_centering_top_k * width))
     return tuple(columns)
+
+
+def _critic_parameters(hf_config: Mapping[str, Any]) -> int:
+    """The same model with one number for a token, and its bias, in place of logits."""
+    return count_parameters({**hf_config, "tie_word_embeddings": True}) + int(hf_config["hidden_size"]) + 1
 
 
 def _bytes_per_parameter(settings: Settings) -> int:

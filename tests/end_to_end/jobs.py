@@ -68,9 +68,9 @@ class Job:
             "--vllm-max-model-len": 64,
             **self.flags,
         }
-        switches = ["--use-rollout-logprobs", "--calculate-per-token-loss", "--use-dynamic-batch-size", *self.switches]
+        always = ["--use-rollout-logprobs", "--calculate-per-token-loss", "--use-dynamic-batch-size"]
         words = [word for name, value in flags.items() if value is not None for word in (name, str(value))]
-        return [sys.executable, "-m", "vime", "train", *words, *switches, *self.switches]
+        return [sys.executable, "-m", "vime", "train", *words, *always, *self.switches]
 
     def start(self) -> subprocess.Popen[str]:
         """Start the job in a process group of its own."""

@@ -58,7 +58,7 @@ async def test_a_dead_process_is_named_with_the_reason() -> None:
 class NoCluster:
     """Starts nothing."""
 
-    def spawn_worker(self, *_: Any) -> None:
+    def spawn_worker(self, *_: Any, **__: Any) -> None:
         return None
 
 

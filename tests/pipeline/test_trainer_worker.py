@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import numpy as np
 from benchmarks.wide_groups import lease_bytes
 from pipeline.candidates import CandidateNeeds
 from pipeline.packing import PackingSettings
-from pipeline.planner import PlanSettings, plan_batch
+from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.shard_needs import ShardNeeds
 from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from pipeline.trainer_worker import TrainerWorker
@@ -22,6 +23,7 @@ from storage.queue_types import AcceptedGroup
 from storage.summary import summarize
 from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import LazyMicrobatches, PreparedMicrobatches
 from vime.utils.types import Sample
@@ -48,7 +50,8 @@ class ReadingTrainer:
 
     data_parallel_rank = 1
 
-    def __init__(self) -> None:
+    def __init__(self, worked: list[str] | None = None) -> None:
+        self._worked = [] if worked is None else worked
         self.trained: list[list[int]] = []
         self.tokens = 0
         self.prepared: list[int] = []
@@ -56,17 +59,31 @@ class ReadingTrainer:
         self.teachers: list[float] = []
         self.routes: list[Any] = []
         self.finished: list[tuple[int, int]] = []
+        self.values: list[list[float]] = []
+
+    def rest(self) -> int:
+        self._worked.append("rest")
+        return 0
+
+    def save(self, directory: Path, iteration: int) -> None:
+        self._worked.append(f"actor save {directory} {iteration}")
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
+        self._worked.append("actor prepare")
         self.prepared.append(len(steps))
+        self.values += [batch.values.tolist() for step in steps for batch in step if batch.values is not None]
         return [
             PreparedMicrobatches(step, [{"old_log_probs": -batch.sampler_log_probs} for batch in step])
             for step in steps
         ]
 
-    def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
+    def train_step(
+        self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals, place: StepPlace
+    ) -> dict[str, float]:
         assert isinstance(microbatches, LazyMicrobatches)
         assert totals.num_rollouts == 4
+        assert place == StepPlace(0, len(self.trained))
+        self._worked.append("actor step")
         found = list(microbatches)
         assert all((batch.old_log_probs == -batch.sampler_log_probs).all() for batch in found)
         self.teachers += [value for batch in found for value in given(batch.teacher_log_probs)]
@@ -78,6 +95,7 @@ class ReadingTrainer:
         return {"loss": float(len(self.trained))}
 
     def rollout_trained(self, rollout_id: int) -> None:
+        self._worked.append("actor finish")
         self.finished.append((rollout_id, len(self.trained)))
 
 
@@ -103,24 +121,66 @@ def samples(group: int) -> list[Sample]:
     ]
 
 
-def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_path: Path) -> None:
+class CountingCritic:
+    """Values are token counts; it learns without candidates."""
+
+    def __init__(self, worked: list[str]) -> None:
+        self._worked = worked
+
+    def finish_batch(self) -> None:
+        self._worked.append("critic finish")
+
+    def save(self, directory: Path, iteration: int) -> None:
+        self._worked.append(f"critic save {directory} {iteration}")
+
+    def with_values(self, steps: Sequence[LazyMicrobatches]) -> list[PreparedMicrobatches]:
+        self._worked.append("critic values")
+        return [PreparedMicrobatches(step, [{"values": 0 * b.sampler_log_probs + b.num_tokens} for b in step])
+                for step in steps]  # fmt: skip
+
+    def with_returns(self, steps: Sequence[PreparedMicrobatches]) -> list[PreparedMicrobatches]:
+        self._worked.append("critic returns")
+        return [
+            PreparedMicrobatches(step.without_candidates(), [{"token_returns": -b.values} for b in step])
+            for step in steps
+        ]
+
+    def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
+        assert totals.num_rollouts == 4
+        self._worked.append("critic step")
+        for batch in microbatches:
+            assert batch.top_k is None
+            assert (batch.token_returns == -batch.num_tokens).all()
+        return {"value_loss": 3.0}
+
+
+@contextmanager
+def planned(folder: Path) -> Iterator[tuple[Pool, BatchPlan]]:
+    """A pool with four groups, and a plan of two steps for two ranks."""
     groups = [samples(number) for number in range(4)]
-    trainer = ReadingTrainer()
-    with Pool.create(tmp_path / "pool", "run") as pool:
+    with Pool.create(folder / "pool", "run") as pool:
         items = [(encode_group(group), lease_bytes(number)) for number, group in enumerate(groups)]
         refs = pool.publish_groups(items, submission_id="groups")
         accepted = [
             AcceptedGroup(number, number, ref, summarize(group))
             for number, (ref, group) in enumerate(zip(refs, groups, strict=True))
         ]
-        plan = plan_batch(accepted, SETTINGS, branch="b", rollout_id=0, policy_version=1)
-        worker = TrainerWorker(
-            cast(MegatronTrainer, cast(Any, trainer)),
-            pool,
-            tmp_path / "rank_1.jsonl",
-            TrainerWeights(cast(MegatronTrainer, cast(Any, trainer)), 1, PublishSettings()),
-            ShardNeeds(CandidateNeeds(2), RoutePart((1,), (1,), 2), teacher=True),
-        )
+        yield pool, plan_batch(accepted, SETTINGS, branch="b", rollout_id=0, policy_version=1)
+
+
+def as_trainer(trainer: ReadingTrainer) -> MegatronTrainer:
+    return cast(MegatronTrainer, cast(Any, trainer))
+
+
+def weights_of(trainer: ReadingTrainer) -> TrainerWeights:
+    return TrainerWeights(as_trainer(trainer), 1, PublishSettings())
+
+
+def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_path: Path) -> None:
+    trainer = ReadingTrainer()
+    needs = ShardNeeds(CandidateNeeds(2), RoutePart((1,), (1,), 2), teacher=True)
+    with planned(tmp_path) as (pool, plan):
+        worker = TrainerWorker(as_trainer(trainer), pool, tmp_path / "rank_1.jsonl", weights_of(trainer), needs)
         report = worker.train(plan)
     shares = [
         [plan.samples[number].sample_index for numbers in step.ranks[1] for number in numbers] for step in plan.steps
@@ -138,3 +198,42 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
     assert report.read_s >= 0
     logged = [json.loads(line) for line in (tmp_path / "rank_1.jsonl").read_text().splitlines()]
     assert len(logged) == 2
+
+
+def worker_with_critic(folder: Path, pool: Pool, critic_only: int) -> tuple[TrainerWorker, ReadingTrainer, list[str]]:
+    worked: list[str] = []
+    trainer, critic = ReadingTrainer(worked), cast(Any, CountingCritic(worked))
+    worker = TrainerWorker(
+        as_trainer(trainer),
+        pool,
+        folder / "rank_1.jsonl",
+        weights_of(trainer),
+        critic=critic,
+        num_critic_only_steps=critic_only,
+    )
+    return worker, trainer, worked
+
+
+def test_the_critic_learns_first_and_the_actor_gets_the_values_from_before(tmp_path: Path) -> None:
+    with planned(tmp_path) as (pool, plan):
+        worker, trainer, worked = worker_with_critic(tmp_path, pool, critic_only=0)
+        report = worker.train(plan)
+        worker.save(tmp_path, 7)
+        worker.rest()
+    of_critic = ["critic values", "critic returns", "critic step", "critic step", "critic finish"]
+    turns = [*of_critic, "actor prepare", "actor step", "actor step", "actor finish"]
+    saves = [f"actor save {tmp_path} 7", f"critic save {tmp_path} 7"]
+    assert worked == [*turns, *saves, "rest"]
+    assert report.metrics == {"value_loss": 3.0, "loss": 2.0}
+    assert [value for values in trainer.values for value in values]
+    assert report.tokens == trainer.tokens
+    assert len((tmp_path / "rank_1.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_first_batches_train_the_critic_alone(tmp_path: Path) -> None:
+    with planned(tmp_path) as (pool, plan):
+        worker, trainer, worked = worker_with_critic(tmp_path, pool, critic_only=1)
+        report = worker.train(plan)
+    assert worked == ["critic values", "critic returns", "critic step", "critic step", "critic finish"]
+    assert (trainer.trained, report.metrics) == ([], {"value_loss": 3.0})
+    assert len((tmp_path / "rank_1.jsonl").read_text().splitlines()) == 2, "the samples count as trained"

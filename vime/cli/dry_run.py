@@ -13,9 +13,9 @@ from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, t
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
 from pipeline.prompt_source import build_prompt_source, with_num_rollout
 from pipeline.run_folder import RunFolder
+from pipeline.session_plan import plan_session
 from pipeline.transports.promise import transport_words
 from recovery.commit import commit_path, read_commit, read_queue_state
-from recovery.restore import plan_restore, scan_run
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
@@ -85,14 +85,7 @@ def start_facts(settings: Settings) -> StartFacts:
         RestoreError, CommitError: it can't be resumed as asked.
     """
     folder = RunFolder.of(settings)
-    plan = plan_restore(
-        scan_run(folder.root, folder.queue),
-        load=settings.checkpoint.load,
-        save=str(folder.root),
-        ckpt_step=settings.checkpoint.ckpt_step,
-        num_rollout=settings.data.num_rollout or 0,
-        new_branch="(new)",
-    )
+    plan = plan_session(settings, new_branch="(new)")
     version, kept = 0, None
     if plan.commit_directory is not None and plan.commit_rollout is not None:
         directory = folder.root / plan.commit_directory

@@ -17,6 +17,7 @@ Reinforcement learning for language models as one fully asynchronous stream.
 
 commands:
   train           run a job; `vime train --help` lists its flags
+  convert         checkpoints between Hugging Face and Megatron's formats, compared after
   import-script   turn a bash launch script into a file for `vime train --config`
   demo            learn to reverse strings on this machine, be killed twice, and go on without losing a sample
   doctor          check this machine, and whether the flags of a job fit it
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     commands = {
         "train": _train,
+        "convert": _convert,
         "import-script": _import_script,
         "demo": _demo,
         "doctor": _doctor,
@@ -75,6 +77,12 @@ def _train(words: list[str]) -> int:
     from vime.cli.train import train
 
     return train(words)
+
+
+def _convert(words: list[str]) -> int:
+    from vime.cli.convert import convert
+
+    return convert(words)
 
 
 def _import_script(words: list[str]) -> int:

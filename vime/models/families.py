@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from vime.errors import ModelError
@@ -29,9 +30,23 @@ def _swiglu(config: Config) -> bool:
 
 
 def _no_linear_bias(config: Config) -> bool:
-    if config.get("mlp_bias", False):
-        raise ModelError("config.json: mlp_bias is true, allowed: false.")
+    _refuse(config, "mlp_bias")
     return True
+
+
+def _refuse(config: Config, *keys: str) -> None:
+    """Raise `ModelError` for the first entry that is true, or not empty."""
+    for key in keys:
+        if config.get(key):
+            raise ModelError(
+                f"config.json: {key} is {json.dumps(config[key])[:80]}, allowed: false or left out.",
+                next_step="Choose a checkpoint without it.",
+            )
+
+
+def _whole_weights(config: Config) -> int:
+    _refuse(config, "quantization_config", "use_sliding_window")
+    return positive(config, "hidden_size")
 
 
 def _head_size(config: Config) -> int:
@@ -46,7 +61,7 @@ def _query_groups(config: Config) -> int:
 
 _COMMON = (
     whole("--num-layers", "num_hidden_layers"),
-    whole("--hidden-size", "hidden_size"),
+    Row("--hidden-size", int, "hidden_size", _whole_weights, lambda shape: {"hidden_size": shape["--hidden-size"]}),
     whole("--ffn-hidden-size", "intermediate_size"),
     whole("--num-attention-heads", "num_attention_heads"),
     whole("--vocab-size", "vocab_size"),
@@ -73,8 +88,14 @@ _GROUPED_ATTENTION = (
 
 
 def num_experts(config: Config) -> int:
-    """Experts of a layer; transformers writes the number under either of two names."""
-    return positive(config, "num_local_experts" if "num_local_experts" in config else "num_experts")
+    """Experts of a layer, without shared ones; the number has several names."""
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    return positive(config, next((name for name in names if name in config), names[-1]))
+
+
+def num_dense_layers(config: Config) -> int:
+    """Layers without experts before the first with them, in a family that has experts."""
+    return int(number(config, "first_k_dense_replace", 0))
 
 
 def _experts_everywhere(config: Config) -> int:
@@ -112,7 +133,7 @@ def _shared_count(shape: Shape) -> dict[str, Any]:
 
 
 def _layer_freq(config: Config) -> str:
-    layers, dense = positive(config, "num_hidden_layers"), int(number(config, "first_k_dense_replace", 0))
+    layers, dense = positive(config, "num_hidden_layers"), num_dense_layers(config)
     return layer_pattern([0] * dense + [1] * (layers - dense))
 
 
@@ -122,6 +143,13 @@ def _num_dense(shape: Shape) -> dict[str, Any]:
 
 def _latent_experts(config: Config) -> Value:
     _normalised(config)
+    chosen, groups = positive(config, "num_experts_per_tok"), positive(config, "n_group")
+    if chosen == 1 or (groups > 1 and chosen // positive(config, "topk_group") != 2):
+        raise ModelError(
+            f"config.json: {chosen} experts of {config.get('topk_group')} of {groups} groups serve a token, allowed: "
+            "twice as many experts as groups, or two and more of one group.",
+            next_step="Megatron scores a group by as many experts as it takes from it, the model by two.",
+        )
     return positive(config, "n_routed_experts")
 
 
@@ -163,17 +191,23 @@ _NO_QK_NORM = fixed("--qk-layernorm", False)
 _QK_NORM = fixed("--qk-layernorm", True)
 _QKV_BIAS = switch("--add-qkv-bias", "attention_bias")
 
+
+def _no_attention_bias(config: Config) -> bool:
+    """In these families the entry also stands for a bias of the output projection, which is not built."""
+    _refuse(config, "attention_bias")
+    return False
+
+
+_NO_BIAS = Row("--add-qkv-bias", bool, "attention_bias", _no_attention_bias, lambda _: {})
+
 FAMILIES: dict[str, tuple[Row, ...]] = {
     "qwen2": (*_COMMON, *_GROUPED_ATTENTION, fixed("--add-qkv-bias", True), _NO_QK_NORM, *rope_rows()),
-    "qwen3": (*_COMMON, *_GROUPED_ATTENTION, _QKV_BIAS, _QK_NORM, *rope_rows()),
-    "qwen3_moe": (*_COMMON, *_GROUPED_ATTENTION, _QKV_BIAS, _QK_NORM, *rope_rows(), *_EXPERTS),
-    "llama": (*_COMMON, *_GROUPED_ATTENTION, _QKV_BIAS, _NO_QK_NORM, *rope_rows("llama3")),
+    "qwen3": (*_COMMON, *_GROUPED_ATTENTION, _NO_BIAS, _QK_NORM, *rope_rows()),
+    "qwen3_moe": (*_COMMON, *_GROUPED_ATTENTION, _NO_BIAS, _QK_NORM, *rope_rows(), *_EXPERTS),
+    "llama": (*_COMMON, *_GROUPED_ATTENTION, _NO_BIAS, _NO_QK_NORM, *rope_rows("llama3")),
     "glm": (*_COMMON, *_GROUPED_ATTENTION, _QKV_BIAS, _NO_QK_NORM, *rope_rows("partial")),
-    "deepseek_v3": (*_COMMON, *_LATENT_ATTENTION, *rope_rows("yarn"), *_DEEPSEEK_EXPERTS),
+    "deepseek_v3": (*_COMMON, _NO_BIAS, *_LATENT_ATTENTION, *rope_rows("yarn"), *_DEEPSEEK_EXPERTS),
 }
-
-SUPPORTED_MODEL_TYPES = ("qwen3",)
-"""The families that `vime train` runs; the others have a shape here, and a dry run."""
 
 
 def family_of(config: Config) -> str | None:

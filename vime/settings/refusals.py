@@ -5,7 +5,8 @@ A row leaves this table in the change that builds what it needs.
 
 from __future__ import annotations
 
-from vime.models.families import SUPPORTED_MODEL_TYPES, family_of
+from vime.models.families import family_of
+from vime.models.weight_names import RUN_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
@@ -23,7 +24,7 @@ def refused(settings: Settings) -> list[str]:
 def _unsupported_model(settings: Settings) -> str | None:
     """Path of the checkpoint and type of its model, when it is one that can be described but not trained yet."""
     family = family_of(model_config(settings))
-    if family is None or family in SUPPORTED_MODEL_TYPES:
+    if family is None or family in RUN_MODEL_TYPES:
         return None
     return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
@@ -32,7 +33,7 @@ REFUSALS: tuple[Refusal, ...] = (
     # Model
     Refusal(
         "--hf-checkpoint",
-        f"a model of type {', '.join(SUPPORTED_MODEL_TYPES)}",
+        f"a model of type {', '.join(RUN_MODEL_TYPES)}",
         "vime knows the shape of other models, but runs of them are not tested.",
         "training and publication of more model families",
         refused_value=_unsupported_model,
@@ -55,11 +56,15 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
     ),
     *unless_default(
-        "--colocate --offload --offload-train --offload-rollout",
-        "Trainer and engines keep their own devices.",
+        "--colocate --offload --offload-rollout",
+        "Engines keep their own devices.",
         "memory hand-over between trainer and engines",
     ),
-    *unless_default("--release-train", "Trainer processes live as long as the run.", "a trainer restarted each step"),
+    *unless_default(
+        "--release-train",
+        "Weights travel through collectives, for which the trainer's processes stay.",
+        "the disk transport",
+    ),
     *unless_default("--num-gpus-per-node", "One node is what works so far.", "placement over several nodes"),
     # Engines and router
     *unless_default(
@@ -143,14 +148,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
-    Refusal(
-        "--advantage-estimator",
-        "grpo, gspo, cispo, reinforce_plus_plus or reinforce_plus_plus_baseline",
-        "There is no critic.",
-        "the critic of ppo",
-        accepts=("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-    ),
-    *unless_default("--value-clip --lambd --num-critic-only-steps", "There is no critic.", "the critic of ppo"),
     *unless_default(
         "--opd-teacher-model",
         "All engines have the model that is trained; a teacher in an engine of someone else's works, with --rm-url.",
@@ -165,22 +162,23 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     # Trainer and checkpoints
     *unless_default(
-        "--use-stateless-adam --reset-optimizer-states --only-train-params-name-list --freeze-params-name-list "
-        "--megatron-config-path --train-env-vars --padded-vocab-size --mtp-num-layers --mtp-loss-scaling-factor",
-        "The trainer doesn't read it.",
-        "support in the trainer",
+        "--mtp-num-layers --mtp-loss-scaling-factor",
+        "The model is trained without heads for several tokens.",
+        "conversion and training of heads for multi-token prediction",
     ),
     Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
-    *unless_default(
-        "--custom-model-provider-path --custom-megatron-init-path --custom-megatron-before-log-prob-hook-path "
-        "--custom-megatron-before-train-step-hook-path",
-        "The hook is not called.",
-        "trainer hooks",
-    ),
     *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
     *unless_default("--start-rollout-id", "The commit tells where a run goes on.", "starts in the middle"),
-    *unless_default("--save-hf", "Checkpoints are Megatron's.", "Hugging Face exports during a run"),
-    *unless_default("--no-save-optim --async-save", "A commit is whole and written at once.", "other kinds of commits"),
+    Refusal(
+        "--no-save-optim",
+        "left out, or with --use-stateless-adam",
+        "A commit is whole.",
+        "commits without the optimizer",
+        refused_value=lambda settings: (
+            "" if settings.checkpoint.no_save_optim and not settings.trainer.use_stateless_adam else None
+        ),
+    ),
+    *unless_default("--async-save", "A commit is written at once.", "commits that are written in the background"),
     # Queue and weights
     *unless_default(
         "--rollout-io-concurrency",

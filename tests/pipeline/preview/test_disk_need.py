@@ -51,6 +51,18 @@ def test_qwen3_4b_has_four_billion_parameters_and_their_float32_states(tmp_path:
     assert disk_need(settings_of(tmp_path, "--no-save-optim"), QWEN3_4B).checkpoint_bytes == 4 * need.parameters
 
 
+def test_a_critic_is_a_second_model_in_each_checkpoint(tmp_path: Path) -> None:
+    need = disk_need(settings_of(tmp_path, "--advantage-estimator", "ppo"), QWEN3_4B)
+    assert need.parameters == 4_022_468_096
+    assert need.checkpoint_bytes == 12 * (2 * need.parameters + 2560 + 1)
+
+
+def test_a_released_trainer_commits_every_batch(tmp_path: Path) -> None:
+    assert disk_need(settings_of(tmp_path), QWEN3_4B).num_commits == 4
+    released = settings_of(tmp_path, "--release-train")
+    assert disk_need(released, QWEN3_4B).num_commits == released.data.num_rollout
+
+
 MOE = {
     **QWEN3_4B, "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
 }  # fmt: skip

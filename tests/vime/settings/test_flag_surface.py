@@ -15,9 +15,10 @@ from vime.settings.refusals import REFUSALS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+READ_BY_SETTINGS = {"config", "custom_config_path", "megatron_config_path"}
+"""Their files become other settings."""
 HAPPENS_ANYWAY = {"buffer_sort_by_staleness"}
 """What the flag asks for is what the queue always does."""
-READ_DURING_RESOLUTION = {"config", "custom_config_path"}
 
 
 def documented() -> list[tuple[str, str, Any]]:
@@ -79,7 +80,7 @@ def test_no_flag_is_accepted_and_ignored(field: str, group: str) -> None:
     _, described = all_flags()[field]
     has_one_value = described.choices is not None and len(described.choices) == 1
     is_refused = described.name in {row.flag for row in REFUSALS}
-    if has_one_value or is_refused or field in {*READ_DURING_RESOLUTION, *HAPPENS_ANYWAY}:
+    if has_one_value or is_refused or field in {*READ_BY_SETTINGS, *HAPPENS_ANYWAY}:
         return
     own_file = (ROOT / "vime" / "settings" / "groups" / f"{group}.py").read_text()
     code = "\n".join(_code_outside_settings())

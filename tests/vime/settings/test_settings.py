@@ -79,7 +79,7 @@ def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path)
         (["--use-dynamic-batch-size"], "needs a token limit"),
         (["--rollout-queue-max-groups", "3"], "would never be complete"),
         (["--rollout-num-gpus", "0"], "starts no engine"),
-        (["--advantage-estimator", "ppo"], "not built yet, allowed: grpo, gspo, cispo"),
+        (["--no-save-optim"], "--no-save-optim is not built yet, allowed: left out, or with --use-stateless-adam"),
         (["--actor-num-gpus-per-node", "9"], "8 samples for 9 trainer ranks"),
         (["--router-policy", "x"], "The router is not part of this version"),
     ],
@@ -135,3 +135,18 @@ def test_record_holds_every_setting_and_its_source(model: Path) -> None:
     assert record["sources"]["--lr"] == "default"
     assert record["sources"]["--num-rollout"] == "flag"
     assert record["logging"]["wandb_key"] == "***"
+
+
+@pytest.mark.parametrize(
+    ("flags", "leaves"),
+    [
+        ("", False),
+        ("--offload-train", True),
+        ("--offload", True),
+        ("--colocate", True),
+        ("--colocate --no-offload-train", False),
+        ("--offload-rollout", False),
+    ],
+)
+def test_the_trainer_leaves_the_devices_memory_where_it_is_asked_to_or_shares_them(flags: str, leaves: bool) -> None:
+    assert parse_settings(flags.split()).cluster.trainer_leaves_memory is leaves

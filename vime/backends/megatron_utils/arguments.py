@@ -84,6 +84,7 @@ def parse_megatron_args(
     refuse_contradictions(hf_config, extra_argv)
     with _quiet_exit(argv):
         args: argparse.Namespace = parse_args(extra_args_provider=None if path is None else load(path))
+        _override(args, config.megatron_overrides)
         args.rank, args.world_size = rank, world_size
         parallel = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
         args.eval_global_batch_size = max(world_size // parallel, 1)
@@ -94,13 +95,38 @@ def parse_megatron_args(
             )
         if args.lr_decay_style == "constant":
             args.lr_decay_iters = _ENDLESS_STEPS
-        args.padded_vocab_size = calculate_padded_vocab_size(
+        args.padded_vocab_size = config.padded_vocab_size or calculate_padded_vocab_size(
             args.vocab_size, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size, logging_enabled=False
         )
+        _check_padding(args)
         validate_args(args, {})
     if args.num_experts is not None and args.tensor_model_parallel_size > 1:
         args.sequence_parallel = True  # Megatron requires it for training experts under tensor parallelism.
     return args
+
+
+def _check_padding(args: argparse.Namespace) -> None:
+    rows, tensor = args.padded_vocab_size, args.tensor_model_parallel_size
+    if rows < args.vocab_size or rows % tensor:
+        raise SettingsError(
+            f"--padded-vocab-size is {rows}, allowed: a multiple of {tensor} (--tensor-model-parallel-size), "
+            f"{args.vocab_size} or more.",
+            next_step="Leave out --padded-vocab-size.",
+        )
+
+
+def _override(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
+    """Set attributes; text becomes the number type of the value before it, since YAML reads 1e-6 as text."""
+    for name, value in values.items():
+        before = vars(args).get(name)
+        if isinstance(value, str) and isinstance(before, int | float) and not isinstance(before, bool):
+            try:
+                value = type(before)(value)
+            except ValueError as error:
+                raise SettingsError(
+                    f"--megatron-config-path: {name} is {value!r}, allowed: a number.", next_step="Correct the file."
+                ) from error
+        setattr(args, name, value)
 
 
 def _training_argv(config: TrainerConfig) -> list[str]:

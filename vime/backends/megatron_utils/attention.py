@@ -30,6 +30,8 @@ class Pack(PackedSeqParams):  # type: ignore[misc]
 
     runs: tuple[QueryRun, ...] = ()
     """This rank's tokens."""
+    positions: torch.Tensor | None = None
+    """[T of this rank] int64, the place of each token in its own sequence; the model puts it here."""
     key_order: torch.Tensor | None = None
     """[T] int64, see `gathered_order`; None where this rank holds the whole pack."""
 
@@ -96,12 +98,13 @@ def bucketed_attention(
 ) -> torch.Tensor:
     """Exact causal attention of each run's queries to the keys of its sequence.
 
-    Query [T of this rank, heads, d], key and value [T of the pack, kv_heads, d]; returns [T of this rank, heads, d].
+    Query [T of this rank, heads, d], key and value [T of the pack, kv_heads, d]; returns [T of this rank, heads, d],
+    where the value's d, and the result's, may be another one.
     Runs of similar size run as one batch, padded at their end: a causal mask never lets a real token see the padding
     behind it.
     """
     grouped = query.size(1) != key.size(1)
-    output = torch.zeros_like(query)
+    output = query.new_zeros(*query.shape[:-1], value.size(-1))
     for bucket in run_buckets(runs):
         query_rows, key_rows, keep = (
             rows.to(query.device) for rows in (bucket.query_rows, bucket.key_rows, bucket.keep)
@@ -149,7 +152,12 @@ class PackedCoreAttention(MegatronModule):  # type: ignore[misc]
         packed_seq_params: Pack | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Query [T, 1, heads, d], key and value [T, 1, kv_heads, d] of this rank; returns [T, 1, heads * d]."""
+        """Query [T, 1, heads, d], key and value [T, 1, kv_heads, d] of this rank; returns [T, 1, heads * d].
+
+        The value's d may be another one, and the batch of one may be absent.
+        """
+        if query.dim() == 3:  # latent attention leaves out the batch of one
+            query, key, value = query[:, None], key[:, None], value[:, None]
         tokens, batch = query.shape[:2]
         if packed_seq_params is None or batch != 1:
             raise SettingsError(f"packed attention got a batch of {batch} rows, allowed: one pack with its boundaries.")
@@ -175,6 +183,10 @@ def flash_attention(
     """As `bucketed_attention`, by torch's variable-length kernel, which aligns queries with the last keys."""
     from torch.nn.attention.varlen import varlen_attn
 
+    value_dim = value.size(-1)
+    if value_dim != query.size(-1):  # the kernel knows one size
+        value = F.pad(value, (0, query.size(-1) - value_dim))
+
     accepted = _varlen_parameters()
     options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in accepted else {"is_causal": True}
     if query.size(1) != key.size(1):
@@ -194,7 +206,7 @@ def flash_attention(
     output: torch.Tensor = call(
         query, key, value, spans.queries, spans.keys, spans.longest_queries, spans.longest_keys, **options
     )
-    return output
+    return output[..., :value_dim]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from megatron.training import checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vime.backends.megatron_utils.optimizer import Learner, ensure_state, load_optimizer_state
+from vime.backends.megatron_utils.parallel import on_all_ranks
 from vime.backends.megatron_utils.weight_source import TRACKER
 from vime.errors import RestoreError, TrainerError
 
@@ -39,11 +40,22 @@ def save_checkpoint(
 ) -> Path:
     """Write model, optimizer, schedule and random state; collective over all ranks.
 
-    The folder may exist but must be empty. `write_tracker` also writes Megatron's file of the newest iteration, which
-    makes the checkpoint the one that Megatron's own loader chooses. Returns the checkpoint's folder; raises
-    `TrainerError` when it isn't empty.
+    `write_tracker` also writes Megatron's file of the newest iteration, which makes the checkpoint the one that
+    Megatron's own loader chooses. Returns the checkpoint's folder; otherwise as `save_into`.
     """
     folder = checkpoint_folder(directory, iteration)
+    save_into(learner, args, folder, iteration)
+    if write_tracker and dist.get_rank() == 0:
+        (directory / TRACKER).write_text(str(iteration))
+    dist.barrier()
+    return folder
+
+
+def save_into(learner: Learner, args: argparse.Namespace, folder: Path, iteration: int) -> None:
+    """Write the checkpoint of `iteration` into `folder`, which may exist but must be empty; collective.
+
+    Raises `TrainerError` when it isn't empty.
+    """
     filled = [dist.get_rank() == 0 and folder.exists() and any(folder.iterdir())]
     dist.broadcast_object_list(filled, src=0)
     if filled[0]:
@@ -53,11 +65,11 @@ def save_checkpoint(
     dist.barrier()
     ensure_state(learner)
     metadata = checkpointing._build_sharded_state_dict_metadata(args)
+    if any(on_all_ranks(learner.has_frozen_parameters)):
+        # Layers are stored as one tensor unless they are told apart, and then no layer may lack optimizer state.
+        metadata["non_homogeneous_layers"] = True
     write_state(_state(learner, args, metadata, iteration=iteration), args, metadata, folder)
-    if write_tracker and dist.get_rank() == 0:
-        (directory / TRACKER).write_text(str(iteration))
     dist.barrier()
-    return folder
 
 
 def write_state(state: dict[str, Any], args: argparse.Namespace, metadata: dict[str, Any], folder: Path) -> None:
@@ -76,12 +88,16 @@ def write_state(state: dict[str, Any], args: argparse.Namespace, metadata: dict[
 
 
 def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path, iteration: int) -> None:
+    """Restore what `save_checkpoint` wrote; see `load_from`."""
+    load_from(learner, args, checkpoint_folder(directory, iteration))
+
+
+def load_from(learner: Learner, args: argparse.Namespace, folder: Path) -> None:
     """Restore model, optimizer, schedule and, under the same tensor and pipeline layout, random state.
 
     Collective over all ranks; the number of data-parallel ranks may differ from the one that saved. Raises
     `RestoreError` when the folder isn't a checkpoint of this model or its schedule contradicts the flags.
     """
-    folder = checkpoint_folder(directory, iteration)
     if not (folder / "metadata.json").is_file():
         raise RestoreError(f"{folder} is not a Megatron checkpoint: metadata.json is absent.")
     common = dist_checkpointing.load_common_state_dict(str(folder))
@@ -103,7 +119,10 @@ def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path,
     _load_schedule(learner, args, state, folder)
     for number, chunk in enumerate(learner.chunks):
         unwrap_model(chunk).load_state_dict(state["model" if len(learner.chunks) == 1 else f"model{number}"])
-    load_optimizer_state(learner, state["optimizer"], keep_rates=args.override_opt_param_scheduler)
+    if learner.keeps_state:
+        load_optimizer_state(learner, state["optimizer"], keep_rates=args.override_opt_param_scheduler)
+    else:
+        learner.optimizer.reload_model_params()
     learner.scheduler.step(0)  # the schedule, not the saved parameter groups, sets the learning rate
     if layout == saved_layout:
         _set_rng(state["rng_state"][0])
@@ -127,7 +146,7 @@ def _state(
     state: dict[str, Any] = checkpointing.generate_state_dict(
         args,
         [unwrap_model(chunk) for chunk in learner.chunks],
-        learner.optimizer,
+        learner.optimizer if learner.keeps_state else None,
         learner.scheduler,
         rng if with_rng else None,
         iteration=iteration,

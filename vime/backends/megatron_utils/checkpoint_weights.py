@@ -15,23 +15,21 @@ from megatron.core.utils import unwrap_model
 from megatron.training import checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
+from vime.backends.megatron_utils import hf_weights
 from vime.backends.megatron_utils.checkpoint import write_state
-from vime.backends.megatron_utils.hf_weights import load_hf_weights
+from vime.backends.megatron_utils.open_weights import open_weights
 from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import RestoreError
 
 
 def load_source(chunks: Sequence[torch.nn.Module], hf_config: Mapping[str, Any], source: WeightSource) -> None:
-    """Fill the model from a Hugging Face folder or a Megatron checkpoint; collective over all ranks.
+    """Fill the model from a Hugging Face folder or a Megatron checkpoint of either format, saved under any layout.
 
     The optimizer isn't told. Raises `ModelError` or `RestoreError` when the weights aren't there or don't fit, and
     `SettingsError` for an iteration of a Hugging Face folder.
     """
-    source.refuse_unused_iteration()
-    if source.is_hugging_face:
-        load_hf_weights(chunks, source.directory, hf_config)
-    else:
-        load_weights(chunks, source.megatron_folder())
+    with open_weights(source, hf_config) as reader:
+        hf_weights.load_weights(chunks, reader, hf_config)
 
 
 def load_weights(chunks: Sequence[torch.nn.Module], folder: Path) -> None:

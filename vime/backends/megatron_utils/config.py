@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vime.algorithms.objective_config import ObjectiveConfig
+from vime.backends.megatron_utils.trainer_hooks import TrainerHooks
 from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import SettingsError
 
@@ -21,6 +22,8 @@ class TrainerConfig:
     """Folder with `config.json` and safetensors files."""
     megatron_argv: Sequence[str] = ()
     """Megatron flags of the user, such as `("--tensor-model-parallel-size", "2")`; they win over derived ones."""
+    megatron_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values of Megatron's arguments by attribute name, set over all flags (`--megatron-config-path`)."""
     extra_args_provider_path: str | None = None
     """Import path of a function that adds flags to Megatron's parser; they go through `megatron_argv` too."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -33,11 +36,22 @@ class TrainerConfig:
     lr_decay_style: str = "constant"
     weight_decay: float = 0.0
     clip_grad: float = 1.0
+    only_train_params: tuple[str, ...] | None = None
+    """Regular expressions of the parameters that are trained; None for all. See `TrainedParameters`."""
+    freeze_params: tuple[str, ...] | None = None
+    """Regular expressions of those that aren't."""
+    stateless_adam: bool = False
+    """Adam without moments."""
+    reset_optimizer_states: bool = False
+    """Forget the optimizer's state after each rollout batch."""
+    padded_vocab_size: int | None = None
+    """Rows of embedding and head; None takes the vocabulary, rounded up to the tensor-parallel size."""
     adam_beta1: float = 0.9
     adam_beta2: float = 0.98
     adam_eps: float = 1e-8
     seed: int = 1234
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    hooks: TrainerHooks = field(default_factory=TrainerHooks)
     temperature: float = 1.0
     """Sampling temperature of the rollouts; logits are divided by it."""
     fp32_lm_head: bool = True
@@ -49,8 +63,10 @@ class TrainerConfig:
     record_routes: bool = False
     """With `replay_routes`: replay not the sampler's experts but those that the trainer chooses before the first step
     of a rollout batch, which a forward pass records."""
+    start: WeightSource | None = None
+    """Where the actor of a new run starts; None: as the reference where there is one, else from `hf_checkpoint`."""
     reference: WeightSource | None = None
-    """Where the actor of a new run starts, and what its KL is measured against."""
+    """What the KL of the actor is measured against, and where it starts without a `start` of its own."""
     reference_update_interval: int | None = None
     """The actor becomes the reference after every so many rollout batches; None keeps the first one."""
     teacher: WeightSource | None = None

@@ -10,15 +10,15 @@ from typing import Any
 from vime.errors import ModelError
 from vime.models.families import num_experts
 from vime.models.shape import shape_argv, shape_of_config
+from vime.models.weight_names import NAMES, SUPPORTED_MODEL_TYPES, is_tied
 
-__all__ = ["MAPPED_MODEL_TYPES", "is_tied", "model_argv", "num_experts", "read_hf_config"]
-
-MAPPED_MODEL_TYPES = ("qwen3", "qwen3_moe")
-"""Families that can be built and whose weights `hf_mapping` reads and writes."""
+__all__ = ["is_tied", "model_argv", "num_experts", "read_hf_config"]
 
 _EXPERT_TRAINING = (
     *("--moe-token-dispatcher-type", "alltoall", "--moe-router-load-balancing-type", "none"),
     *("--moe-aux-loss-coeff", "0", "--moe-router-dtype", "fp32"),
+    # The selection bias of a family that has one stays as it was: it balances pre-training, not the policy.
+    *("--moe-router-bias-update-rate", "0"),
 )
 """How experts are trained here; the user's flags win."""
 
@@ -39,22 +39,17 @@ def read_hf_config(checkpoint: Path) -> dict[str, Any]:
     return parsed
 
 
-def is_tied(hf_config: Mapping[str, Any]) -> bool:
-    """Whether the output head shares the embedding matrix."""
-    return bool(hf_config.get("tie_word_embeddings", False))
-
-
 def model_argv(hf_config: Mapping[str, Any]) -> list[str]:
     """Megatron flags that give a model the shape in `hf_config`; see `vime.models`.
 
     Raises `ModelError` naming the model type and the allowed ones, or the field that can't be represented.
     """
     model_type = hf_config.get("model_type")
-    if model_type not in MAPPED_MODEL_TYPES:
+    if model_type not in SUPPORTED_MODEL_TYPES:
         raise ModelError(
-            f"config.json: model_type is {model_type!r}, allowed: {', '.join(MAPPED_MODEL_TYPES)}.",
+            f"config.json: model_type is {model_type!r}, allowed: {', '.join(SUPPORTED_MODEL_TYPES)}.",
             next_step="Choose a checkpoint of an allowed type.",
         )
     shape = shape_of_config(hf_config)
     argv = [*shape_argv(shape), "--seq-length", str(shape["--max-position-embeddings"])]
-    return [*argv, *_EXPERT_TRAINING] if model_type == "qwen3_moe" else argv
+    return [*argv, *_EXPERT_TRAINING] if NAMES[model_type].expert_mlp else argv

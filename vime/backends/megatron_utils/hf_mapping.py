@@ -1,36 +1,17 @@
-"""Names and layouts: which Hugging Face tensors make up which Megatron parameter.
+"""Layouts: how Hugging Face tensors become a Megatron parameter and its shards, and back.
 
-Pure functions on tensors; nothing here reads files or talks to other ranks.
+Pure functions on tensors; the names are in `vime.models.weight_names`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from vime.backends.megatron_utils.hf_config import is_tied, num_experts
-
-Layout = Literal["plain", "qkv", "gate_up"]
-"""plain: one tensor. qkv: query, key and value interleaved by query group. gate_up: gate rows above up rows."""
-
-
-@dataclass(frozen=True)
-class WeightRule:
-    """One full (unsharded) Megatron parameter and the Hugging Face tensors that hold the same numbers."""
-
-    megatron_name: str
-    """Name with the layer's number in the whole model."""
-    hf_names: tuple[str, ...]
-    layout: Layout = "plain"
-    shard_dim: int | None = None
-    """Dimension that tensor parallelism (of the experts, for an expert) cuts; None for a replicated parameter."""
-    layer: int | None = None
-    """Layer in the whole model; None outside the layers."""
-    expert: int | None = None
-    """Expert of the layer, whose parameters have a parallel layout of their own; None for all others."""
+from vime.models.weight_names import WeightRule
 
 
 @dataclass(frozen=True)
@@ -45,65 +26,6 @@ def attention_shape(hf_config: Mapping[str, Any]) -> AttentionShape:
     heads = hf_config["num_attention_heads"]
     groups = hf_config.get("num_key_value_heads") or heads
     return AttentionShape(groups, hf_config.get("head_dim") or hf_config["hidden_size"] // heads)
-
-
-def weight_rules(hf_config: Mapping[str, Any]) -> list[WeightRule]:
-    """Rules of the whole model, in the order in which weights are published: embedding, layers, norm, head."""
-    rules = [WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), shard_dim=0)]
-    for layer in range(hf_config["num_hidden_layers"]):
-        rules += _layer_rules(hf_config, layer)
-    rules.append(WeightRule("decoder.final_layernorm.weight", ("model.norm.weight",)))
-    if not is_tied(hf_config):
-        rules.append(WeightRule("output_layer.weight", ("lm_head.weight",), shard_dim=0))
-    return rules
-
-
-def _layer_rules(hf_config: Mapping[str, Any], layer: int) -> list[WeightRule]:
-    megatron, hf = f"decoder.layers.{layer}.", f"model.layers.{layer}."
-
-    def rule(
-        name: str,
-        *hf_names: str,
-        layout: Layout = "plain",
-        shard_dim: int | None = None,
-        expert: int | None = None,
-    ) -> WeightRule:
-        return WeightRule(megatron + name, tuple(hf + part for part in hf_names), layout, shard_dim, layer, expert)
-
-    qkv = [f"self_attn.{part}_proj" for part in "qkv"]
-    rules = [
-        rule("input_layernorm.weight", "input_layernorm.weight"),
-        rule("self_attention.linear_qkv.weight", *(f"{part}.weight" for part in qkv), layout="qkv", shard_dim=0),
-    ]
-    if hf_config.get("attention_bias", False):
-        biases = [f"{part}.bias" for part in qkv]
-        rules.append(rule("self_attention.linear_qkv.bias", *biases, layout="qkv", shard_dim=0))
-    rules += [
-        rule("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
-        rule("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
-        rule("self_attention.linear_proj.weight", "self_attn.o_proj.weight", shard_dim=1),
-        rule("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
-    ]
-    if hf_config["model_type"] != "qwen3_moe":
-        return rules + _mlp_rules(rule, "mlp.", "mlp.")
-    rules.append(rule("mlp.router.weight", "mlp.gate.weight"))
-    for expert in range(num_experts(hf_config)):
-        rules += _mlp_rules(rule, f"mlp.experts.local_experts.{expert}.", f"mlp.experts.{expert}.", expert)
-    return rules
-
-
-def _mlp_rules(rule: Any, megatron: str, hf: str, expert: int | None = None) -> list[WeightRule]:
-    return [
-        rule(
-            megatron + "linear_fc1.weight",
-            hf + "gate_proj.weight",
-            hf + "up_proj.weight",
-            layout="gate_up",
-            shard_dim=0,
-            expert=expert,
-        ),
-        rule(megatron + "linear_fc2.weight", hf + "down_proj.weight", shard_dim=1, expert=expert),
-    ]
 
 
 def join(rule: WeightRule, parts: Sequence[torch.Tensor], shape: AttentionShape) -> torch.Tensor:

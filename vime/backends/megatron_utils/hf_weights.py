@@ -2,58 +2,49 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from megatron.core.utils import unwrap_model
 
 from vime.backends.megatron_utils.hf_config import is_tied, num_experts
-from vime.backends.megatron_utils.hf_mapping import (
-    WeightRule,
-    attention_shape,
-    join,
-    merge_shards,
-    pad_rows,
-    split,
-    take_shard,
-    weight_rules,
-)
+from vime.backends.megatron_utils.hf_mapping import attention_shape, merge_shards, pad_rows, split, take_shard
 from vime.backends.megatron_utils.model import training_device
-from vime.backends.megatron_utils.safetensors_files import SafetensorsReader
+from vime.backends.megatron_utils.parameter_names import global_tensors
+from vime.backends.megatron_utils.weight_reader import WeightReader
 from vime.errors import ModelError
-
-_LAYER = re.compile(r"^(decoder\.layers\.)(\d+)(\..*)$")
-_EXPERT = re.compile(r"^(.*\.local_experts\.)(\d+)(\..*)$")
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$")
-_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
+from vime.models.weight_names import WeightRule, weight_rules
 
 
-def load_hf_weights(chunks: Sequence[torch.nn.Module], checkpoint: Path, hf_config: Mapping[str, Any]) -> None:
-    """Fill this rank's parameters from a checkpoint, one parameter at a time.
+def load_weights(
+    chunks: Sequence[torch.nn.Module],
+    reader: WeightReader,
+    hf_config: Mapping[str, Any],
+    *,
+    apart: Collection[str] = (),
+) -> None:
+    """Fill this rank's parameters and buffers from a checkpoint of any format and layout, one after the other.
+
+    Those `apart` keep their values.
 
     Raises `ModelError` listing the names that are missing from the checkpoint or that the model doesn't know, or the
     shape that doesn't fit.
     """
     rules = weight_rules(hf_config)
-    parameters = _global_parameters(chunks)
-    shape = attention_shape(hf_config)
-    with SafetensorsReader(checkpoint) as reader, torch.no_grad():
-        _check_names(reader.names, rules, hf_config, checkpoint)
+    parameters = {name: value for name, value in global_tensors(chunks).items() if name not in apart}
+    reader.check_names(rules)
+    with torch.no_grad():
         for name, rule in _local_rules(rules, parameters, hf_config):
             parameter, group = parameters[name], _tensor_group(rule)
-            full = join(rule, [reader.read(part) for part in rule.hf_names], shape)
-            if name in _VOCABULARY and full.size(0) < parameter.size(0) * group.size():
+            full = reader.read(rule)
+            if rule.is_vocabulary and full.size(0) < parameter.size(0) * group.size():
                 full = pad_rows(full, parameter.size(0) * group.size())
             shard = take_shard(rule, full, group.rank(), group.size())
             if shard.shape != parameter.shape:
                 raise ModelError(
-                    f"{checkpoint}: {', '.join(rule.hf_names)} give {tuple(shard.shape)} for {name}, "
+                    f"{reader.place}: {', '.join(rule.hf_names)} give {tuple(shard.shape)} for {name}, "
                     f"allowed: {tuple(parameter.shape)}.",
                     next_step="Check that config.json belongs to these weights.",
                 )
@@ -68,7 +59,7 @@ def iterate_hf_weights(
     Collective: every rank iterates to the end. Rank 0 receives tensors of the parameter dtype on the training device,
     valid until the next item is asked for; the other ranks receive nothing.
     """
-    parameters = _global_parameters(chunks)
+    parameters = global_tensors(chunks)
     shape = attention_shape(hf_config)
     for rule in weight_rules(hf_config):
         if not _is_gathered_here(rule):
@@ -76,7 +67,7 @@ def iterate_hf_weights(
         full = _gather(rule, parameters, hf_config)
         if full is None or dist.get_rank() != 0:
             continue
-        if rule.megatron_name in _VOCABULARY:
+        if rule.is_vocabulary:
             full = full[: hf_config["vocab_size"]]
         yield from zip(rule.hf_names, split(rule, full, shape), strict=True)
 
@@ -100,7 +91,7 @@ def _tensor_group(rule: WeightRule) -> dist.ProcessGroup:
 
 
 def _gather(
-    rule: WeightRule, parameters: Mapping[str, torch.nn.Parameter], hf_config: Mapping[str, Any]
+    rule: WeightRule, parameters: Mapping[str, torch.Tensor], hf_config: Mapping[str, Any]
 ) -> torch.Tensor | None:
     """The full parameter, on global rank 0 at least: over tensor, then expert, then pipeline ranks."""
     own = parameters.get(rule.megatron_name)
@@ -140,7 +131,7 @@ def _broadcast(tensor: torch.Tensor | None, source: int, group: dist.ProcessGrou
     return tensor
 
 
-def _stage_of(rule: WeightRule, parameters: Mapping[str, torch.nn.Parameter]) -> int:
+def _stage_of(rule: WeightRule, parameters: Mapping[str, torch.Tensor]) -> int:
     """First pipeline stage that holds the parameter, or its layer's other experts, agreed over the pipeline group."""
     group = parallel_state.get_pipeline_model_parallel_group()
     if group.size() == 1:
@@ -156,48 +147,20 @@ def _stage_of(rule: WeightRule, parameters: Mapping[str, torch.nn.Parameter]) ->
     return int(stage)
 
 
-def _global_parameters(chunks: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
-    """This rank's parameters by the name that they have in the whole model, without the names of wrappers."""
-    found: dict[str, torch.nn.Parameter] = {}
-    for chunk in chunks:
-        core = unwrap_model(chunk)
-        first_layer = get_transformer_layer_offset(core.config, core.vp_stage)
-        local_experts = (core.config.num_moe_experts or 0) // core.config.expert_model_parallel_size
-        first_expert = local_experts * parallel_state.get_expert_model_parallel_rank()
-        for name, parameter in core.named_parameters():
-            found[_renumbered(_EXPERT, _renumbered(_LAYER, name, first_layer), first_expert)] = parameter
-    return found
-
-
-def _renumbered(pattern: re.Pattern[str], name: str, offset: int) -> str:
-    match = pattern.match(name)
-    return f"{match[1]}{int(match[2]) + offset}{match[3]}" if match else name
-
-
 def _local_rules(
-    rules: list[WeightRule], parameters: Mapping[str, torch.nn.Parameter], hf_config: Mapping[str, Any]
+    rules: list[WeightRule], parameters: Mapping[str, torch.Tensor], hf_config: Mapping[str, Any]
 ) -> Iterator[tuple[str, WeightRule]]:
-    """(parameter name, rule) of every parameter of this rank; `ModelError` for one without a rule."""
+    """(name, rule) of every parameter of this rank, and of the buffers that have a rule.
+
+    Raises `ModelError` for a parameter without one. A buffer without one is Megatron's own, as the selection bias that
+    flags add to a family without it.
+    """
     by_name = {rule.megatron_name: rule for rule in rules}
     if is_tied(hf_config):  # the last pipeline stage keeps a copy of the embedding as its head
         by_name["output_layer.weight"] = by_name["embedding.word_embeddings.weight"]
-    unknown = sorted(set(parameters) - set(by_name))
+    unknown = sorted(
+        name for name, tensor in parameters.items() if name not in by_name and isinstance(tensor, torch.nn.Parameter)
+    )
     if unknown:
         raise ModelError(f"the model has parameters without a Hugging Face name: {', '.join(unknown)}.")
-    for name in parameters:
-        yield name, by_name[name]
-
-
-def _check_names(
-    found: frozenset[str], rules: list[WeightRule], hf_config: Mapping[str, Any], checkpoint: Path
-) -> None:
-    wanted = {name for rule in rules for name in rule.hf_names}
-    missing = sorted(wanted - found)
-    tied_copies = {"lm_head.weight"} if is_tied(hf_config) else set()
-    unexpected = sorted(name for name in found - wanted - tied_copies if not _IGNORED.search(name))
-    if missing or unexpected:
-        raise ModelError(
-            f"{checkpoint}: missing weights: {', '.join(missing) or 'none'}; "
-            f"unexpected weights: {', '.join(unexpected) or 'none'}.",
-            next_step="Check that config.json belongs to these weights.",
-        )
+    yield from ((name, by_name[name]) for name in parameters if name in by_name)

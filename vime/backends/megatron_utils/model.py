@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +14,16 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
+from megatron.training.argument_utils import core_transformer_config_from_args
 
 from vime.backends.megatron_utils.attention import PackedCoreAttention
+from vime.backends.megatron_utils.latent_attention import PackedLatentAttention
 from vime.backends.megatron_utils.norm import RMSNorm
+from vime.backends.megatron_utils.value_head import with_value_head
+
+ModelProvider = Callable[..., torch.nn.Module]
+"""A function of (pre_process, post_process, vp_stage=None) that builds one chunk of a model."""
 
 
 class PackedGPTModel(GPTModel):  # type: ignore[misc]
@@ -29,12 +36,19 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.rotary_pos_emb.cp_group = None
+        if not self.config.multi_latent_attention:
+            self.rotary_pos_emb.cp_group = None
 
     def _preprocess(self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         output = super()._preprocess(input_ids, position_ids, *args, **kwargs)
+        if kwargs.get("packed_seq_params") is not None:
+            kwargs["packed_seq_params"].positions = position_ids[0]
         decoder_input, rotary, *rest = output
-        return (decoder_input, rotary[position_ids[0]], *rest)
+        frozen = decoder_input is not None and torch.is_grad_enabled() and not decoder_input.requires_grad
+        if frozen and (self.config.recompute_granularity is not None or self.config.pipeline_model_parallel_size > 1):
+            # Recomputation and the backward pass of a stage start from what requires a gradient.
+            decoder_input.requires_grad_()
+        return (decoder_input, None if rotary is None else rotary[position_ids[0]], *rest)
 
 
 def training_device() -> torch.device:
@@ -42,48 +56,97 @@ def training_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def build_model(args: argparse.Namespace, config: TransformerConfig) -> list[torch.nn.Module]:
+def build_core_config(args: argparse.Namespace, *, replay_routes: bool) -> TransformerConfig:
+    """Megatron-Core's configuration of one model; each model needs its own, since it carries hooks of the training."""
+    config: TransformerConfig = core_transformer_config_from_args(args)
+    config.variable_seq_lengths = args.pipeline_model_parallel_size > 1
+    config.moe_enable_routing_replay = replay_routes
+    config.calculate_per_token_loss = False  # both aggregations are ours; see StepLoss
+    return config
+
+
+def build_model(
+    args: argparse.Namespace,
+    config: TransformerConfig,
+    *,
+    provider: ModelProvider | None = None,
+    value_head: bool = False,
+) -> list[torch.nn.Module]:
     """Build this rank's part of the model, on its device, in the parameter dtype of `args`.
 
-    One module, or one for each virtual pipeline stage of this rank. Needs Megatron's parallel groups.
+    One module, or one for each virtual pipeline stage of this rank. Needs Megatron's parallel groups. A `provider`
+    builds the modules in place of this file; with `value_head` the last stage says one number for each token.
     """
     virtual_size = args.virtual_pipeline_model_parallel_size
-    return [_build_chunk(args, config, stage) for stage in ([None] if virtual_size is None else range(virtual_size))]
+    chunks = []
+    for stage in [None] if virtual_size is None else range(virtual_size):
+        pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
+        post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
+        if provider is None:
+            shared = not args.untie_embeddings_and_output_weights and not value_head
+            model = _gpt_model(args, config, stage, (pre_process, post_process), shared=shared)
+        else:
+            model = provider(pre_process, post_process, vp_stage=stage)
+        if value_head:
+            model = with_value_head(model, config)
+        if torch.cuda.is_available():
+            model = model.cuda()
+        chunks.append(Float16Module(config, model) if config.bf16 or config.fp16 else model)
+    return chunks
 
 
-def _build_chunk(args: argparse.Namespace, config: TransformerConfig, virtual_stage: int | None) -> torch.nn.Module:
-    model: torch.nn.Module = PackedGPTModel(
+def _gpt_model(
+    args: argparse.Namespace,
+    config: TransformerConfig,
+    virtual_stage: int | None,
+    ends: tuple[bool, bool],
+    *,
+    shared: bool,
+) -> torch.nn.Module:
+    pre_process, post_process = ends
+    return PackedGPTModel(
         config,
         _block_spec(config, virtual_stage),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
-        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        pre_process=pre_process,
+        post_process=post_process,
         parallel_output=True,
-        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        share_embeddings_and_output_weights=shared,
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,
         rotary_base=args.rotary_base,
+        rope_scaling=args.use_rope_scaling,
+        rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
         vp_stage=virtual_stage,
     )
-    if torch.cuda.is_available():
-        model = model.cuda()
-    return Float16Module(config, model) if config.bf16 or config.fp16 else model
 
 
 def _block_spec(config: TransformerConfig, virtual_stage: int | None) -> TransformerBlockSubmodules:
+    first = get_transformer_layer_offset(config, virtual_stage)
+    pattern = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * config.num_layers
+    kinds = pattern[first : first + get_num_layers_to_build(config, virtual_stage)]
+    return TransformerBlockSubmodules(
+        layer_specs=[_layer_spec(config, config.num_moe_experts if kind else None) for kind in kinds],
+        layer_norm=RMSNorm,
+    )
+
+
+def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpec:
     layer = get_gpt_layer_local_submodules(
-        num_experts=config.num_moe_experts,
+        num_experts=num_experts,
         moe_grouped_gemm=False,
         qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=config.multi_latent_attention,
         normalization=config.normalization,
     )
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedCoreAttention
-    if config.qk_layernorm:
+    if config.multi_latent_attention:
+        layer.self_attention.module = PackedLatentAttention
+        attention.q_layernorm = attention.kv_layernorm = RMSNorm
+    elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    spec = ModuleSpec(module=TransformerLayer, submodules=layer)
-    num_layers = get_num_layers_to_build(config, virtual_stage)
-    return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)
+    return ModuleSpec(module=TransformerLayer, submodules=layer)

@@ -13,12 +13,14 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler, get_canonical_lr_for_logging
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import unwrap_model
 from megatron.training.training import (
     get_megatron_ddp_config,
     get_megatron_optimizer_config,
     get_optimizer_param_scheduler,
 )
 
+from vime.backends.megatron_utils.stateless_adam import StatelessAdam
 from vime.errors import RestoreError
 
 
@@ -40,9 +42,28 @@ class Learner:
         """The optimizers behind Megatron's chain."""
         return list(self.optimizer.chained_optimizers)
 
+    @property
+    def has_frozen_parameters(self) -> bool:
+        return any(not parameter.requires_grad for chunk in self.chunks for parameter in chunk.parameters())
 
-def build_learner(model: Sequence[torch.nn.Module], args: argparse.Namespace, config: TransformerConfig) -> Learner:
-    """Wrap the chunks of a model for data parallelism; give them an optimizer and a schedule that counts rollouts."""
+    @property
+    def keeps_state(self) -> bool:
+        """Whether there is anything of the optimizer to save; not with StatelessAdam and where nothing is trained."""
+        kinds = [type(part.optimizer) for part in self.sub_optimizers() if not part.is_stub_optimizer]
+        return bool(kinds) and StatelessAdam not in kinds
+
+
+def build_learner(
+    model: Sequence[torch.nn.Module],
+    args: argparse.Namespace,
+    config: TransformerConfig,
+    *,
+    stateless_adam: bool = False,
+) -> Learner:
+    """Wrap the chunks of a model for data parallelism; give them an optimizer and a schedule that counts rollouts.
+
+    `stateless_adam` puts an Adam without moments in the place of Adam.
+    """
     chunks = [
         DistributedDataParallel(config, get_megatron_ddp_config(args), chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(model)
@@ -54,6 +75,11 @@ def build_learner(model: Sequence[torch.nn.Module], args: argparse.Namespace, co
     optimizer = get_megatron_optimizer(
         optimizer_config, chunks, config_overrides=overrides, use_gloo_process_groups=args.use_gloo_process_groups
     )
+    if stateless_adam:
+        for part in optimizer.chained_optimizers:
+            if not part.is_stub_optimizer:
+                decoupled = optimizer_config.decoupled_weight_decay
+                part.optimizer = StatelessAdam(part.optimizer.param_groups, decoupled=decoupled)
     config.grad_scale_func = optimizer.scale_loss
     return Learner(chunks, optimizer, get_optimizer_param_scheduler(optimizer))
 
@@ -72,6 +98,20 @@ def ensure_state(learner: Learner) -> None:
             if not state:
                 state["step"] = torch.tensor(0.0)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+
+def clear_state(learner: Learner) -> None:
+    """Let the optimizer be as before its first step: no moments, and steps counted from 0 for their correction."""
+    for optimizer in learner.sub_optimizers():
+        if optimizer.is_stub_optimizer:
+            continue
+        for state in optimizer.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+        for group in optimizer.optimizer.param_groups:
+            if "step" in group:  # where all parameters share one
+                group["step"] = 0
 
 
 def load_optimizer_state(learner: Learner, state: Any, *, keep_rates: bool) -> None:
@@ -115,3 +155,23 @@ def _use_current_rates(saved: list[dict[str, Any]], current: list[dict[str, Any]
     for group in saved:
         match = by_kind.get(tuple(group.get(name) for name in kind), {})
         group.update({name: match[name] for name in rates if name in match})
+
+
+def learner_tensors(learner: Learner) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(weights, saved buffers and optimizer state; gradient buffers) of this rank, in any order, views included."""
+    kept: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
+    for chunk in learner.chunks:
+        core = unwrap_model(chunk)
+        kept += [*core.parameters(), *core.buffers()]
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            gradients.append(buffer.grad_data)
+            if buffer.param_data is not None:
+                kept.append(buffer.param_data)
+    for optimizer in learner.sub_optimizers():
+        if optimizer.is_stub_optimizer:
+            continue
+        kept += [parameter for group in optimizer.optimizer.param_groups for parameter in group["params"]]
+        states = optimizer.optimizer.state.values()
+        kept += [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return kept, gradients

@@ -67,6 +67,10 @@ class MicrobatchTensors:
     """[R] float32"""
     teacher_log_probs: torch.Tensor | None = None
     """[R] float32"""
+    values: torch.Tensor | None = None
+    """[R] float32, the critic's before the batch's first step"""
+    returns: torch.Tensor | None = None
+    """[R] float32, what the critic learns"""
     candidates: TopKCandidates | None = None
     nucleus: Nucleus | None = None
     routes: Routes | None = None
@@ -118,6 +122,8 @@ def to_tensors(
         old_entropies=move_if_given(microbatch.old_entropies),
         reference_log_probs=move_if_given(microbatch.reference_log_probs),
         teacher_log_probs=move_if_given(microbatch.teacher_log_probs),
+        values=move_if_given(microbatch.values),
+        returns=move_if_given(microbatch.token_returns),
         candidates=candidates,
         nucleus=nucleus,
         routes=routes_of(microbatch, places, held),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -54,6 +55,23 @@ def start_parallel(args: argparse.Namespace, init_method: str, timeout_s: float)
     global_vars.set_args(args)
 
 
+@contextlib.contextmanager
+def current_args(args: argparse.Namespace) -> Iterator[None]:
+    """Let Megatron's global arguments be `args` inside, and what they were afterwards."""
+    before = global_vars.get_args()
+    global_vars.set_args(args)
+    try:
+        yield
+    finally:
+        global_vars.set_args(before)
+
+
+def use_threads(num_threads: int | None) -> None:
+    """Let torch's operations use so many threads; a setting of the calling thread. None leaves torch's choice."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+
+
 def seed_everything(args: argparse.Namespace) -> None:
     """Seed Python, numpy, torch and Megatron's tracker the way Megatron does: pipeline stages differ."""
     seed = args.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
@@ -69,6 +87,13 @@ def stop_parallel() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     global_vars.destroy_global_vars()
+
+
+def on_all_ranks(value: Any) -> list[Any]:
+    """The value of each rank, on every rank; collective."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
 
 
 def is_metric_source() -> bool:

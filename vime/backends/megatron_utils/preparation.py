@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +47,7 @@ def prepared_steps(
     score: Score,
     sum_over_replicas: Reduce,
     *,
+    before: Callable[[str], None],
     record: RecordedScore | None = None,
 ) -> Steps:
     """The microbatches of each step with all that `objective` needs of them.
@@ -54,19 +55,24 @@ def prepared_steps(
     `record` is there where training replays the actor's own experts; it is then always called.
 
     In this order: the reference's log-probabilities over the whole vocabulary, the teacher's and the actor's among
-    the recorded nucleus, advantages. Frozen models choose experts for themselves.
+    the recorded nucleus, advantages. Frozen models choose experts for themselves. `before` is told of each of these
+    passes, by the prefix of the documented hook.
     """
     prepared = steps
     if frozen.reference is not None:
         with frozen.reference.in_place():
+            before("ref_")
             prepared = [_of_reference(step, score) for step in prepared]
     if frozen.teacher is not None:
         with frozen.teacher.in_place():
+            before("teacher_")
             prepared = [_of_teacher(step, score) for step in prepared]
     recomputes, with_entropy = objective.recomputes_old_log_probs(len(steps)), objective.scores_entropy
     if record is not None:
+        before("")
         prepared = [_with_own_routes(step, record, keeps=recomputes, with_entropy=with_entropy) for step in prepared]
     elif recomputes:
+        before("")
         prepared = [_of_actor(step, score, with_entropy=with_entropy) for step in prepared]
     if objective.has_token_advantages:
         prepared = with_token_advantages(prepared, objective, sum_over_replicas)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -27,15 +24,15 @@ from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.head.types import HeadOptions, HeadTerms
 from vime.backends.megatron_utils.logprob import response_log_probs
 from vime.backends.megatron_utils.loss import StepLoss
+from vime.backends.megatron_utils.microbatch_schedule import MicrobatchSchedule
 from vime.backends.megatron_utils.model import training_device
-from vime.backends.megatron_utils.packing import MicrobatchTensors, to_tensors
-from vime.backends.megatron_utils.parallel import context_share, sum_over_context
+from vime.backends.megatron_utils.packing import MicrobatchTensors
+from vime.backends.megatron_utils.parallel import sum_over_context
 from vime.backends.megatron_utils.recorded import check_recorded
 from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.megatron_utils.routes import check_routes
 from vime.backends.megatron_utils.routing_replay import Routing, RoutingReplay
 from vime.data.batch import PackedMicrobatch, RouteRows
-from vime.data.lazy import token_counts
 from vime.errors import TrainerError
 
 
@@ -65,13 +62,12 @@ class ForwardPass:
     ) -> None:
         self.device = training_device()
         self._chunks = list(chunks)
-        self._tensor_group = parallel_state.get_tensor_model_parallel_group()
-        self._sequence_parallel = core_config.sequence_parallel
-        self._multiple = args.tensor_model_parallel_size if core_config.sequence_parallel else 1
-        self._share = context_share(args)
+        self._runner = MicrobatchSchedule(chunks, args, core_config)
         self._replay: RoutingReplay | None = None
         if config.replay_routes:
-            self._replay = RoutingReplay(self._chunks, core_config, self._share, self._multiple)
+            self._replay = RoutingReplay(self._chunks, core_config, self._runner.share, self._runner.multiple)
+        self._tensor_group = parallel_state.get_tensor_model_parallel_group()
+        self._sequence_parallel = core_config.sequence_parallel
         self._sum_over_context = sum_over_context()
         self._hidden_size = args.hidden_size
         self._rule = config.objective.weight_rule if config.objective.centers_scores else None
@@ -174,21 +170,8 @@ class ForwardPass:
 
         with torch.no_grad():
             self._schedule(step, microbatches, forward_only=True)
-        return [
-            array.cpu().numpy() for array in self._from_last_stage(results, 1 + with_entropy, response_counts)
-        ], lengths
-
-    def _from_last_stage(
-        self, results: list[torch.Tensor], num_rows: int, response_counts: Sequence[int]
-    ) -> list[torch.Tensor]:
-        group = parallel_state.get_pipeline_model_parallel_group()
-        if group.size() == 1:
-            return results
-        if not results:
-            results = [torch.empty(num_rows, count, device=self.device) for count in response_counts]
-        for result in results:
-            dist.broadcast(result, src=dist.get_global_rank(group, group.size() - 1), group=group)
-        return results
+        shapes = [(1 + with_entropy, count) for count in response_counts]
+        return [array.cpu().numpy() for array in self._runner.from_last_stage(results, shapes)], lengths
 
     def _schedule(
         self,
@@ -198,24 +181,7 @@ class ForwardPass:
         *,
         forward_only: bool,
     ) -> None:
-        """Ask for each microbatch once, in order; hold one at a time, or those between the first and last chunk."""
-
-        def read() -> Iterator[MicrobatchTensors]:
-            for packed in microbatches:
-                for check in checks:
-                    check(packed)
-                yield to_tensors(packed, self.device, self._share, self._multiple)
-
-        feeds = list(itertools.tee(read(), len(self._chunks)))
-        get_forward_backward_func()(
-            forward_step_func=step,
-            data_iterator=feeds if len(feeds) > 1 else feeds[0],
-            model=self._chunks,
-            num_microbatches=len(microbatches),
-            seq_length=max(token_counts(microbatches)),
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
+        self._runner.run(step, microbatches, checks, forward_only=forward_only)
         if self._replay is not None:
             self._replay.clear()
 

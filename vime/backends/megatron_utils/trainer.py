@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,42 +12,56 @@ import torch.distributed as dist
 
 from vime.backends.megatron_utils.arguments import parse_megatron_args
 from vime.backends.megatron_utils.config import TrainerConfig
+from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.megatron_utils.shim import prepare_megatron
+from vime.backends.megatron_utils.trainer_hooks import StepPlace
+from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.data.batch import PackedMicrobatch, RouteRows, StepTotals
 from vime.data.lazy import token_counts
 from vime.data.merged import MergedMicrobatches
-from vime.errors import TrainerError
 
 prepare_megatron()
 
 from megatron.core import parallel_state  # noqa: E402
-from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 
-from vime.backends.megatron_utils import checkpoint, hf_weights, safetensors_files  # noqa: E402
+from vime.backends.megatron_utils import checkpoint, hf_export, hf_weights  # noqa: E402
+from vime.backends.megatron_utils.checkpoint_weights import load_source  # noqa: E402
 from vime.backends.megatron_utils.frozen_models import FrozenModels  # noqa: E402
 from vime.backends.megatron_utils.frozen_weights import FrozenWeights  # noqa: E402
-from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss, with_replayed_fraction  # noqa: E402
-from vime.backends.megatron_utils.model import build_model  # noqa: E402
-from vime.backends.megatron_utils.optimizer import build_learner  # noqa: E402
+from vime.backends.megatron_utils.loss import (  # noqa: E402
+    METRIC_NAMES,
+    OPTIONAL_METRIC_NAMES,
+    StepLoss,
+    with_replayed_fraction,
+)
+from vime.backends.megatron_utils.model import build_core_config, build_model  # noqa: E402
 from vime.backends.megatron_utils.parallel import (  # noqa: E402
-    is_metric_source,
+    on_all_ranks,
     seed_everything,
     start_parallel,
     stop_parallel,
     sum_over_context,
+    use_threads,
 )
 from vime.backends.megatron_utils.preparation import prepared_steps  # noqa: E402
 from vime.backends.megatron_utils.probe_scores import probe_scores  # noqa: E402
 from vime.backends.megatron_utils.schedule import ForwardPass  # noqa: E402
+from vime.backends.megatron_utils.trained_model import (  # noqa: E402
+    TrainedModel,
+    check_equal_counts,
+    sum_over_replicas,
+)
+
+FIRST_STEP = StepPlace()
 
 
 class MegatronTrainer:
     """Model, optimizer and schedule of one rank.
 
-    Every method except `close` is collective: all ranks call it, in the same order. Use as a context manager or call
-    `close`; a process can hold one trainer at a time.
+    Every method except `close` and `rest` is collective: all ranks call it, in the same order. Use as a context manager
+    or call `close`; a process can hold one trainer at a time.
     """
 
     def __init__(self, config: TrainerConfig, rank: int, world_size: int, init_method: str) -> None:
@@ -58,19 +70,18 @@ class MegatronTrainer:
         The weights are random until `load_hf` or `load`. Raises `SettingsError`, `ModelError` or `TrainerError`.
         """
         self._config = config
-        self._use_threads()
+        use_threads(self._config.num_threads)
         self._hf_checkpoint = Path(config.hf_checkpoint)
         self._hf_config = read_hf_config(self._hf_checkpoint)
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
         start_parallel(self._args, init_method, config.timeout_s)
-        seed_everything(self._args)
-        self._core_config = core_transformer_config_from_args(self._args)
-        self._core_config.variable_seq_lengths = self._args.pipeline_model_parallel_size > 1
-        self._core_config.moe_enable_routing_replay = config.replay_routes
-        self._core_config.calculate_per_token_loss = False  # both aggregations are ours; see StepLoss
-        self._learner = build_learner(build_model(self._args, self._core_config), self._args, self._core_config)
-        self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, config)
-        self._frozen = FrozenModels(self._learner, self._args, self._hf_config, config)
+        self.turns = DeviceTurns()
+        """For other models of this process that share its device."""
+        try:
+            self._build()
+        except BaseException:
+            stop_parallel()
+            raise
 
     @property
     def data_parallel_rank(self) -> int:
@@ -88,17 +99,28 @@ class MegatronTrainer:
 
     def load_hf(self) -> None:
         """Load the weights of the Hugging Face checkpoint; raises `ModelError` when they don't fit."""
-        hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
+        self.load_weights(WeightSource("--hf-checkpoint", self._hf_checkpoint))
+
+    def load_weights(self, source: WeightSource) -> None:
+        """Load weights alone; see `checkpoint_weights.load_source`."""
+        self._model.take_turn()
+        load_source(self._learner.chunks, self._hf_config, source)
         self._learner.optimizer.reload_model_params()
 
     def load_start(self) -> None:
-        """Load what a new run starts from: the Hugging Face checkpoint or the reference, and frozen models.
+        """Load what a new run starts from: weights of its own, the reference or the Hugging Face checkpoint.
+
+        Loads the frozen models too.
 
         Raises `ModelError`, `RestoreError` or `SettingsError` when weights are absent or don't fit.
         """
-        if self._config.reference is None:
-            self.load_hf()
+        self._model.take_turn()
+        start = self._config.start
+        if start is None and self._config.reference is None:
+            start = WeightSource("--hf-checkpoint", self._hf_checkpoint)
         self._frozen.load_start()
+        if start is not None:
+            self.load_weights(start)
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
         """This rank's microbatches of a rollout batch, step by step, with all that its objective needs of them.
@@ -110,17 +132,26 @@ class MegatronTrainer:
         Lazy microbatches stay lazy: they are read one after the other, and only what is added is kept. Where nothing
         is added, nothing is read.
         """
-        self._use_threads()
-        record = self._recorded_scores if self._config.record_routes else None
+        use_threads(self._config.num_threads)
+        self._model.take_turn()
         return prepared_steps(
-            steps, self._config.objective, self._frozen, self._scores, self._sum_over_replicas, record=record
+            steps,
+            self._config.objective,
+            self._frozen,
+            self._scores,
+            sum_over_replicas,
+            before=self._computes_log_probs,
+            record=self._recorded_scores if self._config.record_routes else None,
         )
 
     def rollout_trained(self, rollout_id: int) -> None:
         """Call it after the last step of each rollout batch: the reference may follow the actor."""
+        self._model.finish_batch()
         self._frozen.rollout_trained(rollout_id)
 
-    def train_step(self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals) -> dict[str, float]:
+    def train_step(
+        self, microbatches: Sequence[PackedMicrobatch], totals: StepTotals, place: StepPlace = FIRST_STEP
+    ) -> dict[str, float]:
         """Take one optimizer step on this rank's microbatches and return metrics of the whole step.
 
         Ranks of one data-parallel share pass the same microbatches; all ranks pass the same number of them. Returns,
@@ -129,28 +160,21 @@ class MegatronTrainer:
         Raises `TrainerError`, before any weight changes, when ranks disagree about the number of microbatches or a
         loss or gradient isn't finite.
         """
-        self._use_threads()
-        self._check_equal_counts(len(microbatches))
-        learner = self._learner
+        use_threads(self._config.num_threads)
         step_loss = StepLoss(
             self._config.objective,
             totals,
             float(len(microbatches) * self.data_parallel_size),
             sum_over_context=sum_over_context(),
         )
-        for chunk in learner.chunks:
-            chunk.train()
-            chunk.zero_grad_buffer()
-        learner.optimizer.zero_grad()
-        self._forward.run(microbatches, step_loss)
-        self._check_finite(step_loss)
-        lr = learner.learning_rate
-        succeeded, grad_norm, _ = learner.optimizer.step()
-        if not succeeded:
-            raise TrainerError(f"rank {dist.get_rank()}: the optimizer skipped the step on overflow.")
-        learner.scheduler.step(self._args.global_batch_size)
-        metrics = with_replayed_fraction(self._reduce(step_loss))
-        return {**metrics, "grad_norm": float(grad_norm or 0.0), "lr": lr}
+
+        def run() -> None:
+            hooks, learner = self._config.hooks, self._learner
+            hooks.takes_step(self._args, place, learner.chunks, learner.optimizer, learner.scheduler)
+            self._forward.run(microbatches, step_loss)
+
+        metrics = with_replayed_fraction(self._model.train_step(len(microbatches), step_loss, run))
+        return {name: metrics[name] for name in sorted(metrics, key=_place_of_metric)}
 
     def log_probs(
         self, microbatches: Sequence[PackedMicrobatch], *, replay_nucleus: bool = True, replay_routes: bool = True
@@ -175,17 +199,22 @@ class MegatronTrainer:
         """
         self._begin_scoring(microbatches)
         with FrozenWeights(self._learner.chunks).in_place():
-            hf_weights.load_hf_weights(self._learner.chunks, self._hf_checkpoint, self._hf_config)
+            load_source(self._learner.chunks, self._hf_config, WeightSource("--hf-checkpoint", self._hf_checkpoint))
             return np.concatenate([log_probs for (log_probs,) in self._forward.scores(microbatches)])
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
+        self._model.take_turn()
         return hf_weights.iterate_hf_weights(self._learner.chunks, self._hf_config)
 
     def save_hf(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face checkpoint, with configuration and tokenizer of the original."""
+        """Write the weights as a Hugging Face checkpoint, with configuration and tokenizer of the original.
+
+        The folder is there whole or not at all; one that an earlier call wrote is replaced. Raises `SettingsError`
+        for any other folder in its place, and `DiskFullError`.
+        """
         if dist.get_rank() == 0:
-            safetensors_files.write_checkpoint(self.named_hf_weights(), self._hf_checkpoint, directory)
+            hf_export.write(self.named_hf_weights(), self._hf_checkpoint, directory)
         else:
             for _ in self.named_hf_weights():
                 pass
@@ -193,16 +222,35 @@ class MegatronTrainer:
 
     def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
         """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
-        folder = checkpoint.save_checkpoint(
-            self._learner, self._args, directory, iteration, write_tracker=write_tracker
-        )
+        folder = self._model.save(directory, iteration, write_tracker=write_tracker)
         self._frozen.save(folder)
         return folder
 
     def load(self, directory: Path, iteration: int) -> None:
         """Restore the state that `save` wrote, and the frozen models; see `checkpoint.load_checkpoint`."""
-        checkpoint.load_checkpoint(self._learner, self._args, directory, iteration)
+        self._model.load(directory, iteration)
         self._frozen.load(checkpoint.checkpoint_folder(directory, iteration))
+
+    def rest(self) -> int:
+        """Move the memory of this model, and of those that share its turns, to the host until the next call.
+
+        Returns the bytes of the device that were freed. What comes back is the same bit by bit.
+        """
+        return self.turns.rest()
+
+    def _build(self) -> None:
+        seed_everything(self._args)
+        self._config.hooks.initialised(self._args)
+        self._core_config = build_core_config(self._args, replay_routes=self._config.replay_routes)
+        chunks = build_model(self._args, self._core_config, provider=self._config.hooks.model_provider)
+        self._model = TrainedModel(chunks, self._args, self._core_config, self._config, self.turns)
+        self.turns.join(self._model)
+        self._learner = self._model.learner
+        self._forward = ForwardPass(self._learner.chunks, self._args, self._core_config, self._config)
+        self._frozen = FrozenModels(self._learner, self._args, self._hf_config, self._config)
+
+    def _computes_log_probs(self, store_prefix: str) -> None:
+        self._config.hooks.computes_log_probs(self._args, self._learner.chunks, store_prefix)
 
     def close(self) -> None:
         """Leave the other ranks; a second call does nothing."""
@@ -236,7 +284,7 @@ class MegatronTrainer:
         most = self._config.log_probs_max_tokens
         if most is None or replays_routes or self._args.virtual_pipeline_model_parallel_size is not None:
             return 1
-        longest: int = max(self._on_all_ranks(max(token_counts(microbatches))))
+        longest: int = max(on_all_ranks(max(token_counts(microbatches))))
         return max(1, most // longest)
 
     def _recorded_scores(
@@ -247,83 +295,12 @@ class MegatronTrainer:
         return self._forward.scores_and_routes(microbatches, with_entropy=with_entropy)
 
     def _begin_scoring(self, microbatches: Sequence[PackedMicrobatch]) -> None:
-        self._use_threads()
-        self._check_equal_counts(len(microbatches))
-        for chunk in self._learner.chunks:
-            chunk.eval()
-
-    def _use_threads(self) -> None:
-        if self._config.num_threads is not None:  # a setting of the calling thread, not of the process
-            torch.set_num_threads(self._config.num_threads)
-
-    def _check_equal_counts(self, count: int) -> None:
-        counts = self._on_all_ranks(count)
-        if min(counts) != max(counts) or count == 0:
-            listed = ", ".join(f"rank {rank}: {found}" for rank, found in enumerate(counts))
-            raise TrainerError(
-                f"ranks got different numbers of microbatches ({listed}), allowed: one equal number above 0.",
-                next_step="Plan the batch again for this number of ranks.",
-            )
-
-    def _check_finite(self, step_loss: StepLoss) -> None:
-        """Raise on all ranks when a loss or a gradient is NaN or infinite on any of them."""
-        chunks = self._learner.chunks
-        buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
-        finite = [buffer.grad_data.sum().isfinite() for buffer in buffers]
-        losses = [metrics["loss"].isfinite() for metrics in step_loss.metrics]
-        flag = torch.stack([*finite, *losses]).all().logical_not().float()
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        if not flag.item():
-            return
-        bad = [
-            index
-            for samples, loss_finite in zip(step_loss.sample_indices, losses, strict=True)
-            if not loss_finite
-            for index in samples
-        ]
-        suspects = {rank: samples for rank, samples in enumerate(self._on_all_ranks(bad)) if samples}
-        what = "loss"
-        if not suspects:
-            what = "gradient"
-            mine = [index for samples in step_loss.sample_indices for index in samples]
-            suspects = {rank: samples for rank, samples in enumerate(self._on_all_ranks(mine)) if samples}
-        where = "; ".join(f"rank {rank}: samples {_listed(items)}" for rank, items in suspects.items())
-        raise TrainerError(
-            f"{what} is not finite ({where}); no weight was changed.",
-            next_step="Look at these samples, lower --lr, or resume from the last checkpoint.",
-        )
-
-    def _reduce(self, step_loss: StepLoss) -> dict[str, float]:
-        """Sums over the step of all metrics that any rank reports."""
-        own = sorted({name for metrics in step_loss.metrics for name in metrics})
-        names = sorted({name for reported in self._on_all_ranks(own) for name in reported})
-        total = torch.zeros(len(names), dtype=torch.float64, device=self._forward.device)
-        if is_metric_source():
-            for metrics in step_loss.metrics:
-                total += torch.stack([metrics.get(name, total.new_zeros(())) for name in names]).double()
-        dist.all_reduce(total)
-        values = dict(zip(names, total.tolist(), strict=True))
-        if not all(math.isfinite(value) for value in values.values()):
-            raise TrainerError(f"metrics are not finite: {values}.", next_step="Look at the sampler log-probabilities.")
-        return {name: values[name] for name in sorted(names, key=_place_of_metric)}
-
-    def _sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks that hold different sequences."""
-        total = tensor.to(self._forward.device)
-        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
-        return total.cpu()
-
-    def _on_all_ranks(self, value: Any) -> list[Any]:
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, value)
-        return gathered
+        use_threads(self._config.num_threads)
+        check_equal_counts(len(microbatches))
+        self._model.evaluate_only()
 
 
 def _place_of_metric(name: str) -> int:
-    """Those that most objectives report come first."""
-    return METRIC_NAMES.index(name) if name in METRIC_NAMES else len(METRIC_NAMES)
-
-
-def _listed(items: Sequence[int], most: int = 16) -> str:
-    rest = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(str(item) for item in items[:most]) + rest
+    """Those that are always reported come first, grad_norm and lr last."""
+    order = [*METRIC_NAMES, *OPTIONAL_METRIC_NAMES, "", "grad_norm", "lr"]
+    return order.index(name if name in order else "")

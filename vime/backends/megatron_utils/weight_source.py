@@ -9,6 +9,10 @@ from vime.errors import RestoreError, SettingsError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron's file with the number of the newest iteration, or `release`."""
+METADATA = ".metadata"
+"""Table of contents of a checkpoint in the `torch_dist` format."""
+MODEL_FILE = "model_optim_rng.pt"
+"""One rank's file of a checkpoint in the `torch` format, in a folder of its own."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,23 @@ class WeightSource:
         """Whether the folder holds safetensors files."""
         return any(self.directory.glob("*.safetensors"))
 
+    @property
+    def folder(self) -> Path:
+        """The Hugging Face folder, or that of the one checkpoint. Raises `RestoreError` as `megatron_folder`."""
+        return self.directory if self.is_hugging_face else self.megatron_folder()
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether there is anything that looks like a checkpoint."""
+        return self.is_hugging_face or (self.directory / TRACKER).is_file() or is_checkpoint(self.directory)
+
     def megatron_folder(self) -> Path:
-        """Folder of the one checkpoint. Raises `RestoreError` when there is none, or when its number can't be read."""
+        """Folder of the one checkpoint, which may be the source itself.
+
+        Raises `RestoreError` when there is none, or when its number can't be read.
+        """
+        if self.iteration is None and is_checkpoint(self.directory):
+            return self.directory
         if self.iteration is not None:
             return self._existing(self.directory / f"iter_{self.iteration:07d}")
         try:
@@ -61,3 +80,8 @@ class WeightSource:
                 f"{self.flag}: {folder} doesn't exist, found: {listed}.", next_step="Choose an iteration that is there."
             )
         return folder
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether the folder itself is one Megatron checkpoint."""
+    return (folder / METADATA).is_file() or any(folder.glob(f"mp_rank_*/{MODEL_FILE}"))

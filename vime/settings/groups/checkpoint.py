@@ -21,7 +21,12 @@ class CheckpointSettings:
     ref_update_interval: int | None = flag(
         None, "Copy the actor to the reference model after every N rollout batches.", check=at_least(1)
     )
-    load: str | None = flag(None, "Run to resume: its --save folder or one `committed_N.json`.", common=True)
+    load: str | None = flag(
+        None,
+        "Run to resume: its --save folder or one `committed_N.json`; or weights that a new run starts with: a folder "
+        "of a Hugging Face model or of Megatron checkpoints.",
+        common=True,
+    )
     save: str | None = flag(None, "Run folder: checkpoints, queue, logs and metrics.", common=True)
     save_interval: int | None = flag(None, "Commit after every N rollout batches.", check=at_least(1))
     ckpt_step: int | None = flag(

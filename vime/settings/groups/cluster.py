@@ -33,6 +33,11 @@ class ClusterSettings:
     )
 
     @property
+    def trainer_leaves_memory(self) -> bool:
+        """Whether the trainer's memory is in the host while engines generate."""
+        return self.offload or bool(self.offload_train) or (self.colocate and self.offload_train is None)
+
+    @property
     def num_trainer_ranks(self) -> int:
         return self.actor_num_nodes * self.actor_num_gpus_per_node
 

@@ -10,6 +10,7 @@ from vime.errors import SettingsError
 from vime.settings.extra_args import flags_added_by
 from vime.settings.groups import GROUPS, Settings
 from vime.settings.passed_on import listed_megatron_names
+from vime.settings.roles import settings_of_role
 from vime.settings.rules.megatron import SIZES
 from vime.settings.rules.problem import Problem, problem_of
 from vime.settings.rules.quantities import has_critic
@@ -39,6 +40,17 @@ def roles_have_the_same_layout(settings: Settings) -> Iterator[Problem]:
                     "Actor and critic share their GPUs and have the same parallel layout.",
                     "Give it on the command line, for both.",
                 )
+
+
+def roles_override_what_they_may(settings: Settings) -> Iterator[Problem]:
+    """A flag of the whole run would be read by one role's ranks alone."""
+    roles: tuple[megatron_config.Role, ...] = ("actor", "critic")
+    for role in roles:
+        try:
+            settings_of_role(settings, role)
+        except SettingsError as error:
+            if not list(roles_can_be_overridden(settings)):
+                yield problem_of(megatron_config.FLAG, error)
 
 
 def a_critics_entry_has_a_critic(settings: Settings) -> Iterator[Problem]:
@@ -109,6 +121,7 @@ def _arguments(settings: Settings) -> dict[str, Any]:
 RULES = (
     roles_can_be_overridden,
     roles_have_the_same_layout,
+    roles_override_what_they_may,
     a_critics_entry_has_a_critic,
     server_groups_are_whole,
     evaluation_file_names_data_sets,

@@ -32,6 +32,7 @@ from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
 from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.backends.megatron_utils.trainer_hooks import Hook, TrainerHooks
 from vime.data.batch import PackedMicrobatch, RouteRows, tokens_with_successor
 from vime.errors import VimeError
 
@@ -234,7 +235,10 @@ def replayed_routes(world: World) -> dict[str, Any]:
             trainer.train_step([with_routes(packed, absent=[102])], totals(sequences))
         except VimeError as error:
             said = f"{type(error).__name__}: {error}"
-    with world.trainer(hf_checkpoint=checkpoint, replay_routes=True, record_routes=True, lr=0.1) as trainer:
+    hooked: list[str] = []
+    hooks = TrainerHooks(before_log_prob=Hook("--flag", "own", lambda *given: hooked.append(given[-1])))
+    own_experts = {"replay_routes": True, "record_routes": True, "hooks": hooks}
+    with world.trainer(hf_checkpoint=checkpoint, lr=0.1, **own_experts) as trainer:
         ((prepared,),) = trainer.prepare([[packed]])
         metrics = trainer.train_step([prepared], totals(sequences))
         later = {
@@ -253,6 +257,7 @@ def replayed_routes(world: World) -> dict[str, Any]:
         "other": float(np.abs(other - free).max()),
         "ignored": float(np.abs(ignored - free).max()),
         "said": said,
+        "hooked": hooked,
     }
 
 

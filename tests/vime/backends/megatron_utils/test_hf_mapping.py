@@ -10,16 +10,9 @@ import pytest
 import torch
 
 from vime.backends.megatron_utils.hf_config import model_argv, read_hf_config
-from vime.backends.megatron_utils.hf_mapping import (
-    AttentionShape,
-    WeightRule,
-    join,
-    merge_shards,
-    split,
-    take_shard,
-    weight_rules,
-)
+from vime.backends.megatron_utils.hf_mapping import AttentionShape, join, merge_shards, split, take_shard
 from vime.errors import ModelError
+from vime.models.weight_names import WeightRule, weight_rules
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3",
@@ -55,7 +48,7 @@ def test_gate_and_up_are_cut_separately_by_tensor_parallelism() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("config", [CONFIG, CONFIG | {"tie_word_embeddings": False, "attention_bias": True}])
+@pytest.mark.parametrize("config", [CONFIG, CONFIG | {"tie_word_embeddings": False, "model_type": "qwen2"}])
 def test_every_parameter_comes_back_from_its_shards_and_parts(config: dict[str, Any], size: int) -> None:
     rows = {"q": 8, "k": 4, "v": 4, "gate": 6, "up": 6}
     for rule in weight_rules(config):
@@ -86,7 +79,10 @@ def test_shape_flags_follow_config() -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama', allowed: qwen3, qwen3_moe"),
+        ({"model_type": "glm"}, "model_type is 'glm', allowed: qwen2, qwen3, qwen3_moe, llama, deepseek_v3"),
+        ({"attention_bias": True}, "attention_bias is true, allowed: false"),
+        ({"use_sliding_window": True}, "use_sliding_window is true, allowed: false"),
+        ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, allowed: false or left out'),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope type is 'yarn', allowed: default"),
     ],

@@ -99,6 +99,10 @@ def test_the_trainers_own_experts_are_recorded_and_replayed_after_weights_have_c
     assert found["free_later"] > 1e-3
 
 
+def test_the_pass_that_records_experts_calls_the_hook_of_log_probs_once(quick: dict[str, Any]) -> None:
+    assert quick["replayed_routes"]["hooked"] == [""]
+
+
 def test_a_trained_sample_without_routes_is_named(quick: dict[str, Any]) -> None:
     said = quick["replayed_routes"]["said"]
     assert said.startswith("TrainerError: samples 102 have no routes")

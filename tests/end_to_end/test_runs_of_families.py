@@ -1,0 +1,58 @@
+"""Every family of models is sampled, trained, published, committed and exported by the real engine and trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.end_to_end.jobs import Job
+from tests.support.tiny_families import build_tiny_model
+
+pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256}
+
+
+class FamilyJob(Job):
+    """A job on another model; its new run starts with other weights than --hf-checkpoint has."""
+
+    def prepare_family(self, name: str) -> None:
+        self.prepare()
+        for file in self.model.iterdir():
+            file.unlink()
+        build_tiny_model(self.model, name, seed=1, **SIZES)
+        build_tiny_model(self.folder / "start", name, seed=2, **SIZES)
+        self.flags |= {
+            "--load": self.folder / "start",
+            "--save-hf": f"{self.folder}/export/{{rollout_id}}",
+            "--lr": 1e-4,
+        }
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama_scaled", "qwen3_moe"])
+def test_a_family_trains_on_what_it_publishes(tmp_path: Path, name: str) -> None:
+    job = FamilyJob(tmp_path, num_rollout=2)
+    job.prepare_family(name)
+    running = job.start()
+    try:
+        output, _ = running.communicate(timeout=380)
+    finally:
+        running.kill()
+    assert running.returncode == 0, output
+    assert "The actor starts with the weights of --load" in output
+    differences = [step["train"]["train_rollout_logprob_abs_diff"] for step in job.steps()]
+    assert max(differences) < 1e-3, "engine and trainer hold the same weights, at first and after a publication"
+    start, *exports = (
+        load_file(folder / "model.safetensors")
+        for folder in (tmp_path / "start", tmp_path / "export" / "0", tmp_path / "export" / "1")
+    )
+    assert [export.keys() == start.keys() for export in exports] == [True, True]
+    moved = [max(float((export[key] - start[key]).abs().max()) for key in start) for export in exports]
+    assert 1e-5 < moved[0] < moved[1] < 1e-2, "from the weights of --load, a step at a time"
+    assert (tmp_path / "export" / "1" / "config.json").read_text() == (job.model / "config.json").read_text()
+    assert json.loads((tmp_path / "export" / "1" / "vime_export.json").read_text())
+    assert all(torch.isfinite(tensor).all() for tensor in exports[1].values())

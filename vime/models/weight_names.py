@@ -1,0 +1,154 @@
+"""Names of weights: the one table, for each family, of which Hugging Face tensors make up which Megatron parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from vime.errors import ModelError
+from vime.models.families import num_dense_layers, num_experts
+from vime.models.rows import Config, positive
+
+Layout = Literal["plain", "qkv", "gate_up"]
+"""plain: one tensor. qkv: query, key and value interleaved by query group. gate_up: gate rows above up rows."""
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """One full (unsharded) Megatron parameter and the Hugging Face tensors that hold the same numbers."""
+
+    megatron_name: str
+    """Name with the layer's and the expert's number in the whole model."""
+    hf_names: tuple[str, ...]
+    layout: Layout = "plain"
+    shard_dim: int | None = None
+    """Dimension that tensor parallelism (of the experts, for an expert) cuts; None for a replicated parameter."""
+    layer: int | None = None
+    """Layer in the whole model; None outside the layers."""
+    expert: int | None = None
+    """Expert of the layer, whose parameters have a parallel layout of their own; None for all others."""
+
+    @property
+    def is_vocabulary(self) -> bool:
+        """Whether Megatron may have more rows than the vocabulary, for tensor parallelism."""
+        return self.megatron_name in _VOCABULARY
+
+
+@dataclass(frozen=True)
+class Family:
+    """Parts of a layer, in the order in which weights are published; `{}` in a name stands for the expert."""
+
+    attention: tuple[WeightRule, ...]
+    expert_mlp: tuple[WeightRule, ...] = ()
+    """What stands for the dense feed-forward part in a layer of experts."""
+
+
+def _rule(
+    megatron: str, *hf: str, layout: Layout = "plain", shard_dim: int | None = None, per_expert: bool = False
+) -> WeightRule:
+    return WeightRule(megatron, hf, layout, shard_dim, expert=0 if per_expert else None)
+
+
+def _gated_mlp(megatron: str, hf: str, *, per_expert: bool = False) -> tuple[WeightRule, ...]:
+    gate_up = (f"{hf}.gate_proj.weight", f"{hf}.up_proj.weight")
+    fc1, fc2 = f"{megatron}.linear_fc1.weight", f"{megatron}.linear_fc2.weight"
+    return (
+        _rule(fc1, *gate_up, layout="gate_up", shard_dim=0, per_expert=per_expert),
+        _rule(fc2, f"{hf}.down_proj.weight", shard_dim=1, per_expert=per_expert),
+    )
+
+
+def _qkv(kind: Literal["weight", "bias"]) -> WeightRule:
+    parts = (f"self_attn.{part}_proj.{kind}" for part in "qkv")
+    return _rule(f"self_attention.linear_qkv.{kind}", *parts, layout="qkv", shard_dim=0)
+
+
+_BEFORE = _rule("input_layernorm.weight", "input_layernorm.weight")
+_AFTER = (
+    _rule("self_attention.linear_proj.weight", "self_attn.o_proj.weight", shard_dim=1),
+    _rule("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
+)
+_QK_NORMS = (
+    _rule("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
+    _rule("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
+)
+_LATENT = (
+    _rule("self_attention.linear_q_down_proj.weight", "self_attn.q_a_proj.weight", shard_dim=0),
+    _rule("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight"),
+    _rule("self_attention.linear_q_up_proj.weight", "self_attn.q_b_proj.weight", shard_dim=0),
+    _rule("self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight", shard_dim=0),
+    _rule("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
+    _rule("self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", shard_dim=0),
+)
+_DENSE_MLP = _gated_mlp("mlp", "mlp")
+_EXPERTS = (
+    _rule("mlp.router.weight", "mlp.gate.weight"),
+    *_gated_mlp("mlp.experts.local_experts.{}", "mlp.experts.{}", per_expert=True),
+)
+_BIASED_ROUTER = _rule("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias")
+
+NAMES: dict[str, Family] = {
+    "qwen2": Family((_BEFORE, _qkv("weight"), _qkv("bias"), *_AFTER)),
+    "qwen3": Family((_BEFORE, _qkv("weight"), *_QK_NORMS, *_AFTER)),
+    "qwen3_moe": Family((_BEFORE, _qkv("weight"), *_QK_NORMS, *_AFTER), _EXPERTS),
+    "llama": Family((_BEFORE, _qkv("weight"), *_AFTER)),
+    "deepseek_v3": Family(
+        (_BEFORE, *_LATENT, *_AFTER),
+        (_BIASED_ROUTER, *_EXPERTS, *_gated_mlp("mlp.shared_experts", "mlp.shared_experts")),
+    ),
+}
+
+SUPPORTED_MODEL_TYPES = tuple(NAMES)
+"""The families that the trainer builds, converts and exports; the others have a shape, and a dry run."""
+
+RUN_MODEL_TYPES = tuple(name for name in SUPPORTED_MODEL_TYPES if name != "deepseek_v3")
+"""The families that `vime train` runs: no engine has been shown to take the published weights of the other."""
+
+_EMBEDDING = WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), shard_dim=0)
+_FINAL_NORM = WeightRule("decoder.final_layernorm.weight", ("model.norm.weight",))
+_HEAD = WeightRule("output_layer.weight", ("lm_head.weight",), shard_dim=0)
+_VOCABULARY = (_EMBEDDING.megatron_name, _HEAD.megatron_name)
+
+
+def is_tied(hf_config: Config) -> bool:
+    """Whether the output head shares the embedding matrix."""
+    return bool(hf_config.get("tie_word_embeddings", False))
+
+
+def weight_rules(hf_config: Config) -> list[WeightRule]:
+    """Rules of the whole model, in the order in which weights are published: embedding, layers, norm, head.
+
+    Raises:
+        ModelError: a `model_type` without a table.
+    """
+    family = NAMES.get(str(hf_config.get("model_type")))
+    if family is None:
+        raise ModelError(
+            f"config.json: model_type is {hf_config.get('model_type')!r}, allowed: {', '.join(SUPPORTED_MODEL_TYPES)}.",
+            next_step="Choose a checkpoint of an allowed type.",
+        )
+    first_expert_layer = num_dense_layers(hf_config) if family.expert_mlp else positive(hf_config, "num_hidden_layers")
+    rules = [_EMBEDDING]
+    for layer in range(positive(hf_config, "num_hidden_layers")):
+        mlp = _DENSE_MLP if layer < first_expert_layer else family.expert_mlp
+        rules += _in_layer(layer, (*family.attention, *mlp), hf_config)
+    return [*rules, _FINAL_NORM] if is_tied(hf_config) else [*rules, _FINAL_NORM, _HEAD]
+
+
+def _in_layer(layer: int, parts: tuple[WeightRule, ...], hf_config: Config) -> Iterator[WeightRule]:
+    yield from (_numbered(part, layer, None) for part in parts if part.expert is None)
+    per_expert = [part for part in parts if part.expert is not None]
+    for expert in range(num_experts(hf_config) if per_expert else 0):
+        yield from (_numbered(part, layer, expert) for part in per_expert)
+
+
+def _numbered(part: WeightRule, layer: int, expert: int | None) -> WeightRule:
+    return dataclasses.replace(
+        part,
+        megatron_name=f"decoder.layers.{layer}.{part.megatron_name.format(expert)}",
+        hf_names=tuple(f"model.layers.{layer}.{name.format(expert)}" for name in part.hf_names),
+        layer=layer,
+        expert=expert,
+    )
