@@ -47,7 +47,7 @@ async def _measure(settings: Settings, workers: Workers, report: Callable[[str],
     clients: list[EngineClient] = []
     try:
         addresses, _ = await asyncio.gather(workers.start_engines(report), workers.start_trainers())
-        await workers.on_trainers(lambda trainer: trainer.load_start.remote())
+        await workers.on_trainers(lambda trainer: trainer.load_hf.remote())
         workers.watch_trainers()
         clients.extend(EngineClient(address) for address in addresses)
         publisher = WeightPublisher(
