@@ -65,13 +65,16 @@ class CoordinatorLock:
         return cls(folder, descriptor, epoch)
 
     def still_mine(self) -> bool:
-        """Whether no later coordinator has claimed an epoch; reads the disk."""
+        """Whether no later coordinator has claimed an epoch; reads the disk. Raises `StorageError` when it can't."""
         epochs = self.folder / "epochs"
-        return (
-            self._descriptor is not None
-            and _epoch_path(epochs, self.epoch).exists()
-            and not _epoch_path(epochs, self.epoch + 1).exists()
-        )
+        try:
+            return (
+                self._descriptor is not None
+                and _epoch_path(epochs, self.epoch).exists()
+                and not _epoch_path(epochs, self.epoch + 1).exists()
+            )
+        except OSError as error:
+            raise os_error(error, epochs, 0) from error
 
     def check(self) -> None:
         """Raise `CoordinatorBusyError` unless `still_mine`. To be called before every change."""

@@ -95,7 +95,11 @@ def check_in_place(root: Path, *paths: str) -> None:
     A mount that went away leaves an empty folder, in which straw would write as in any other.
     """
     for path in ("vime/pool.json", *paths):
-        if not (root / path).exists():
+        try:
+            is_there = (root / path).exists()
+        except OSError as error:  # the client of a mount that is still there has died
+            raise errors.StorageUnavailable(f"{root / path} can't be reached: {error.strerror}") from error
+        if not is_there:
             raise errors.StorageUnavailable(f"{root / path} is not there: its file system is not mounted")
 
 

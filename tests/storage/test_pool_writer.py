@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -144,6 +145,21 @@ def test_what_was_written_beside_the_pool_is_not_acknowledged(
     assert list(beside.rglob("*.pack")), "straw wrote where no pool was"
     monkeypatch.undo()
     assert read_elsewhere(pool, ref) == b"payload"
+
+
+def test_a_writer_closes_though_the_client_of_its_mount_has_died(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool.publish_blob(b"payload", submission_id="x")
+
+    def not_connected(_path: Path) -> bool:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", not_connected)
+        pool.close()
+    assert "is not marked as ended" in caplog.text
+    assert os.strerror(errno.ENOTCONN) in caplog.text
 
 
 def test_a_mount_that_stays_away_is_an_error_that_names_it(pool: Pool, tmp_path: Path) -> None:
