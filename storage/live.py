@@ -64,7 +64,7 @@ class Live(Generic[_Resource]):
                     if wait_s is None or hopeless():
                         tries = f" (tried {len(RETRY_WAITS_S) + 1} times in {sum(RETRY_WAITS_S):g} s)"
                         raise straw.StorageUnavailable(f"{error}{tries if wait_s is None else ''}") from error
-                    logger.warning("%s failed (%s); repeated with a fresh store in %g s", what, error, wait_s)
+                    logger.warning("%s failed (%s); repeated with a fresh store in %g s", what, str(error), wait_s)
                 sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
@@ -108,4 +108,5 @@ class Live(Generic[_Resource]):
         try:
             manager.__exit__(None, None, None)
         except (straw.QueueError, OSError) as error:
-            logger.warning("a store of %s did not close: %s", self._root, error)
+            # The text alone: a kept log record would hold the error, its frames, and so the store and its open files.
+            logger.warning("a store of %s did not close: %s", self._root, str(error))

@@ -86,7 +86,7 @@ class PoolWriter:
                 check_in_place(self._root)
                 mark_writer_ended(self._root / "vime", writer_id)
             except (errors.StorageUnavailable, StorageError) as error:
-                logger.warning("writer %s of %s is not marked as ended: %s", writer_id, self._root, error)
+                logger.warning("writer %s of %s is not marked as ended: %s", writer_id, self._root, str(error))
 
 
 def check_in_place(root: Path, *paths: str) -> None:
@@ -111,7 +111,7 @@ def _recorded(
         try:
             refs = store.publication_receipt(writer_id, api="publish", submission_id=submission_id)
         except (errors.QueueError, OSError) as error:
-            logger.warning("writer %s can't be asked for %s: %s", writer_id, submission_id, error)
+            logger.warning("writer %s can't be asked for %s: %s", writer_id, submission_id, str(error))
             continue
         if refs is not None:
             return list(refs)
