@@ -15,7 +15,7 @@ from storage.chunk_layout import ChunkLayout, Run
 from storage.columns import Array, ColumnSpec
 from vime.errors import CorruptDataError, SchemaVersionError
 
-TABLE_VERSION = 3
+TABLE_VERSION = 2
 DIGEST_BYTES = 8
 
 
@@ -42,25 +42,13 @@ class ColumnDigests(msgspec.Struct, frozen=True):
             )
 
 
-class SharedPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where a group's columns are in a record that it shares with other groups of its transaction."""
-
-    ordinal: int
-    """Of the record, in the transaction."""
-    offset: int
-    """First byte in the record's payload."""
-    num_bytes: int
-
-
 class ChunkTable(msgspec.Struct, frozen=True):
     """The digests of a group's columns by name, and where the columns are."""
 
     version: int
     columns: dict[str, ColumnDigests]
     records: list[int]
-    """How many of the columns, in order, are in each record after the first, or all in the shared one."""
-    shared: SharedPlace | None = None
-    """None where the records after the first hold the columns."""
+    """How many of the columns, in order, are in each record after the first."""
 
 
 def digest_of(content: memoryview) -> bytes:
@@ -68,19 +56,14 @@ def digest_of(content: memoryview) -> bytes:
     return xxhash.xxh3_64_digest(content)
 
 
-def chunk_table(
-    specs: Sequence[ColumnSpec],
-    contents: Mapping[str, memoryview],
-    records: list[int],
-    shared: SharedPlace | None = None,
-) -> bytes:
-    """The digests of a group's columns, given by their stored bytes, and where these are; see `ChunkTable`."""
+def chunk_table(specs: Sequence[ColumnSpec], contents: Mapping[str, memoryview], records: list[int]) -> bytes:
+    """The digests of a group's columns, given by their stored bytes, and how they are shared out among `records`."""
     table = {}
     for spec in specs:
         layout = ChunkLayout.of(spec)
         digests = b"".join(map(digest_of, layout.chunks(contents[spec.name])))
         table[spec.name] = ColumnDigests(layout.rows_per_chunk, digests)
-    return msgspec.msgpack.encode(ChunkTable(TABLE_VERSION, table, records, shared))
+    return msgspec.msgpack.encode(ChunkTable(TABLE_VERSION, table, records))
 
 
 def read_chunk_table(data: bytes) -> ChunkTable:

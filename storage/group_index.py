@@ -10,7 +10,7 @@ import msgspec
 import straw
 
 from storage.chunk_layout import ChunkLayout
-from storage.chunks import ChunkTable, ColumnDigests, SharedPlace, read_chunk_table
+from storage.chunks import ChunkTable, ColumnDigests, read_chunk_table
 from storage.columns import DTYPES, ColumnSpec
 from storage.refs import PoolRef, to_straw_ref
 from vime.errors import CorruptDataError, StorageError
@@ -97,7 +97,7 @@ def read_head(data: bytes) -> GroupHead:
 
 
 def read_group_index(source: RecordSource, ref: PoolRef) -> GroupIndex:
-    """Index of the group at `ref`, whose records are the head and, unless they share another, the columns.
+    """Index of the group at `ref`, whose records are the head and the columns.
 
     Raises `CorruptDataError` when they don't fit together, `SchemaVersionError`, and straw's errors.
     """
@@ -105,38 +105,22 @@ def read_group_index(source: RecordSource, ref: PoolRef) -> GroupIndex:
     head = read_head(bytes(source.read_record(members[0]).payload))
     specs, table = column_specs(head.header), read_chunk_table(head.table)
     counts = table.records
-    num_records = len(members) if table.shared is None else 1 + len(members)
-    if num_records != 1 + len(counts) or sum(counts) != len(specs) or [s.name for s in specs] != list(table.columns):
+    if len(members) != 1 + len(counts) or sum(counts) != len(specs) or [s.name for s in specs] != list(table.columns):
         raise CorruptDataError(
             f"{ref.path}: a group with the columns {[spec.name for spec in specs]} has {len(members)} records, for "
             f"{counts} columns after the first, and digests of {list(table.columns)}."
         )
     extents = source.extents(members[0].segment)
-    if table.shared is None:
-        own = [extents[member.ordinal] for member in members[1:]]
-    else:
-        own = [_part_of_shared(table.shared, extents, ref)]
     columns: dict[str, StoredColumn] = {}
     waiting = iter(specs)
-    for count, extent in zip(counts, own, strict=True):
+    for count, member in zip(counts, members[1:], strict=True):
         its_specs = [_checked(next(waiting), ref) for _ in range(count)]
-        columns |= {column.spec.name: column for column in _in_record(its_specs, table, extent, ref)}
+        columns |= {column.spec.name: column for column in _in_record(its_specs, table, extents[member.ordinal], ref)}
     return GroupIndex(ref.path, columns, len(head.header) + len(head.table))
 
 
-def _part_of_shared(place: SharedPlace, extents: Sequence[Extent], ref: PoolRef) -> Extent:
-    """A group's bytes in a record that others share. Raises `CorruptDataError`."""
-    sizes = [extent.num_bytes for extent in extents]
-    if not 0 <= place.ordinal < len(sizes) or not 0 <= place.offset <= sizes[place.ordinal] - place.num_bytes:
-        raise CorruptDataError(
-            f"{ref.path}: the columns of a group are said to be {place.num_bytes} bytes at {place.offset} in record "
-            f"{place.ordinal}, of records with {sizes} bytes."
-        )
-    return Extent(extents[place.ordinal].start + place.offset, place.num_bytes)
-
-
 def _in_record(specs: Sequence[ColumnSpec], table: ChunkTable, extent: Extent, ref: PoolRef) -> Iterator[StoredColumn]:
-    """The columns in `extent`, one after the other. Raises `CorruptDataError`."""
+    """The columns that share a record, one after the other. Raises `CorruptDataError`."""
     offset = extent.start
     for spec in specs:
         digests = table.columns[spec.name]

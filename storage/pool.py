@@ -16,7 +16,7 @@ from straw.backend import FilesystemBackend
 
 from storage.columns import Array, EncodedGroup
 from storage.files import sync_directory, write_atomically
-from storage.group_records import transaction_payloads
+from storage.group_records import group_payloads
 from storage.live import Live
 from storage.os_errors import os_error
 from storage.pool_writer import check_in_place
@@ -149,17 +149,16 @@ class Pool:
         Calls of several threads run side by side; of one thread, the same `submission_id` with the same content
         returns the same references. Raises `StorageError`.
         """
-        payloads = transaction_payloads([group for group, _ in items])
         publications = []
-        if payloads.shared:
-            records = (straw.Record(f"shared.{number}", data) for number, data in enumerate(payloads.shared))
-            publications.append(straw.Publication(tuple(records)))
-        for number, ((_, lease_bytes), parts) in enumerate(zip(items, payloads.groups, strict=True)):
+        for number, (group, lease_bytes) in enumerate(items):
             lease = lease_from_bytes(lease_bytes)
             owner = {"task_id": lease.task_id, "attempt_id": lease.attempt_id}
-            records = (straw.Record(f"{number}.{place}", data, metadata=owner) for place, data in enumerate(parts))
-            publications.append(straw.Publication(tuple(records)))
-        return self._writers.publish(publications, submission_id)[len(publications) - len(items) :]
+            records = tuple(
+                straw.Record(f"{number}.{place}", payload, metadata=owner)
+                for place, payload in enumerate(group_payloads(group))
+            )
+            publications.append(straw.Publication(records))
+        return self._writers.publish(publications, submission_id)
 
     def publish_prompts(self, payloads: Sequence[bytes], *, submission_id: str) -> list[PoolRef]:
         """Make prompt payloads durable, at most `MAX_PROMPTS_TOGETHER` in one publication."""
