@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.multiproc, pytes
 
 
 def parity(folder: Path, **flags: Any) -> subprocess.CompletedProcess[str]:
-    job = Job(folder, flags={"--rollout-temperature": 0.7, "--vllm-block-size": 16, **flags})
+    job = Job(folder, flags={"--rollout-temperature": 0.7, "--vllm-block-size": 32, **flags})
     job.prepare()
     command = job.command()
     command[command.index("train")] = "parity"
