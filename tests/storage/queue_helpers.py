@@ -52,6 +52,11 @@ def samples_of(group_index: int, num_tokens: int = 3) -> list[Sample]:
     ]
 
 
+def producers_root(root: Path) -> Path:
+    """Where a producer of its own opens the pool at `root`: through the other client, where there is one."""
+    return root_at_peer(root) or root
+
+
 def publish(pool: PayloadPool, leased: LeasedGroup, submission_id: str = "") -> GroupRef:
     group = encode_group(samples_of(leased.group_index))
     name = submission_id or f"{leased.group_index}:{leased.attempt}"

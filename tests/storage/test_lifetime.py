@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from queue_helpers import finish, samples_of, submit
+from queue_helpers import finish, producers_root, samples_of, submit
 
 from storage.columns import encode_group, read_header
 from storage.pool import Pool
@@ -43,7 +43,7 @@ def test_whichever_column_was_read_all_of_a_group_are_reclaimed_together(tmp_pat
     root = tmp_path / "pool"
     with (
         Pool.create(root, "run", segment_bytes=1) as pool,
-        Pool.open(root, segment_bytes=1) as producer,
+        Pool.open(producers_root(root), segment_bytes=1) as producer,
         GroupQueue.open(pool, owner="test", lease_seconds=60) as queue,
     ):
         queue.begin_session("first")

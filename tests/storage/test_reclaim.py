@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from queue_helpers import finish, publish, samples_of, submit
+from queue_helpers import finish, producers_root, publish, samples_of, submit
 
 from storage.pool import Pool
 from storage.positions import PositionRanges
@@ -37,7 +37,7 @@ def opened(root: Path) -> Iterator[tuple[Pool, Pool, GroupQueue]]:
     """The coordinator's pool, a producer's, and a queue of two groups. Each publication fills a pack."""
     with (
         Pool.create(root, "run", segment_bytes=1) as pool,
-        Pool.open(root, segment_bytes=1) as producer,
+        Pool.open(producers_root(root), segment_bytes=1) as producer,
         GroupQueue.open(pool, owner="test", lease_seconds=60) as queue,
     ):
         queue.begin_session("first")
@@ -189,7 +189,7 @@ def test_a_segment_that_ended_for_good_loses_its_journal_and_answers_late_calls(
 def test_garbage_of_earlier_sessions_goes_whole(root: Path) -> None:
     with (
         Pool.create(root, "run") as pool,
-        Pool.open(root) as producer,
+        Pool.open(producers_root(root)) as producer,
         GroupQueue.open(pool, owner="test", lease_seconds=60) as queue,
     ):
         queue.begin_session("first")
