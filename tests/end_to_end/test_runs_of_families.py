@@ -44,8 +44,9 @@ def test_a_family_trains_on_what_it_publishes(tmp_path: Path, name: str) -> None
         running.kill()
     assert running.returncode == 0, output
     assert "The actor starts with the weights of --load" in output
-    differences = [step["train"]["train_rollout_logprob_abs_diff"] for step in job.steps()]
-    assert max(differences) < 1e-3, "engine and trainer hold the same weights, at first and after a publication"
+    fresh = [step["train"]["train_rollout_logprob_abs_diff"] for step in job.steps() if step["staleness_max"] == 0]
+    assert fresh, "the first batch is sampled from the weights that are trained"
+    assert max(fresh) < 1e-4
     start, *exports = (
         load_file(folder / "model.safetensors")
         for folder in (tmp_path / "start", tmp_path / "export" / "0", tmp_path / "export" / "1")
