@@ -66,6 +66,10 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ("first_fit_fill", "", 0, "first fit in order of arrival"),
         ("first_fit_seconds", "", 0, "processor time of that"),
     ],
+    "logprob_memory": [
+        ("memory_over_dense", "<=", 0.15, "peak memory of the output head with score centering, over the dense one"),
+        ("time_over_dense_logprob", "<=", 1.5, "time of that, over the dense one's log-probabilities alone"),
+    ],
     "staleness": [
         ("reward_first", "", 0, "mean reward of the start's weights"),
         ("staleness_none", "", 0, "age of the trained samples in policy versions"),
