@@ -61,8 +61,8 @@ from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import RewardError
-from vime.rollout.rewards.own_functions import load_own_function
 from vime.settings.groups import Settings
+from vime.settings.import_paths import load_function
 from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
@@ -365,7 +365,7 @@ class _Session:
             return None
 
         def process() -> ProcessedRewards:
-            function = load_own_function(FLAG, path)
+            function = load_function(FLAG, path)
             with closing(open_pool(self._settings, self._workers.coordinator)) as pool:
                 return process_rewards(groups, pool, function, HookArgs(self._settings))
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 from collections.abc import Callable
 
 from vime.errors import SettingsError
+from vime.settings.import_paths import load_function
 
 Provider = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
@@ -41,25 +41,8 @@ def path_of(provider: Provider) -> str:
 
 
 def load(path: str) -> Provider:
-    """The provider at an import path.
-
-    Raises:
-        SettingsError: the module can't be imported, or has no such function.
-    """
-    module_name, _, name = path.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise SettingsError(
-            f"{FLAG} {path}: {error}.", next_step="Start vime where the module can be imported, or set PYTHONPATH."
-        ) from error
-    provider = vars(module).get(name)
-    if not callable(provider):
-        raise SettingsError(
-            f"{FLAG} {path}: {module_name} has no function {name!r}.", next_step="Correct the import path."
-        )
-    loaded: Provider = provider
-    return loaded
+    """The provider at an import path; raises `SettingsError` as `load_function`."""
+    return load_function(FLAG, path)
 
 
 @functools.cache

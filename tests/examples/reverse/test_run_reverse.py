@@ -6,8 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from vime.rollout.rewards.own_functions import load_own_function
 from vime.settings.groups import Settings
+from vime.settings.import_paths import load_function
 from vime.settings.parse import parse_settings
 from vime.settings.validate import validate
 
@@ -38,4 +38,4 @@ def test_the_command_line_passes_every_check(tmp_path: Path) -> None:
 
 def test_the_reward_can_be_imported(tmp_path: Path) -> None:
     settings = settings_of_run_sh(tmp_path)
-    assert load_own_function("--custom-rm-path", str(settings.rollout.custom_rm_path)).__name__ == "exact_match"
+    assert load_function("--custom-rm-path", str(settings.rollout.custom_rm_path)).__name__ == "exact_match"

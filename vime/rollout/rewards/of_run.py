@@ -17,10 +17,11 @@ from vime.rollout.rewards.grader_pool import GraderPool
 from vime.rollout.rewards.grader_worker import GradeRequest
 from vime.rollout.rewards.graders import BOXED, BUILT_IN, GRADERS, RANDOM, REMOTE, as_graded, module_of
 from vime.rollout.rewards.judge import Judge, JudgeSettings
-from vime.rollout.rewards.own_functions import is_async, load_own_function, sendable
+from vime.rollout.rewards.own_functions import is_async, sendable
 from vime.rollout.rewards.scoring import TimedReward, answer_in_time, place_of
 from vime.rollout.rewards.side_loop import SideLoop
 from vime.settings.groups import Settings
+from vime.settings.import_paths import load_function
 from vime.utils.types import Sample
 
 _FLAG = "--custom-rm-path"
@@ -41,7 +42,7 @@ class Rewards:
         self._rm_type, self._custom_path, self._url = rollout.rm_type, rollout.custom_rm_path, rollout.rm_url
         self._timeout_s, plain = rollout.reward_timeout, (self._rm_type or "").removeprefix(BOXED)
         if self._custom_path is not None:
-            load_own_function(_FLAG, self._custom_path)
+            load_function(_FLAG, self._custom_path)
         elif plain not in BUILT_IN:
             raise SettingsError(
                 f"--rm-type is {self._rm_type!r}, allowed: {', '.join(sorted(BUILT_IN))}, each also as boxed_NAME.",
@@ -130,7 +131,7 @@ class Rewards:
 
     async def _by_function(self, path: str, args: Any, samples: Sequence[Sample], where: str, *, group: bool) -> Any:
         try:
-            function = load_own_function(_FLAG, path)
+            function = load_function(_FLAG, path)
         except SettingsError as error:
             raise RewardError(error.message, next_step=error.next_step, reason="reward_unknown_type") from error
         if not is_async(function):

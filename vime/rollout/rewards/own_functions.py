@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-from vime.errors import SettingsError
 from vime.utils.types import Sample
 
 _KEPT_HERE = frozenset(
@@ -18,24 +16,6 @@ _KEPT_HERE = frozenset(
     }
 )
 """Fields of a sample that aren't sent to the process of a plain function: large, and no plain values."""
-
-
-def load_own_function(flag: str, path: str) -> Callable[..., Any]:
-    """Import `package.module.function`. Raises `SettingsError`."""
-    module_name, _, name = path.rpartition(".")
-    if not module_name:
-        raise SettingsError(f"{flag} is {path!r}, allowed: package.module.function.", next_step="Give the full path.")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise SettingsError(
-            f"{flag} {path}: {error}.", next_step="Start vime where the module can be imported, or set PYTHONPATH."
-        ) from error
-    function = vars(module).get(name)
-    if not callable(function):
-        raise SettingsError(f"{flag} {path}: {module_name} has no function {name!r}.", next_step="Correct the path.")
-    loaded: Callable[..., Any] = function
-    return loaded
 
 
 def is_async(function: Callable[..., Any]) -> bool:
