@@ -47,7 +47,9 @@ class Workers:
         num_ranks = settings.cluster.num_trainer_ranks
         self._encoded = encoded
         self.engines = [
-            cluster.spawn_worker(EngineActor, num_ranks + number, encoded, number)
+            cluster.spawn_worker(
+                EngineActor, num_ranks + number, encoded, number, encode(cluster.engine_places(number))
+            )
             for number in range(settings.cluster.num_engines)
         ]
         self.trainers = self._spawn_trainers()

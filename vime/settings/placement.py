@@ -54,8 +54,9 @@ class Seat:
 
 @dataclass(frozen=True)
 class Share:
-    """What the run takes of one node."""
+    """What the run takes of one node; `number` is the node's among those that were offered."""
 
+    number: int
     node: Node
     num_devices: int
 
@@ -104,8 +105,8 @@ def place(nodes: Sequence[Node], demand: Demand) -> Placement | NoRoom:
     """A placement of everything, or the first piece that finds no room.
 
     A training node's ranks lie on one node. An engine lies on one node, or, larger than any node, in equal parts on as
-    few as have room for it. Pieces go where the least room is left that is enough, so large ones keep theirs; where this fails with
-    the trainer first, engines are placed first.
+    few as have room for it. Pieces go where the least room is left that is enough, so large ones keep theirs; where
+    this fails with the trainer first, engines are placed first.
     """
     first = _fill(nodes, demand, engines_first=False)
     if demand.shared or not isinstance(first, NoRoom):
@@ -159,7 +160,7 @@ class _Desk:
 
     def placement(self) -> Placement:
         used = [node for node in range(len(self._nodes)) if self._ranks[node] or self._workers[node]]
-        shares = tuple(Share(self._nodes[node], self._total(node)) for node in used)
+        shares = tuple(Share(node, self._nodes[node], self._total(node)) for node in used)
         share_of = {node: number for number, node in enumerate(used)}
         next_rank: Counter[PlacedNode] = Counter()
         next_worker = Counter({node: self._first_worker(node) for node in used})

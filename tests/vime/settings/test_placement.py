@@ -81,7 +81,7 @@ def test_every_placement_is_sound(have: tuple[int, ...], demand: Demand) -> None
     for number in range(len(demand.engines)):
         parts = found.parts(number)
         assert len({len(part) for part in parts}) == 1
-        assert sum(parts, []) == list(found.engines[number])
+        assert [seat for part in parts for seat in part] == list(found.engines[number])
     if demand.engines_per_node is not None and not demand.shared:
         assert all(count <= demand.engines_per_node for count in Counter(seat.share for seat in workers).values())
 

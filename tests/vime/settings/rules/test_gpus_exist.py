@@ -21,8 +21,8 @@ def nodes(*gpus: int) -> tuple[Node, ...]:
         (
             "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --rollout-num-gpus 4",
             (8, 4),
-            "The run needs 16 (training, 8 on each of 2 nodes) and 4 (generation, 1 for each of 4 engines) = 20 GPUs, allowed: "
-            "what fits 8 on node0, 4 on node1 = 12. Training node 2 of 2 with 8 GPUs finds no room",
+            "The run needs 16 (training, 8 on each of 2 nodes) and 4 (generation, 1 for each of 4 engines) = 20 GPUs, "
+            "allowed: what fits 8 on node0, 4 on node1 = 12. Training node 2 of 2 with 8 GPUs finds no room",
         ),
         ("--actor-num-gpus-per-node 8 --rollout-num-gpus 1", (8,), "8 (training, 8 on each of 1 nodes) and 1 (gen"),
         ("--actor-num-gpus-per-node 8 --colocate", (8,), None),
