@@ -191,6 +191,7 @@ class EngineActor:
             for place, part in zip(others, parts[1:], strict=True)
         ]
         self._needs = sample_columns(decoded)
+        self._sleeps = decoded.cluster.engines_leave_memory
         self._progress = "not started"
 
     async def start(self) -> str:
@@ -199,7 +200,7 @@ class EngineActor:
         await asyncio.gather(*(part.start.remote() for part in self._others))
         await asyncio.to_thread(self._server.wait_ready, self._note_progress)
         async with EngineClient(self._server.address) as client:
-            check_engine(self._server.address, await client.capabilities(), self._needs)
+            check_engine(self._server.address, await client.capabilities(), self._needs, sleeps=self._sleeps)
         return self._server.address
 
     async def progress(self) -> str:

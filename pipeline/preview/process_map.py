@@ -204,13 +204,10 @@ def _words(settings: Settings, shape: Shape) -> str:
         "generation only": "Engines only; nothing is trained.",
         "training only": "Trainer ranks only; nothing is generated.",
     }[shape]
-    offload_rollout = (
-        cluster.offload_rollout or cluster.offload or (cluster.colocate and cluster.offload_rollout is None)
-    )
     if cluster.release_train:
         said += " The trainer's processes end during generation and start from a checkpoint for each step."
     elif cluster.trainer_leaves_memory:
         said += " The trainer leaves the devices' memory while engines generate."
-    if offload_rollout:
+    if cluster.engines_leave_memory:
         said += " Engines sleep while the trainer trains."
     return said

@@ -6,17 +6,23 @@ import asyncio
 import os
 import sys
 
+import msgspec
+
 import pipeline.workers
+from pipeline.run_folder import RunFolder
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import VOCAB_SIZE
 from vime.cli.main import main
+from vime.settings.groups import Settings
 
 
 class StandinEngineActor:
     """What `pipeline.actors.EngineActor` is to the driver."""
 
-    def __init__(self, settings: bytes, number: int) -> None:
-        del settings, number
+    def __init__(self, settings: bytes, number: int, places: bytes) -> None:
+        del places
+        folder = RunFolder.of(msgspec.msgpack.decode(settings, type=Settings))
+        self._events = folder.log(f"engine_{number}_events")
         self._engine = StandinEngine(VOCAB_SIZE, 64)
 
     async def start(self) -> str:
@@ -35,6 +41,7 @@ class StandinEngineActor:
 
     async def stop(self) -> None:
         self._engine.__exit__(None, None, None)
+        self._events.write_text("".join(f"{event}\n" for event in self._engine.events))
 
 
 if __name__ == "__main__":

@@ -63,11 +63,6 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
     ),
     *unless_default(
-        "--colocate --offload --offload-rollout",
-        "Engines keep their own devices.",
-        "memory hand-over between trainer and engines",
-    ),
-    *unless_default(
         "--release-train",
         "Weights travel through collectives, for which the trainer's processes stay.",
         "the disk transport",

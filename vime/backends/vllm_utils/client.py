@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from vime.backends.vllm_utils import wire_032 as wire
 from vime.backends.vllm_utils import wire_columns
 from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
+    EngineMemory,
     EngineMetrics,
     GenerateRequest,
     GenerateResult,
@@ -106,6 +107,7 @@ class EngineClient:
             max_candidates=columns.max_candidates,
             routed_experts=columns.routes,
             nucleus=columns.nucleus,
+            sleep="/sleep" in routes and "/wake_up" in routes,
         )
 
     async def world_size(self) -> int:
@@ -165,6 +167,21 @@ class EngineClient:
     async def resume(self) -> None:
         """Go on after `pause`; harmless when the engine isn't paused."""
         await self._json("POST", "/resume")
+
+    async def sleep(self) -> None:
+        """Leave the device's memory: weights go to the host, keys and values are forgotten. Pause it with abort first.
+
+        On a CPU keys and values are forgotten, and nothing is freed.
+        """
+        await self._call("POST", "/sleep", params={"level": "1"}, timeout_s=self._update_timeout_s)
+
+    async def wake_up(self, memory: Sequence[EngineMemory]) -> None:
+        """Take these parts of the memory back; weights are as before `sleep`.
+
+        Some versions go on sampling as soon as they have all of it, others after `resume`.
+        """
+        tags = [("tags", part) for part in memory]
+        await self._call("POST", "/wake_up", params=tags, timeout_s=self._update_timeout_s)
 
     async def is_paused(self) -> bool:
         """Whether the engine is paused."""
@@ -269,7 +286,7 @@ class EngineClient:
         *,
         json: Mapping[str, object] | None = None,
         data: bytes | None = None,
-        params: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
         payload = msgspec.json.encode(json) if json is not None else data
