@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,23 @@ def test_a_real_engine_and_a_trainer_of_two_ranks_take_turns(tmp_path: Path) -> 
     output = finished(job.command())
     check_turns(job)
     assert "Engine 0 against the trainer on" in output
+
+
+@pytest.mark.gpu
+@pytest.mark.engine
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("switches", [(), ("--no-offload-train", "--no-offload-rollout")])
+def test_on_one_gpu_the_engine_leaves_its_cache_to_the_trainer_unless_both_stay(
+    tmp_path: Path, switches: tuple[str, ...]
+) -> None:
+    flags = {"--rollout-num-gpus": 1, "--vllm-kv-cache-memory-bytes": 4 << 30, "--max-staleness": 0}
+    job = colocated(tmp_path, "--vllm-enforce-eager", *switches, **flags)
+    output = finished(job.command())
+    check_turns(job)
+    assert "Engine 0 against the trainer on" in output
+    slept = [
+        float(freed)
+        for freed in re.findall(r"leep mode freed ([0-9.]+) GiB", (job.run / "logs" / "engine_0.log").read_text())
+    ]
+    assert bool(slept) is not bool(switches)
+    assert all(freed > 3.8 for freed in slept)
