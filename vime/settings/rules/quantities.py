@@ -55,11 +55,9 @@ def demand_of(settings: Settings) -> Demand:
 
 def engine_kinds(settings: Settings) -> tuple[EngineKind, ...]:
     """What each of vime's own engines does: those that only prefill come first."""
-    engines = len(demand_of(settings).engines)
     prefill = settings.engine.prefill_num_servers or 0
-    if not prefill:
-        return ("regular",) * engines
-    return ("prefill",) * prefill + ("decode",) * (engines - prefill)
+    others: EngineKind = "decode" if prefill else "regular"
+    return tuple("prefill" if number < prefill else others for number in range(len(demand_of(settings).engines)))
 
 
 def engine_workers(settings: Settings) -> EngineWorkers:
