@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
+PORT_MARGIN_S = 10.0
+"""What a process that ends may keep its port beyond the time that it has to clean up."""
+
 
 def encode_settings(settings: Settings) -> bytes:
     return msgspec.msgpack.encode(settings)
@@ -181,12 +184,16 @@ class EngineActor:
         folder = RunFolder.of(decoded)
         log_to_file(folder.log(f"engine_{number}_actor"))
         self._server = build_engine_server(decoded, folder, number)
+        self._port_timeout_s = decoded.engine.rollout_cleanup_timeout + PORT_MARGIN_S
         self._needs = sample_columns(decoded)
         self._progress = "not started"
 
-    async def start(self) -> str:
-        """Start the engine, wait until it answers, and check that it can do what the run needs; its base URL."""
-        self._server.start()
+    async def start(self, port: int = 0) -> str:
+        """Start the engine, wait until it answers, and check that it can do what the run needs; its base URL.
+
+        `port` is that of a process before it, which may take its time to end; 0 lets the system choose.
+        """
+        await asyncio.to_thread(self._server.start, port=port, port_timeout_s=self._port_timeout_s if port else 0.0)
         await asyncio.to_thread(self._server.wait_ready, self._note_progress)
         async with EngineClient(self._server.address) as client:
             check_engine(self._server.address, await client.capabilities(), self._needs)
@@ -244,6 +251,13 @@ class ProducerActor:
 
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
         self._started().resume_admission(policy_version, serving)
+
+    async def serve_only(self, serving: list[str]) -> None:
+        self._started().serve_only(serving)
+
+    async def suspects(self) -> list[str]:
+        """See `ServingEngines.suspects`."""
+        return await self._started().engines.suspects()
 
     async def stop(self) -> None:
         self._started().stop()

@@ -95,13 +95,16 @@ class Producer:
         group_reward: GroupRewardFunction | None = None,
         write_limits: WriteLimits | None = None,
         teacher: Teacher | None = None,
+        *,
+        replaces_engines: bool = False,
     ) -> None:
         """With `group_reward` that is called once for all members of a group, and `reward` never.
 
-        A generator that needs none gets None in place of an engine where there are no `engines`.
+        A generator that needs none gets None in place of an engine where there are no `engines`. With
+        `replaces_engines` a group whose engine fails goes back to the queue, as often as that happens.
         """
         self._settings, self._queue, self._pool = settings, queue, pool
-        self._engines = ServingEngines(engines)
+        self.engines = ServingEngines(engines, are_replaced=replaces_engines)
         self._generator, self._reward, self._hook_args = generator, reward, hook_args
         self._group_reward, self._teacher = group_reward, teacher
         self._policy_version = 0
@@ -134,11 +137,17 @@ class Producer:
         """New requests are made under `policy_version`, by the engines at the addresses `serving` (None: by all)."""
         self._policy_version = policy_version
         if serving is not None:
-            self._engines.serve(serving)
+            self.engines.serve(serving)
         if self._started is None:
             self._started = time.monotonic()
             self._idle.set(True)
         self._admitting.set()
+
+    def serve_only(self, serving: Collection[str]) -> None:
+        """Send requests to the engines at these addresses alone; if there are none, not before admission is resumed."""
+        self.engines.serve(serving)
+        if not serving:
+            self.pause_admission()
 
     def stop(self) -> None:
         """Lease no more, give unfinished groups back, publish the finished ones; `run` then returns."""
@@ -338,11 +347,11 @@ class Producer:
 
     async def _generate_sample(self, sample: Sample) -> None:
         await self._admitting.wait()
-        engine = self._engines.of_group(sample.group_index or 0)
+        engine = self.engines.of_group(sample.group_index or 0)
         salt = f"v{self._policy_version}" if self._settings.salt_by_version else None
         self._count_requests(+1)
         try:
-            await self._engines.request(engine, self._generator.generate(engine, sample, cache_salt=salt))
+            await self.engines.request(engine, self._generator.generate(engine, sample, cache_salt=salt))
         finally:
             self._count_requests(-1)
         if self._teacher is not None:

@@ -104,7 +104,8 @@ def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> E
             device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
             columns=sample_columns(settings),
-        )
+        ),
+        stop_grace_s=settings.engine.rollout_cleanup_timeout,
     )
 
 
@@ -177,6 +178,7 @@ async def build_producer(
         failed,
         grouped,
         teacher=teacher,
+        replaces_engines=settings.engine.use_fault_tolerance,
     )
 
     async def close_pool() -> None:

@@ -7,11 +7,15 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from pipeline.actors import CoordinatorActor, EngineActor, ProducerActor, TrainerActor, encode_settings
 from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
+from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
+from pipeline.engine_process import EngineProcess
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
 from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
@@ -41,19 +45,25 @@ COORDINATOR_RESTARTS = 20
 class Workers:
     """Handles of all actors, their watchers, and the calls that the run loop makes."""
 
-    def __init__(self, settings: Settings, folder: RunFolder, cluster: Cluster) -> None:
-        self._settings, self._folder, self._cluster = settings, folder, cluster
+    def __init__(
+        self, settings: Settings, folder: RunFolder, cluster: Cluster, note: Callable[[str], None] = logger.warning
+    ) -> None:
+        """`note` is told of engines that fail and are replaced."""
+        self._settings, self._folder, self._cluster, self._note = settings, folder, cluster, note
         encoded = encode_settings(settings)
         num_ranks = settings.cluster.num_trainer_ranks
         self._encoded = encoded
         self.engines = [
-            cluster.spawn_worker(EngineActor, num_ranks + number, encoded, number)
+            self._engine(number, partial(cluster.spawn_worker, EngineActor, num_ranks + number, encoded, number))
             for number in range(settings.cluster.num_engines)
         ]
+        self.keeper: EngineKeeper | None = None
+        """Who replaces engines, in a run that does, once they have started."""
         self.trainers = self._spawn_trainers()
         self.producers: list[Any] = []
         self.coordinator: Any = None
         self._watchers: dict[asyncio.Task[Any], str] = {}
+        self._followers: list[asyncio.Task[None]] = []
         self._following: asyncio.Future[list[None]] | None = None
         """Ranks above 0 that gather with rank 0 while it shares weights."""
 
@@ -69,19 +79,29 @@ class Workers:
 
     async def start_engines(self, report: Callable[[str], None]) -> list[str]:
         """Start all engines; base URLs. `report` is told what they are at."""
-        starting = asyncio.gather(
-            *(answer(engine.start.remote(), f"engine {number}") for number, engine in enumerate(self.engines))
-        )
+        starting = asyncio.gather(*(engine.start() for engine in self.engines))
         try:
             while not (await asyncio.wait([starting], timeout=PROGRESS_S))[0]:
-                phases = [await engine.progress.remote() for engine in self.engines]
+                phases = [await engine.actor.progress.remote() for engine in self.engines]
                 report("; ".join(f"engine {number}: {phase}" for number, phase in enumerate(phases)))
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        for number, engine in enumerate(self.engines):
-            self._watch(f"engine_{number}", engine.watch.remote())
+        if self._settings.engine.use_fault_tolerance and self.engines:
+            self.keeper = EngineKeeper(self.engines, _health(self._settings), self._note)
+        else:
+            for number, engine in enumerate(self.engines):
+                self._watch(f"engine_{number}", engine.actor.watch.remote())
         return list(starting.result())
+
+    def keep_engines(self, fences: Fences) -> None:
+        """From now on engines that fail are fenced and replaced, where the settings ask for it."""
+        if self.keeper is None:
+            return
+        self._watch("engines", self.keeper.run(fences))
+        for producer in self.producers:
+            following = asyncio.create_task(self._follow_suspicions(producer, self.keeper))
+            self._followers.append(following)
 
     async def start_trainers(self) -> int:
         """Build the ranks' models, in new processes after `release_trainers`; the data-parallel size."""
@@ -114,7 +134,7 @@ class Workers:
             "driver": os.getpid(),
             "coordinator": await self.coordinator.pid.remote(),
             "trainers": [await trainer.pid.remote() for trainer in self.trainers],
-            "engines": [await engine.pids.remote() for engine in self.engines],
+            "engines": [await engine.pids() for engine in self.engines],
             "producers": [await producer.pid.remote() for producer in self.producers],
             "ray_folder": str(self._cluster.temporary),
         }
@@ -231,6 +251,9 @@ class Workers:
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
         await self._on_producers(lambda producer: producer.resume_admission.remote(policy_version, serving))
 
+    async def serve_only(self, serving: list[str]) -> None:
+        await self._on_producers(lambda producer: producer.serve_only.remote(serving))
+
     # The trainer's side of a publication.
 
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
@@ -292,15 +315,34 @@ class Workers:
 
     async def stop(self) -> None:
         """Stop what runs; what fails to stop is named in a warning and ended with Ray."""
-        for watcher in self._watchers:
-            watcher.cancel()
-        stopping = {f"engine {number}": engine.stop.remote() for number, engine in enumerate(self.engines)}
+        for task in [*self._watchers, *self._followers]:
+            task.cancel()
+        await asyncio.gather(*self._watchers, *self._followers, return_exceptions=True)
+        stopping = {engine.name: engine.actor.stop.remote() for engine in self.engines}
         stopping |= {f"trainer rank {rank}": trainer.close.remote() for rank, trainer in enumerate(self.trainers)}
         if self.coordinator is not None:
             stopping["the queue coordinator"] = self.coordinator.close.remote()
         tasks = [asyncio.create_task(_stopped(reference, name)) for name, reference in stopping.items()]
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+
+    def _engine(self, number: int, spawn: Callable[[], Any]) -> EngineProcess:
+        log = self._folder.log(f"engine_{number}")
+        return EngineProcess(
+            f"engine {number}",
+            spawn,
+            lambda actor: self._cluster.end(actor),
+            cleanup_timeout_s=self._settings.engine.rollout_cleanup_timeout,
+            log_tail=lambda: last_lines(log),
+            on_restart=self.record_processes,
+        )
+
+    async def _follow_suspicions(self, producer: Any, keeper: EngineKeeper) -> None:
+        """Have engines checked that fail a producer's requests. Ends with the producer, whose end is told elsewhere."""
+        with suppress(RunFailedError):
+            while True:
+                for address in await answer(producer.suspects.remote(), "a producer"):
+                    keeper.suspect(address)
 
     def _spawn_trainers(self) -> list[Any]:
         environment = {name: str(value) for name, value in self._settings.trainer.train_env_vars.items()}
@@ -358,3 +400,12 @@ async def _stopped(reference: Awaitable[Any], name: str) -> None:
         return
     except VimeError as error:
         logger.warning("%s did not close in order: %s", name, error)
+
+
+def _health(settings: Settings) -> HealthSettings:
+    engine = settings.engine
+    return HealthSettings(
+        interval_s=engine.rollout_health_check_interval,
+        timeout_s=engine.rollout_health_check_timeout,
+        first_wait_s=engine.rollout_health_check_first_wait,
+    )

@@ -136,6 +136,7 @@ async def stream(
     write_limits: WriteLimits | None = None,
     generator: Generator | None = None,
     teacher: Teacher | None = None,
+    replaces_engines: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
     """A running producer, admitted at policy version 1 unless `paused`; with a `generator` it has no engine."""
@@ -165,6 +166,7 @@ async def stream(
                 group_reward,
                 write_limits,
                 teacher,
+                replaces_engines=replaces_engines,
             )
             running = asyncio.create_task(producer.run())
             if not paused:

@@ -97,6 +97,8 @@ class StandinEngine:
         self.version = "default"
         self.weights_digest = "start"
         self.address = ""
+        self.port = 0
+        """0 lets the system choose; read when the engine is entered."""
         self._requests: dict[str, _Request] = {}
         self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
         self._inbox = WeightInbox(0)
@@ -115,6 +117,15 @@ class StandinEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
+
+    def start_anew(self) -> None:
+        """As after a restart of its process: with the weights that it was started with, and no faults."""
+        self._inbox.leave()
+        self._inbox = WeightInbox(0)
+        self.version, self.weights_digest, self.cache = "default", "start", set()
+        self._update_open = self._loaded = False
+        self._loop.call_soon_threadsafe(self._running.set)
+        self.faults = Faults()
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take these weights as the ones that the engine was started with."""
@@ -165,7 +176,7 @@ class StandinEngine:
         )
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", self.port)
         await site.start()
         self.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self._started.set()

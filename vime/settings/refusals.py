@@ -73,15 +73,9 @@ REFUSALS: tuple[Refusal, ...] = (
         "server groups and several models",
     ),
     *unless_default(
-        "--rollout-external-engine-addrs --use-fault-tolerance",
+        "--rollout-external-engine-addrs",
         "vime uses the engines that it starts.",
         "connecting to engines of others",
-    ),
-    *unless_default(
-        "--rollout-health-check-interval --rollout-health-check-timeout --rollout-health-check-first-wait "
-        "--rollout-cleanup-timeout",
-        "An engine that dies ends the run; it is not checked at intervals and not restarted.",
-        "engine health checks and restarts",
     ),
     *unless_default(
         "--vllm-enable-deterministic-inference", "Requests carry no seed of their own.", "a seed for each request"

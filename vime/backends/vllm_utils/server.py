@@ -62,9 +62,13 @@ class EngineServer:
         """Process id of the supervisor, None before the start."""
         return None if self._process is None else self._process.pid
 
-    def start(self) -> None:
-        """Start the processes and return at once; raises `EngineStartError` when the port is taken."""
-        self.launch = replace(self.launch, port=_claim_port(self.launch.host, self.launch.port))
+    def start(self, *, port: int | None = None, port_timeout_s: float = 0.0) -> None:
+        """Start the processes and return at once, at another `port` than that of `launch` if one is given.
+
+        Raises `EngineStartError` when the port is taken for longer than `port_timeout_s`.
+        """
+        wanted = self.launch.port if port is None else port
+        self.launch = replace(self.launch, port=claim_port(self.launch.host, wanted, port_timeout_s))
         command = engine_command(self.launch)
         log_path = self.launch.log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,8 +146,19 @@ class EngineServer:
         )
 
 
-def _claim_port(host: str, port: int) -> int:
-    """The port if it is free, or a free one for 0."""
+def claim_port(host: str, port: int, timeout_s: float) -> int:
+    """The port once it is free, or a free one for 0."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _free_port(host, port)
+        except EngineStartError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _free_port(host: str, port: int) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -32,8 +32,12 @@ class EngineSettings:
     vllm_enable_deterministic_inference: bool = flag(
         False, "Give each member of a group its own seed: --rollout-seed plus its number."
     )
-    use_fault_tolerance: bool = flag(False, "Also check and reconnect engines that someone else started.")
-    rollout_health_check_interval: float = flag(600.0, "Seconds between two checks of an engine.", check=above(0))
+    use_fault_tolerance: bool = flag(
+        False, "Check engines at intervals, and replace one that dies, stalls or fails; otherwise it ends the run."
+    )
+    rollout_health_check_interval: float = flag(
+        600.0, "Seconds between two checks of an engine; one that fails a request is checked at once.", check=above(0)
+    )
     rollout_health_check_timeout: float = flag(
         600.0, "Seconds after which an engine's check counts as failed.", check=above(0)
     )
