@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vime.backends.vllm_utils.answer_info import answer_info
@@ -19,12 +19,8 @@ from vime.utils.types import Sample
 class GenerateSettings:
     """The settings that generation depends on. `columns` are what training needs of each token; evaluation has none."""
 
-    max_response_tokens: int
-    temperature: float
     apply_chat_template: bool
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    top_p: float = 1.0
-    top_k: int = -1
     columns: SampleColumns = NO_COLUMNS
 
 
@@ -37,10 +33,19 @@ class SampleGenerator:
             tokenizer, apply_chat_template=settings.apply_chat_template, template_kwargs=settings.template_kwargs
         )
 
-    async def generate(self, engine: EngineClient, sample: Sample, *, cache_salt: str | None) -> None:
+    async def generate(
+        self,
+        engine: EngineClient,
+        sample: Sample,
+        sampling: Sampling,
+        *,
+        cache_salt: str | None,
+        evaluation: bool = False,
+    ) -> None:
         """Fill tokens, response, log-probabilities, columns, version spans and status of `sample`.
 
-        A sample that has tokens already, of a request that was aborted, is continued after them.
+        A sample that has tokens already, of a request that was aborted, is continued after them. `sampling.max_tokens`
+        are those of the whole response. In `evaluation` no columns are asked for.
 
         Raises:
             GenerationAborted: the engine aborted the request, for a flush or a shutdown; the sample has what was
@@ -56,11 +61,12 @@ class SampleGenerator:
             )
         if not sample.tokens:
             sample.tokens = self._prompts.token_ids(sample.prompt, sample.metadata, sample.apply_chat_template_kwargs)
-        remaining = self._settings.max_response_tokens - sample.response_length
+        remaining = sampling.max_tokens - sample.response_length
         if remaining <= 0:
             sample.status = Sample.Status.TRUNCATED
             return
-        request = self._request(sample, remaining, cache_salt)
+        columns = NO_COLUMNS if evaluation else self._settings.columns
+        request = _request(sample, replace(sampling, max_tokens=remaining), cache_salt, columns)
         result = await engine.generate(request)
         sample.append_response_tokens(None, result.token_ids, result.log_probs, meta_info=answer_info(request, result))
         # The whole response: tokens of one character may lie on both sides of an abort.
@@ -71,13 +77,13 @@ class SampleGenerator:
                 f"{sample.response_length} tokens"
             )
 
-    def _request(self, sample: Sample, max_tokens: int, cache_salt: str | None) -> GenerateRequest:
-        settings = self._settings
-        return GenerateRequest(
-            request_id=uuid.uuid4().hex,
-            token_ids=sample.tokens,
-            sampling=Sampling(max_tokens, settings.temperature, top_p=settings.top_p, top_k=settings.top_k),
-            cache_salt=cache_salt,
-            columns=settings.columns,
-            routes_from=len(sample.tokens) - 1 if sample.response_length else 0,
-        )
+
+def _request(sample: Sample, sampling: Sampling, cache_salt: str | None, columns: SampleColumns) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=uuid.uuid4().hex,
+        token_ids=sample.tokens,
+        sampling=sampling,
+        cache_salt=cache_salt,
+        columns=columns,
+        routes_from=len(sample.tokens) - 1 if sample.response_length else 0,
+    )

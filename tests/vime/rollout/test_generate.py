@@ -11,13 +11,14 @@ import pytest
 from tests.pipeline.stream_parts import CharTokenizer
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import SampleColumns
+from vime.backends.vllm_utils.protocol import SampleColumns, Sampling
 from vime.errors import GenerationAborted
 from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.utils.types import Sample
 
 ALL = SampleColumns(num_candidates=3, routes=True, nucleus=True)
-SETTINGS = GenerateSettings(40, 1.0, False, top_p=0.9, columns=ALL)
+SETTINGS = GenerateSettings(False, columns=ALL)
+SAMPLING = Sampling(40, 1.0, top_p=0.9)
 
 
 @pytest.fixture
@@ -26,9 +27,12 @@ def engine() -> Iterator[StandinEngine]:
         yield engine
 
 
-async def generate(engine: StandinEngine, sample: Sample, settings: GenerateSettings = SETTINGS) -> Sample:
+async def generate(
+    engine: StandinEngine, sample: Sample, sampling: Sampling = SAMPLING, *, evaluation: bool = False
+) -> Sample:
     async with EngineClient(engine.address) as client:
-        await SampleGenerator(CharTokenizer(), settings).generate(client, sample, cache_salt=None)
+        generator = SampleGenerator(CharTokenizer(), SETTINGS)
+        await generator.generate(client, sample, sampling, cache_salt=None, evaluation=evaluation)
     return sample
 
 
@@ -70,7 +74,7 @@ async def test_every_column_has_a_row_for_every_token(engine: StandinEngine) -> 
 
 
 async def test_evaluation_asks_for_no_columns(engine: StandinEngine) -> None:
-    sample = await generate(engine, fresh(), GenerateSettings(8, 1.0, False))
+    sample = await generate(engine, fresh(), Sampling(8), evaluation=True)
     assert (sample.rollout_topk_token_ids, sample.rollout_top_p_token_ids, sample.rollout_routed_experts) == (
         None, None, None
     )  # fmt: skip
@@ -105,5 +109,5 @@ async def test_parts_of_a_response_keep_the_version_that_made_them(engine: Stand
 
 async def test_a_sample_without_room_for_more_is_truncated_without_a_request(engine: StandinEngine) -> None:
     sample = await aborted_after(engine, 5)
-    await generate(engine, sample, replace(SETTINGS, max_response_tokens=5))
+    await generate(engine, sample, replace(SAMPLING, max_tokens=5))
     assert (sample.status, sample.response_length) == (Sample.Status.TRUNCATED, 5)
