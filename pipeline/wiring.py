@@ -12,6 +12,7 @@ from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
 from pipeline.frozen_sources import reference_source, teacher_source
+from pipeline.generate_settings import generate_settings
 from pipeline.producer import Generator, Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
@@ -36,7 +37,7 @@ from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
-from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.generate import SampleGenerator
 from vime.rollout.no_reward import no_reward
 from vime.rollout.rewards import Rewards
 from vime.rollout.supervised import RecordReader
@@ -144,18 +145,7 @@ async def build_producer(
         sc_dtype=settings.queue.rollout_queue_sc_dtype,
     )
     tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
-    generator: Generator = SampleGenerator(
-        tokenizer,
-        GenerateSettings(
-            max_response_tokens=rollout.rollout_max_response_len or 1,
-            temperature=rollout.rollout_temperature,
-            apply_chat_template=data.apply_chat_template,
-            template_kwargs=data.apply_chat_template_kwargs,
-            top_p=rollout.rollout_top_p,
-            top_k=rollout.rollout_top_k,
-            columns=sample_columns(settings),
-        ),
-    )
+    generator: Generator = SampleGenerator(tokenizer, generate_settings(settings))
     if settings.objective.is_supervised:
         generator = RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
     unrewarded = rollout.rm_type is None and rollout.custom_rm_path is None
