@@ -8,18 +8,17 @@ from pathlib import Path
 
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
+from pipeline.generate_settings import generate_settings, rollout_sampling
 from pipeline.group_maker import GroupMaker, GroupSettings
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.request_gate import RequestGate
 from pipeline.run_folder import RunFolder
-from pipeline.sample_columns import sample_columns
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
 from storage.contracts import PayloadPool
 from storage.dead_letters import DeadLetterBox
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import Sampling
-from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.generate import SampleGenerator
 from vime.rollout.no_reward import no_reward
 from vime.rollout.rewards import RewardFunction, Rewards
 from vime.rollout.supervised import RecordReader
@@ -103,17 +102,6 @@ async def build_sample_maker(
     return maker, [] if teacher is None else [teacher.close]
 
 
-def rollout_sampling(settings: Settings) -> Sampling:
-    """How the samples of training are drawn."""
-    rollout = settings.rollout
-    return Sampling(
-        rollout.rollout_max_response_len or 1,
-        rollout.rollout_temperature,
-        top_p=rollout.rollout_top_p,
-        top_k=rollout.rollout_top_k,
-    )
-
-
 def _generator(settings: Settings) -> Generator:
     from transformers import AutoTokenizer
 
@@ -121,12 +109,7 @@ def _generator(settings: Settings) -> Generator:
     tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
     if settings.objective.is_supervised:
         return RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
-    generate = GenerateSettings(
-        apply_chat_template=data.apply_chat_template,
-        template_kwargs=data.apply_chat_template_kwargs,
-        columns=sample_columns(settings),
-    )
-    return SampleGenerator(tokenizer, generate)
+    return SampleGenerator(tokenizer, generate_settings(settings))
 
 
 async def _engine_teacher(settings: Settings) -> EngineTeacher | None:

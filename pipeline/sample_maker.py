@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from pipeline.request_gate import RequestGate
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import Sampling
 from vime.rollout.rewards import RewardFunction, score
+from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
 
@@ -17,7 +17,7 @@ class Generator(Protocol):
     """What fills a sample, by asking an engine or without one."""
 
     async def generate(
-        self, engine: Any, sample: Sample, sampling: Sampling, *, cache_salt: str | None, evaluation: bool
+        self, engine: Any, sample: Sample, sampling: SamplingSettings, *, cache_salt: str | None, evaluation: bool
     ) -> None: ...
 
 
@@ -31,8 +31,7 @@ class Teacher(Protocol):
 class MakerSettings:
     """The settings that a sample depends on."""
 
-    sampling: Sampling
-    """`max_tokens` are those of a whole response, over all its requests."""
+    sampling: SamplingSettings
     reward_timeout_s: float
     reward_key: str | None
     salt_by_version: bool
@@ -54,7 +53,9 @@ class SampleMaker:
         self._settings, self._gate, self._generator = settings, gate, generator
         self._reward, self._hook_args, self._teacher = reward, hook_args, teacher
 
-    async def make(self, sample: Sample, *, sampling: Sampling | None = None, evaluation: bool = False) -> list[Sample]:
+    async def make(
+        self, sample: Sample, *, sampling: SamplingSettings | None = None, evaluation: bool = False
+    ) -> list[Sample]:
         """Generate `sample`, or go on with it, and score it; what came of it, in place. `sampling` None is the run's.
 
         In evaluation nothing is asked of the engine, or of a teacher, that only training needs.

@@ -26,10 +26,11 @@ from storage.pool import Pool
 from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns, Sampling
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.data.prompts import PromptSource
 from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction
+from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
 SETTINGS = ProducerSettings(
@@ -147,7 +148,7 @@ async def stream(
     settings = replace(SETTINGS, **_known(SETTINGS, changes))
     grouped = replace(GROUP_SETTINGS, **_known(GROUP_SETTINGS, changes))
     making = MakerSettings(
-        Sampling(response_tokens, 1.0, top_p=0.9 if columns.nucleus else 1.0),
+        SamplingSettings(response_tokens, 1.0, top_p=0.9 if columns.nucleus else 1.0),
         grouped.reward_timeout_s,
         grouped.reward_key,
         salt_by_version=True,

@@ -21,9 +21,9 @@ from storage.route_checks import RouteShape
 from tests.pipeline.stream_parts import Parts, constant_reward, stream
 from tests.pipeline.test_batch_wait import PartsSource
 from tests.support.standin_engine import StandinEngine
-from vime.backends.vllm_utils.protocol import Sampling
 from vime.errors import StalledError
 from vime.rollout.generate import SampleGenerator
+from vime.rollout.sampling import SamplingSettings
 from vime.settings.parse import parse_settings
 from vime.utils.types import Sample
 
@@ -36,7 +36,9 @@ def after_generation(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Have `change(sample)` called on every sample that the engine has answered."""
     generate = SampleGenerator.generate
 
-    async def changed(self: SampleGenerator, engine: Any, sample: Sample, sampling: Sampling, **options: Any) -> None:
+    async def changed(
+        self: SampleGenerator, engine: Any, sample: Sample, sampling: SamplingSettings, **options: Any
+    ) -> None:
         await generate(self, engine, sample, sampling, **options)
         change(sample)
 
@@ -110,7 +112,9 @@ async def test_no_more_samples_are_in_flight_than_the_limit_which_counts_samples
     peak = 0
     generate = SampleGenerator.generate
 
-    async def counted(self: SampleGenerator, engine: Any, sample: Sample, sampling: Sampling, **options: Any) -> None:
+    async def counted(
+        self: SampleGenerator, engine: Any, sample: Sample, sampling: SamplingSettings, **options: Any
+    ) -> None:
         nonlocal peak
         running.add(sample.index)
         peak = max(peak, len(running))

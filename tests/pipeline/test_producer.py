@@ -23,8 +23,8 @@ from storage.pool import Pool
 from storage.writer import WriteLimits
 from tests.pipeline.stream_parts import CharTokenizer, Parts, stream
 from tests.support.standin_engine import StandinEngine
-from vime.backends.vllm_utils.protocol import Sampling
 from vime.errors import DiskFullError, StorageError
+from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -530,7 +530,7 @@ async def test_a_teacher_scores_each_sample_before_it_is_published(tmp_path: Pat
 class Records:
     """Samples from their prompts, without an engine."""
 
-    async def generate(self, engine: Any, sample: Sample, sampling: Sampling, **_: Any) -> None:  # noqa: ARG002
+    async def generate(self, engine: Any, sample: Sample, sampling: SamplingSettings, **_: Any) -> None:  # noqa: ARG002
         assert engine is None
         sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 3, 4], 3, [1, 0, 1]
         sample.status = Sample.Status.COMPLETED

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vime.backends.vllm_utils.protocol import Sampling
 from vime.errors import SampleError
 from vime.rollout.conversation import ChatTokenizer, encode_conversation
+from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
 
@@ -22,7 +22,7 @@ class RecordReader:
         self,
         engine: Any,  # noqa: ARG002
         sample: Sample,
-        sampling: Sampling,  # noqa: ARG002
+        sampling: SamplingSettings,  # noqa: ARG002
         *,
         cache_salt: str | None,  # noqa: ARG002
         evaluation: bool = False,  # noqa: ARG002
