@@ -49,6 +49,8 @@ async def build_producer(
             reward_key=rollout.reward_key,
             needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
             sc_dtype=settings.queue.rollout_queue_sc_dtype,
+            continues_aborted=rollout.partial_rollout,
+            masks_continued=rollout.mask_offpolicy_in_partial_rollout,
         ),
         samples,
         HookArgs(settings),

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.group_start import is_generated
 from pipeline.request_gate import RequestGate
 from vime.backends.vllm_utils.client import EngineClient
 from vime.rollout.rewards import RewardFunction, score
@@ -66,18 +67,20 @@ class SampleMaker:
             SampleError: the prompt can't be generated from.
             RewardError: the reward failed, or is none that can be trained; its `reason` says which.
         """
-        asked = sampling or self._settings.sampling
+        if not is_generated(sample):
+            await self._generate(sample, sampling or self._settings.sampling, evaluation=evaluation)
+        if self._reward is not None and sample.reward is None:
+            await self._score(self._reward, sample)
+        return [sample]
 
+    async def _generate(self, sample: Sample, sampling: SamplingSettings, *, evaluation: bool) -> None:
         async def generate(engine: EngineClient | None, policy_version: int) -> None:
             salt = f"v{policy_version}" if self._settings.salt_by_version else None
-            await self._generator.generate(engine, sample, asked, cache_salt=salt, evaluation=evaluation)
+            await self._generator.generate(engine, sample, sampling, cache_salt=salt, evaluation=evaluation)
 
         await self._gate.request(sample.group_index or 0, generate)
         if self._teacher is not None and not evaluation:
             await self._teacher.score(sample)
-        if self._reward is not None:
-            await self._score(self._reward, sample)
-        return [sample]
 
     async def _score(self, reward: RewardFunction, sample: Sample) -> None:
         started, settings = time.monotonic(), self._settings

@@ -23,6 +23,7 @@ from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
+from storage.queue_types import GroupReturn
 from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
@@ -62,6 +63,7 @@ class LocalQueue:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self.released: list[str] = []
+        self.yielded: list[GroupReturn] = []
 
     async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
         return self.coordinator.lease(worker_id, max_groups, policy_version)
@@ -75,6 +77,10 @@ class LocalQueue:
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
         self.released.append(reason)
         self.coordinator.release(group_index, lease, reason)
+
+    async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
+        self.yielded += returns
+        return self.coordinator.yield_groups(returns)
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         self.coordinator.drop(group_index, lease, reason)

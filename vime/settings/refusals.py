@@ -133,11 +133,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "rollout hooks",
     ),
     *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
-    *unless_default(
-        "--partial-rollout --mask-offpolicy-in-partial-rollout",
-        "An aborted group is generated anew.",
-        "continuation of aborted samples",
-    ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
     *unless_default(
