@@ -20,6 +20,7 @@ from pipeline.parity_probe import ProbeSequence, probe_engines
 from pipeline.planner import BatchPlan
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
+from pipeline.producer_wiring import build_producer
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
@@ -27,7 +28,6 @@ from pipeline.transports.memory import open_memory_coordinator
 from pipeline.transports.ray_parts import CoordinatorParts
 from pipeline.wiring import (
     build_engine_server,
-    build_producer,
     build_trainer_worker,
     create_or_open_pool,
     open_pool,
@@ -257,7 +257,7 @@ class ProducerActor:
 
     async def suspects(self) -> list[str]:
         """See `ServingEngines.suspects`."""
-        return await self._started().engines.suspects()
+        return await self._started().suspects()
 
     async def stop(self) -> None:
         self._started().stop()
@@ -391,6 +391,10 @@ class RayQueueClient:
 
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
         await self._actor.release.remote(group_index, lease, reason)
+
+    async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
+        done: list[bool] = await self._actor.yield_groups.remote(encode(returns))
+        return done
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         await self._actor.drop.remote(group_index, lease, reason)

@@ -78,9 +78,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "connecting to engines of others",
     ),
     *unless_default(
-        "--vllm-enable-deterministic-inference", "Requests carry no seed of their own.", "a seed for each request"
-    ),
-    *unless_default(
         "--vllm-router-ip --vllm-router-port", "The router is not part of this version.", "requests through a router"
     ),
     Refusal(
@@ -130,16 +127,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "rollout hooks",
     ),
     *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
-    *unless_default(
-        "--rollout-stop --rollout-stop-token-ids --rollout-skip-special-tokens --rollout-max-context-len",
-        "Requests carry temperature and length only.",
-        "more sampling parameters in the engine client",
-    ),
-    *unless_default(
-        "--partial-rollout --mask-offpolicy-in-partial-rollout",
-        "An aborted group is generated anew.",
-        "continuation of aborted samples",
-    ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
     *unless_default(
