@@ -17,6 +17,7 @@ from pipeline.workers import Workers
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import PublicationError
 from vime.settings.groups import Settings
+from vime.settings.rules.quantities import demand_of
 
 
 def measure_parity(settings: Settings, folder: Path, report: Callable[[str], None]) -> list[EngineParity]:
@@ -27,7 +28,7 @@ def measure_parity(settings: Settings, folder: Path, report: Callable[[str], Non
     """
     alone = _alone(settings, folder)
     RunFolder.of(alone).make()
-    with Cluster(alone.cluster, 0) as cluster:
+    with Cluster(demand_of(alone), 0) as cluster:
         return asyncio.run(_measure(alone, Workers(alone, RunFolder.of(alone), cluster), report))
 
 

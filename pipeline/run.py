@@ -67,6 +67,7 @@ from vime.settings.import_paths import load_function
 from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
+from vime.settings.rules.quantities import demand_of
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         write_atomically(folder.settings, settings_record(resolved))
         with (
             Interrupts(view) as interrupts,
-            Cluster(settings.cluster, NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
+            Cluster(demand_of(settings), NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
         ):
             return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
 

@@ -54,7 +54,17 @@ class Workers:
         num_ranks = settings.cluster.num_trainer_ranks
         self._encoded = encoded
         self.engines = [
-            self._engine(number, partial(cluster.spawn_worker, EngineActor, num_ranks + number, encoded, number))
+            self._engine(
+                number,
+                partial(
+                    cluster.spawn_worker,
+                    EngineActor,
+                    num_ranks + number,
+                    encoded,
+                    number,
+                    encode(cluster.engine_places(number)),
+                ),
+            )
             for number in range(settings.cluster.num_engines)
         ]
         self.keeper: EngineKeeper | None = None

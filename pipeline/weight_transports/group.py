@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,7 +20,7 @@ class GroupSource(Protocol):
     """The trainer's side."""
 
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
-        """Listen for the workers of these engines, after closing an earlier group; what each needs to join."""
+        """Listen for workers, each named by its engine, after closing an earlier group; what each needs to join."""
         ...
 
     async def connect_sender(self) -> None:
@@ -111,9 +112,16 @@ class GroupTransport:
         self.leave()
         names = [engine.address for engine in engines]
         try:
-            opening = self._source.open_sender(names, min(self._wait_s, deadline.left_s(WAIT_SHARE)))
+            asking = asyncio.gather(*(engine.world_size() for engine in engines))
+            sizes = await deadline.bound("counting the engines' workers", asking)
+            workers = [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
+            opening = self._source.open_sender(workers, min(self._wait_s, deadline.left_s(WAIT_SHARE)))
             joining = await deadline.bound("opening the weight sender", opening)
-            inits = [engine.init_weight_transfer(info) for engine, info in zip(engines, joining, strict=True)]
+            first_worker = itertools.accumulate(sizes, initial=0)
+            inits = [
+                engine.init_weight_transfer(joining[number])
+                for engine, number in zip(engines, first_worker, strict=False)
+            ]
             failures = await on_each(engines, "joining", inits, deadline)
             if failures:
                 return failures

@@ -25,7 +25,8 @@ DIES_VARIABLE = "VIME_TEST_ENGINE_DIES_AFTER_S"
 class StandinEngineActor:
     """What `pipeline.actors.EngineActor` is to the driver."""
 
-    def __init__(self, settings: bytes, number: int) -> None:
+    def __init__(self, settings: bytes, number: int, places: bytes) -> None:
+        del places
         self._folder = Path(msgspec.msgpack.decode(settings, type=Settings).checkpoint.save or "")
         self._number = number
         self._engine = StandinEngine(VOCAB_SIZE, 64)

@@ -10,6 +10,7 @@ from vime.models.weight_names import RUN_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
+from vime.settings.rules.quantities import size
 
 
 def refused(settings: Settings) -> list[str]:
@@ -29,6 +30,11 @@ def _unsupported_model(settings: Settings) -> str | None:
     return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
 
+def _above_one(settings: Settings, flag: str) -> str | None:
+    found = size(settings.vllm_args, flag)
+    return str(found) if found > 1 else None
+
+
 REFUSALS: tuple[Refusal, ...] = (
     # Model
     Refusal(
@@ -39,12 +45,13 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=_unsupported_model,
     ),
     # Placement
-    Refusal("--actor-num-nodes", "1", "One node is what works so far.", "placement over several nodes"),
     Refusal(
-        "--rollout-num-gpus-per-engine",
+        "--vllm-data-parallel-size",
         "1",
-        "Engines of one worker are what work so far.",
-        "engines of several workers",
+        "Replicas inside one engine agree on a pause only every few steps, and tell of one replica's weights alone; "
+        "engines of their own are replicas that don't.",
+        "two GPUs, to try publications into replicas under load",
+        refused_value=lambda settings: _above_one(settings, "--vllm-data-parallel-size"),
     ),
     Refusal(
         "--rollout-num-gpus",
@@ -65,7 +72,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "Weights travel through collectives, for which the trainer's processes stay.",
         "the disk transport",
     ),
-    *unless_default("--num-gpus-per-node", "One node is what works so far.", "placement over several nodes"),
     # Engines and router
     *unless_default(
         "--vllm-config --prefill-num-servers",

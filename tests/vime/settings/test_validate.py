@@ -115,7 +115,10 @@ def test_a_real_start_refuses_more_gpus_than_exist_before_anything_starts(
     assert main(["train", *Case(words, "", "", "").command(tmp_path)]) == 1
     assert time.monotonic() - started < 5
     said = capsys.readouterr().err
-    assert "The run needs 4000 (training, 4000 on each of 1 nodes) and 1 (generation, 1 an engine) = 4001 GPUs" in said
+    assert (
+        "The run needs 4000 (training, 4000 on each of 1 nodes) and 1 (generation, 1 for each of 1 engines) = 4001 GPUs"
+        in said
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -92,7 +92,6 @@ class EngineClient:
         models = (await self._http.json("GET", "/v1/models"))["data"]
         api = await self._http.json("GET", "/openapi.json")
         routes = set(api["paths"])
-        world = await self._http.json("GET", "/get_world_size") if "/get_world_size" in routes else {"world_size": 1}
         request_fields = api.get("components", {}).get("schemas", {}).get("GenerateRequest", {}).get("properties", {})
         abilities = await self._sample_abilities()
         columns = abilities or wire_columns.SampleAbilities(0, False, False, False)
@@ -100,7 +99,7 @@ class EngineClient:
             engine_version=version,
             model=str(models[0]["id"]),
             max_model_len=int(models[0].get("max_model_len") or 0),
-            world_size=int(world["world_size"]),
+            world_size=await self.world_size(),
             token_in_generate=wire.GENERATE in routes,
             pause_keep="/pause" in routes,
             version_spans=abilities is not None or version_at_least(version, (0, 32)),
@@ -111,6 +110,13 @@ class EngineClient:
             routed_experts=columns.routes,
             nucleus=columns.nucleus,
         )
+
+    async def world_size(self) -> int:
+        """Workers of the engine; 1 where it doesn't say."""
+        try:
+            return int((await self._http.json("GET", "/get_world_size"))["world_size"])
+        except RouteNotFound:
+            return 1
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample from the engine. A request sent while the engine is paused waits.

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from vime.settings.groups import Settings
 from vime.settings.machine import Machine
-from vime.settings.rules.placement import unplaced
+from vime.settings.placement import NoRoom, place
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import debug_mode, has_critic, num_rollout_gpus, trains_only
+from vime.settings.rules.quantities import demand_of, has_critic, num_rollout_gpus
 
 
 def gpus_fill_engines(settings: Settings) -> Iterator[Problem]:
@@ -95,32 +95,18 @@ def gpus_exist(settings: Settings, machine: Machine) -> Iterator[Problem]:
     """What can never be placed is refused at once, with need and have, instead of waiting for ever."""
     if machine.nodes is None:
         return
-    cluster, debug = settings.cluster, debug_mode(settings)
-    training = 0 if debug == "--debug-rollout-only" else cluster.actor_num_nodes
-    generating = 0 if trains_only(settings) else num_rollout_gpus(settings)
-    left_over = unplaced(
-        machine.nodes,
-        [cluster.actor_num_gpus_per_node] * training,
-        [cluster.rollout_num_gpus_per_engine] * (generating // cluster.rollout_num_gpus_per_engine),
-        shared=cluster.colocate,
-    )
-    if left_over is None:
-        return
-    have = ", ".join(f"{node.gpus} on {node.name}" for node in machine.nodes)
-    total = sum(node.gpus for node in machine.nodes)
-    ranks = training * cluster.actor_num_gpus_per_node
-    need = max(ranks, generating) if cluster.colocate else ranks + generating
-    yield problem(
-        settings,
-        "--actor-num-nodes --actor-num-gpus-per-node --rollout-num-gpus --rollout-num-gpus-per-engine",
-        found=(
-            f"The run needs {ranks} (training, {cluster.actor_num_gpus_per_node} on each of {training} nodes) and "
-            f"{generating} (generation, {cluster.rollout_num_gpus_per_engine} an engine) = {need} GPUs"
-        ),
-        allowed=f"what fits {have} = {total}",
-        reason=f"{left_over} finds no room (without CUDA a GPU is one worker process).",
-        next_step="Lower --actor-num-gpus-per-node or --rollout-num-gpus, or add nodes.",
-    )
+    demand = demand_of(settings)
+    placed = place(machine.nodes, demand)
+    if isinstance(placed, NoRoom):
+        total = sum(node.gpus for node in machine.nodes)
+        yield problem(
+            settings,
+            "--actor-num-nodes --actor-num-gpus-per-node --rollout-num-gpus --rollout-num-gpus-per-engine",
+            found=f"The run needs {demand}",
+            allowed=f"what fits {', '.join(map(str, machine.nodes)) or 'no node'} = {total}",
+            reason=placed.words,
+            next_step=placed.next_step,
+        )
 
 
 RULES = (
