@@ -19,6 +19,7 @@ from storage.contracts import PayloadPool
 from storage.dead_letters import DeadLetterBox
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.routed import RoutedClient
 from vime.rollout.generate import SampleGenerator
 from vime.rollout.no_reward import no_reward
 from vime.rollout.rewards import RewardFunction, Rewards
@@ -41,7 +42,14 @@ async def build_producer(
     """A producer, and what must be awaited to close what it uses."""
     rollout = settings.rollout
     engines = [EngineClient(address) for address in engine_addresses]
-    gate = RequestGate(ServingEngines(engines, are_replaced=settings.engine.use_fault_tolerance))
+    router = _router(settings)
+    serving = ServingEngines(
+        engines,
+        router=router,
+        run_id=settings.queue.rollout_queue_run_id,
+        are_replaced=settings.engine.use_fault_tolerance,
+    )
+    gate = RequestGate(serving)
     rewards = build_rewards(settings)
     samples, closers = await build_sample_maker(settings, gate, rewards)
     groups = GroupMaker(
@@ -73,7 +81,17 @@ async def build_producer(
         pool.close()
 
     closers += [engine.close for engine in engines]
+    if router is not None:
+        closers.append(router.close)
     return producer, [*closers, *([] if rewards is None else [rewards.close]), close_pool]
+
+
+def _router(settings: Settings) -> RoutedClient | None:
+    """The router of the model that is trained, in a run that has started one or was given one."""
+    if not settings.model_routers:
+        return None
+    trained = settings.model_routers[0]
+    return RoutedClient(f"http://{trained.host}:{trained.port}")
 
 
 def build_rewards(settings: Settings) -> Rewards | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pipeline.serving_engines import ServingEngines
 from pipeline.stopwatch import Stopwatch
-from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.protocol import Sampler
 
 _Result = TypeVar("_Result")
 
@@ -57,7 +57,7 @@ class RequestGate:
         await self._open.wait()
 
     async def request(
-        self, group_index: int, work: Callable[[EngineClient | None, int], Coroutine[object, object, _Result]]
+        self, group_index: int, work: Callable[[Sampler | None, int], Coroutine[object, object, _Result]]
     ) -> _Result:
         """Await `work(engine, policy_version)` for a sample of a group, once requests may start.
 

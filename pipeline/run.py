@@ -215,6 +215,7 @@ class _Session:
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
         addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
+        await workers.start_routers()
         await workers.start_producers(addresses)
         clients.extend(EngineClient(address) for address in addresses)
         weights = self._settings.weights
@@ -396,7 +397,7 @@ class _Session:
         def process() -> ProcessedRewards:
             function = load_function(FLAG, path)
             with closing(open_pool(self._settings, self._workers.coordinator)) as pool:
-                return process_rewards(groups, pool, function, HookArgs(self._settings))
+                return process_rewards(groups, pool, function, HookArgs(self._workers.settings))
 
         try:
             return await asyncio.wait_for(asyncio.to_thread(process), timeout_s)

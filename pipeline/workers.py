@@ -20,6 +20,7 @@ from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, e
 from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
 from pipeline.process_log import last_lines
+from pipeline.routers import TRAINED_MODEL, Routers
 from pipeline.run_folder import RunFolder
 from pipeline.weight_transports.disk import PublishedVersion
 from pipeline.wiring import NUM_PRODUCERS
@@ -49,7 +50,7 @@ class Workers:
         self, settings: Settings, folder: RunFolder, cluster: Cluster, note: Callable[[str], None] = logger.warning
     ) -> None:
         """`note` is told of engines that fail and are replaced."""
-        self._settings, self._folder, self._cluster, self._note = settings, folder, cluster, note
+        self.settings, self._folder, self._cluster, self._note = settings, folder, cluster, note
         encoded = encode_settings(settings)
         num_ranks = settings.cluster.num_trainer_ranks
         self._encoded = encoded
@@ -67,6 +68,8 @@ class Workers:
             )
             for number in range(settings.cluster.num_engines)
         ]
+        self.routers = Routers(settings, folder, note)
+        self._engine_addresses: list[str] = []
         self.keeper: EngineKeeper | None = None
         """Who replaces engines, in a run that does, once they have started."""
         self.trainers = self._spawn_trainers()
@@ -79,7 +82,7 @@ class Workers:
 
     async def start_coordinator(self, config: CoordinatorConfig) -> None:
         """Open the queue. Ray restarts this actor when its process dies, unless its queue dies with it."""
-        in_memory = self._settings.queue.is_in_memory
+        in_memory = self.settings.queue.is_in_memory
         self.coordinator = self._cluster.spawn(
             CoordinatorActor, self._encoded, encode(config), restarts=0 if in_memory else COORDINATOR_RESTARTS
         )
@@ -97,12 +100,21 @@ class Workers:
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        if self._settings.engine.use_fault_tolerance and self.engines:
-            self.keeper = EngineKeeper(self.engines, _health(self._settings), self._note)
+        if self.settings.engine.use_fault_tolerance and self.engines:
+            self.keeper = EngineKeeper(self.engines, _health(self.settings), self._note)
         else:
             for number, engine in enumerate(self.engines):
                 self._watch(f"engine_{number}", engine.actor.watch.remote())
-        return list(starting.result())
+        self._engine_addresses = list(starting.result())
+        return self._engine_addresses
+
+    async def start_routers(self) -> None:
+        """Start a router for each model, with no worker until an engine has confirmed a version."""
+        if not self.engines:
+            return
+        await self.routers.start([TRAINED_MODEL], self._cluster.host)
+        self.settings = self.settings.with_routers(self.routers.of_models)
+        self._watch("router", self.routers.watch())
 
     def keep_engines(self, fences: Fences) -> None:
         """From now on engines that fail are fenced and replaced, where the settings ask for it."""
@@ -126,7 +138,9 @@ class Workers:
     async def start_producers(self, engine_addresses: list[str]) -> None:
         """Start the producers; they generate nothing before admission is resumed."""
         self.producers = [
-            self._cluster.spawn(ProducerActor, self._encoded, self.coordinator, engine_addresses, number)
+            self._cluster.spawn(
+                ProducerActor, encode_settings(self.settings), self.coordinator, engine_addresses, number
+            )
             for number in range(NUM_PRODUCERS)
         ]
         await self._on_producers(lambda producer: producer.start.remote())
@@ -145,6 +159,7 @@ class Workers:
             "coordinator": await self.coordinator.pid.remote(),
             "trainers": [await trainer.pid.remote() for trainer in self.trainers],
             "engines": [await engine.pids() for engine in self.engines],
+            "routers": self.routers.pids,
             "producers": [await producer.pid.remote() for producer in self.producers],
             "ray_folder": str(self._cluster.temporary),
         }
@@ -259,9 +274,11 @@ class Workers:
         await self._on_producers(lambda producer: producer.pause_admission.remote())
 
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
+        await self.routers.set(TRAINED_MODEL, self._engine_addresses, serving)
         await self._on_producers(lambda producer: producer.resume_admission.remote(policy_version, serving))
 
     async def serve_only(self, serving: list[str]) -> None:
+        await self.routers.set(TRAINED_MODEL, self._engine_addresses, serving)
         await self._on_producers(lambda producer: producer.serve_only.remote(serving))
 
     # The trainer's side of a publication.
@@ -335,6 +352,7 @@ class Workers:
         tasks = [asyncio.create_task(_stopped(reference, name)) for name, reference in stopping.items()]
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+        await self.routers.stop()
 
     def _engine(self, number: int, spawn: Callable[[], Any]) -> EngineProcess:
         log = self._folder.log(f"engine_{number}")
@@ -342,7 +360,7 @@ class Workers:
             f"engine {number}",
             spawn,
             lambda actor: self._cluster.end(actor),
-            cleanup_timeout_s=self._settings.engine.rollout_cleanup_timeout,
+            cleanup_timeout_s=self.settings.engine.rollout_cleanup_timeout,
             log_tail=lambda: last_lines(log),
             on_restart=self.record_processes,
         )
@@ -355,10 +373,10 @@ class Workers:
                     keeper.suspect(address)
 
     def _spawn_trainers(self) -> list[Any]:
-        environment = {name: str(value) for name, value in self._settings.trainer.train_env_vars.items()}
+        environment = {name: str(value) for name, value in self.settings.trainer.train_env_vars.items()}
         return [
             self._cluster.spawn_worker(TrainerActor, rank, self._encoded, rank, env=environment)
-            for rank in range(self._settings.cluster.num_trainer_ranks)
+            for rank in range(self.settings.cluster.num_trainer_ranks)
         ]
 
     async def _stop_following(self) -> None:

@@ -1,6 +1,6 @@
 """`vime train` with stand-in engines: python -m tests.end_to_end.standin_run FLAGS. Everything else is real.
 
-With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 1 ends so many seconds after its first version, once.
+With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 0 ends so many seconds after its first version, once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 import pipeline.workers
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import VOCAB_SIZE
-from vime.backends.vllm_utils.server import claim_port
+from vime.backends.vllm_utils.listening import claim_port
 from vime.cli.main import main
 from vime.settings.groups import Settings
 
@@ -46,7 +46,7 @@ class StandinEngineActor:
         return [os.getpid()]
 
     async def watch(self) -> None:
-        if self._number != 1 or DIES_VARIABLE not in os.environ or (self._folder / "has_died").exists():
+        if self._number != 0 or DIES_VARIABLE not in os.environ or (self._folder / "has_died").exists():
             await asyncio.Event().wait()
         while self._engine.version == "default":
             await asyncio.sleep(0.01)
@@ -55,7 +55,8 @@ class StandinEngineActor:
         os._exit(9)
 
     async def stop(self) -> None:
-        self._engine.__exit__(None, None, None)
+        if self._engine.address:
+            self._engine.__exit__(None, None, None)
 
 
 if __name__ == "__main__":

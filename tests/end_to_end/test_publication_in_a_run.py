@@ -53,21 +53,20 @@ def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path)
 
 def test_an_engine_that_dies_is_replaced_and_serves_again_with_the_current_version(tmp_path: Path) -> None:
     flags: dict[str, Any] = {
-        "--rollout-num-gpus": 2,
         "--parity-probes": 0,
         "--rollout-health-check-interval": 1,
         "--rollout-health-check-timeout": 5,
         "--rollout-health-check-first-wait": 1,
         "--rollout-cleanup-timeout": 2,
     }
-    job = Job(tmp_path, num_rollout=12, flags=flags, switches=("--use-fault-tolerance",))
+    job = Job(tmp_path, num_rollout=6, flags=flags, switches=("--use-fault-tolerance",))
     job.prepare()
     output = run(job, **{DIES_VARIABLE: "0.5"})
-    assert "engine 1 (http://" in output
-    assert "restart 1 of 3. engine 1 died." in output
+    assert "engine 0 (http://" in output
+    assert "restart 1 of 3. engine 0 died." in output
     assert "serves again, with version" in output
-    assert [step["rollout_id"] for step in job.steps()] == list(range(12))
+    assert [step["rollout_id"] for step in job.steps()] == list(range(6))
     assert job.steps()[-1]["dropped"] == {}
     report = audit_run(job.run)
-    assert (report.lost, report.trained_twice, report.trained) == ([], [], 12 * 8)
+    assert (report.lost, report.trained_twice, report.trained) == ([], [], 6 * 8)
     assert {version for s in stored_samples(job) for version, _, _ in s.version_spans} >= {1, 2}

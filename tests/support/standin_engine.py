@@ -108,6 +108,8 @@ class StandinEngine:
         self._noted = ""
         self._update_open = self._loaded = False
         self._num_running = 0
+        self.num_served = 0
+        """Requests for samples that have begun."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._started = threading.Event()
@@ -333,6 +335,7 @@ class StandinEngine:
             raise asyncio.CancelledError
         request = self._requests[request_id] = _Request()
         self._num_running += 1
+        self.num_served += 1
         try:
             return await self._sample(request, prompt, sampling, salt)
         finally:

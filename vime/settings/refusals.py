@@ -83,16 +83,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "vime uses the engines that it starts.",
         "connecting to engines of others",
     ),
-    *unless_default(
-        "--vllm-router-ip --vllm-router-port", "The router is not part of this version.", "requests through a router"
-    ),
-    Refusal(
-        "--router-*",
-        "left out",
-        "The router is not part of this version.",
-        "requests through a router",
-        refused_value=lambda settings: " ".join(settings.router_args) or None,
-    ),
     # Prompts and batches
     Refusal(
         "--num-rollout",

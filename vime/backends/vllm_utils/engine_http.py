@@ -22,8 +22,11 @@ class RouteNotFound(EngineError):
 class EngineHttp:
     """Connections to one base URL. Create it inside a running event loop; close it."""
 
-    def __init__(self, address: str, *, control_timeout_s: float = 60.0, max_connections: int = 0) -> None:
-        """`max_connections` 0 means without limit."""
+    def __init__(
+        self, address: str, *, name: str = "Engine", control_timeout_s: float = 60.0, max_connections: int = 0
+    ) -> None:
+        """`name` begins error messages; `max_connections` 0 means without limit."""
+        self._name = name
         self.address = address.rstrip("/")
         self._control_timeout_s = control_timeout_s
         # vLLM closes a connection after five idle seconds, and after every error: a request that is sent on one just
@@ -44,7 +47,7 @@ class EngineHttp:
             answer = msgspec.json.decode(body, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise EngineError(
-                f"Engine {self.address}: {method} {route} answered {body[:_EXCERPT]!r}: {error}."
+                f"{self._name} {self.address}: {method} {route} answered {body[:_EXCERPT]!r}: {error}."
             ) from error
         return answer
 
@@ -83,17 +86,19 @@ class EngineHttp:
                 body = await answer.read()
         except TimeoutError as error:
             raise EngineUnavailable(
-                f"Engine {self.address}: {method} {route} took longer than {timeout.total:g} s.",
-                next_step="See the engine's log; it may be overloaded, paused or stuck.",
+                f"{self._name} {self.address}: {method} {route} took longer than {timeout.total:g} s.",
+                next_step=f"See the log of the {self._name.lower()}; it may be overloaded, paused or stuck.",
             ) from error
         except aiohttp.ClientError as error:
             raise EngineUnavailable(
-                f"Engine {self.address}: {method} {route} failed: {type(error).__name__}: {error}.",
-                next_step="Check that the engine is running.",
+                f"{self._name} {self.address}: {method} {route} failed: {type(error).__name__}: {error}.",
+                next_step=f"Check that the {self._name.lower()} is running.",
             ) from error
         if answer.status != 200:
             excerpt = body[:_EXCERPT].decode(errors="replace")
-            raise _kind(answer.status)(f"Engine {self.address}: {method} {route} answered {answer.status}: {excerpt}")
+            raise _kind(answer.status)(
+                f"{self._name} {self.address}: {method} {route} answered {answer.status}: {excerpt}"
+            )
         return body
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,16 @@ class GenerateResult:
     candidates: Candidates | None = None
     routed_experts: npt.NDArray[np.integer[Any]] | None = None
     nucleus: Nucleus | None = None
+
+
+class Sampler(Protocol):
+    """What answers requests for samples: an engine, or a router before several."""
+
+    address: str
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """See `EngineClient.generate`."""
+        ...
 
 
 @dataclass(frozen=True)
