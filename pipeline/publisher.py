@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.engine_update import EngineUpdate, Weights, note_failures
@@ -55,6 +55,8 @@ class Publication:
     """Seconds in which the engines stood still."""
     fenced: dict[str, str]
     """Engines that get no requests -> why."""
+    returned: list[str] = field(default_factory=list)
+    """Engines that got no requests before, and do now."""
 
 
 class WeightPublisher:
@@ -210,7 +212,7 @@ class WeightPublisher:
         started = time.monotonic()
         self._why, self._lost, self._is_publishing = "", dict(self._gone), True
         updates = [EngineUpdate(e, deadline, in_doubt=e.address in self._in_doubt) for e in engines]
-        prepared, pause_s = Prepared(), 0.0
+        prepared, pause_s, were_fenced = Prepared(), 0.0, set(self.fenced)
         try:
             prepared = await self._prepare(version, updates, deadline)
             prepare_s = time.monotonic() - started
@@ -224,7 +226,15 @@ class WeightPublisher:
         await self._clean_up(version, published=raised)
         self._replace_useless(updates)
         return Publication(
-            self.version, raised, flush, prepared.wire_bytes, prepared.density, prepare_s, pause_s, dict(self.fenced)
+            self.version,
+            raised,
+            flush,
+            prepared.wire_bytes,
+            prepared.density,
+            prepare_s,
+            pause_s,
+            dict(self.fenced),
+            sorted(were_fenced & self._serving),
         )
 
     async def _prepare(self, version: int, updates: list[EngineUpdate], deadline: Deadline) -> Prepared:

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from pipeline.external_engines import registered_engines
 from pipeline.run_folder import RunFolder
 from vime.backends.vllm_utils.router_arguments import router_options_of
 from vime.backends.vllm_utils.router_server import RouterLaunch, RouterServer, RouterWorkers, is_installed
-from vime.errors import EngineError, RunFailedError
+from vime.errors import EngineError, EngineStartError, RunFailedError
 from vime.settings.groups import ModelRouter, Settings
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ class Routers:
         self._running: dict[str, _Running] = {}
         self._engines: dict[str, tuple[str, ...]] = {}
         """Model -> addresses of its engines, which may be registered with its router."""
+        self._discovered: set[str] = set()
+        """Models whose engines are those that others registered."""
         self._changing = asyncio.Lock()
 
     @property
@@ -76,10 +79,32 @@ class Routers:
         if model not in self._running:
             return
         async with self._changing:
+            workers, out_of = self._running[model].workers, list(engines)
+            if model in self._discovered:
+                late = sorted(set(await workers.addresses()) - set(engines))
+                for address in late:
+                    self._note(f"Engine {address} was registered after the run began, without its weights: taken out.")
+                out_of += late
             self._engines[model] = tuple(engines)
-            missing = await self._running[model].workers.set(serving, list(engines))
+            missing = await workers.set(serving, out_of)
         for address in missing:
             self._note(f"Engine {address} could not be registered with the router of {model}.")
+
+    async def registered(self, model: str, report: Callable[[str], None]) -> list[str]:
+        """Engines that others have registered with a model's router; later ones are taken out of it again.
+
+        Raises:
+            EngineStartError: none was registered in time, or there is no router.
+        """
+        if model not in self._running:
+            raise EngineStartError(
+                "--rollout-num-gpus 0 needs a router with which engines are registered, and there is none.",
+                next_step="Install vllm-router, or give --vllm-router-ip and --vllm-router-port.",
+            )
+        running = self._running[model]
+        self._discovered.add(model)
+        where = f"{running.router.host}:{running.router.port}"
+        return await registered_engines(running.workers.addresses, where, report)
 
     async def watch(self) -> None:
         """Until a router that was started here ends; raises `RunFailedError`."""

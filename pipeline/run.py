@@ -214,8 +214,8 @@ class _Session:
         await workers.start_coordinator(coordinator_config(self._settings, self._start))
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
-        addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
         await workers.start_routers()
+        addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
         await workers.start_producers(addresses)
         clients.extend(EngineClient(address) for address in addresses)
         weights = self._settings.weights
@@ -329,28 +329,29 @@ class _Session:
         if (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
             publication = await self._workers.guarded(publisher.publish())
             self._holds_published = publication.raised
-            for address, reason in publication.fenced.items():
-                self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+            self._tell_of_engines(publication)
         if publication is None or not publication.raised:
             await self._workers.keep_version(publisher.version)
         return publication
 
     async def _bring_back(self, publisher: WeightPublisher) -> None:
         """Give engines that were replaced the version that serves; a new one to all where that can't be repeated."""
-        behind = publisher.behind
         publication = None
         if self._holds_published and publisher.repeats():
             publication = await publisher.catch_up()
-        if publication is None or set(behind) & set(publisher.behind):
+        if publication is None or publisher.behind:
             await self._revive_trainers()
             publication = await publisher.publish()
             self._holds_published = publication.raised
             await self._workers.keep_version(publisher.version)
             await self._release_trainers()
-        for address in behind:
-            reason = publication.fenced.get(address)
-            serves = f"serves again, with version {publication.version}" if reason is None else f"is fenced: {reason}"
-            self._view.note(f"Engine {address} {serves}")
+        self._tell_of_engines(publication)
+
+    def _tell_of_engines(self, publication: Publication) -> None:
+        for address in publication.returned:
+            self._view.note(f"Engine {address} serves again, with version {publication.version}.")
+        for address, reason in publication.fenced.items():
+            self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
 
     async def _next_plan(self, rollout_id: int, publisher: WeightPublisher) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
@@ -459,7 +460,7 @@ class _Session:
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
-        if self._settings.cluster.num_engines:
+        if self._workers.has_engines:
             self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:

@@ -16,12 +16,14 @@ from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
 from pipeline.engine_process import EngineProcess
+from pipeline.external_engines import ExternalEngine, check_external
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
 from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
 from pipeline.process_log import last_lines
 from pipeline.routers import TRAINED_MODEL, Routers
 from pipeline.run_folder import RunFolder
+from pipeline.sample_columns import sample_columns
 from pipeline.weight_transports.disk import PublishedVersion
 from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
@@ -31,6 +33,7 @@ from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.errors import RunFailedError, VimeError
 from vime.settings.groups import Settings
+from vime.settings.rules.quantities import engines_are_others, num_own_engines
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +69,7 @@ class Workers:
                     encode(cluster.engine_places(number)),
                 ),
             )
-            for number in range(settings.cluster.num_engines)
+            for number in range(num_own_engines(settings))
         ]
         self.routers = Routers(settings, folder, note)
         self._engine_addresses: list[str] = []
@@ -100,6 +103,8 @@ class Workers:
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
+        if engines_are_others(self.settings):
+            return await self._join_engines(report)
         if self.settings.engine.use_fault_tolerance and self.engines:
             self.keeper = EngineKeeper(self.engines, _health(self.settings), self._note)
         else:
@@ -108,13 +113,32 @@ class Workers:
         self._engine_addresses = list(starting.result())
         return self._engine_addresses
 
+    @property
+    def has_engines(self) -> bool:
+        """Whether samples come from engines, once they have started."""
+        return bool(self._engine_addresses)
+
     async def start_routers(self) -> None:
-        """Start a router for each model, with no worker until an engine has confirmed a version."""
-        if not self.engines:
+        """Start a router for each model; an engine is its worker when it has confirmed a version."""
+        if not self.engines and not engines_are_others(self.settings):
             return
         await self.routers.start([TRAINED_MODEL], self._cluster.host)
         self.settings = self.settings.with_routers(self.routers.of_models)
         self._watch("router", self.routers.watch())
+
+    async def _join_engines(self, report: Callable[[str], None]) -> list[str]:
+        """Base URLs of engines that others started, checked; they get no requests before they confirm a version."""
+        given = self.settings.engine.rollout_external_engine_addrs
+        if given is not None:
+            self._engine_addresses = [f"http://{address}" for address in given]
+        else:
+            self._engine_addresses = await self.routers.registered(TRAINED_MODEL, report)
+        await self.routers.set(TRAINED_MODEL, self._engine_addresses, [])
+        await check_external(self._engine_addresses, sample_columns(self.settings))
+        if self.settings.engine.use_fault_tolerance:
+            engines = [ExternalEngine(number, address) for number, address in enumerate(self._engine_addresses)]
+            self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
+        return self._engine_addresses
 
     def keep_engines(self, fences: Fences) -> None:
         """From now on engines that fail are fenced and replaced, where the settings ask for it."""

@@ -53,15 +53,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "two GPUs, to try publications into replicas under load",
         refused_value=lambda settings: _above_one(settings, "--vllm-data-parallel-size"),
     ),
-    Refusal(
-        "--rollout-num-gpus",
-        "1 or more",
-        "0 starts no engine, and engines that others register with a router can't be used.",
-        "engines of others behind a router",
-        refused_value=lambda settings: (
-            0 if settings.cluster.rollout_num_gpus == 0 and not settings.objective.is_supervised else None
-        ),
-    ),
     *unless_default(
         "--colocate --offload --offload-rollout",
         "Engines keep their own devices.",
@@ -77,11 +68,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "--vllm-config --prefill-num-servers",
         "One model on equal engines is what works so far.",
         "server groups and several models",
-    ),
-    *unless_default(
-        "--rollout-external-engine-addrs",
-        "vime uses the engines that it starts.",
-        "connecting to engines of others",
     ),
     # Prompts and batches
     Refusal(
