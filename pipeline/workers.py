@@ -124,6 +124,8 @@ class Workers:
             return
         await self.routers.start([TRAINED_MODEL], self._cluster.host)
         self.settings = self.settings.with_routers(self.routers.of_models)
+        for router in self.routers.of_models:
+            self._note(f"Router of {router.model}: http://{router.host}:{router.port}")
         self._watch("router", self.routers.watch())
 
     async def _join_engines(self, report: Callable[[str], None]) -> list[str]:
