@@ -195,6 +195,7 @@ class EngineActor:
         ]
         self._port_timeout_s = decoded.engine.rollout_cleanup_timeout + PORT_MARGIN_S
         self._needs = sample_columns(decoded)
+        self._sleeps = decoded.cluster.engines_leave_memory
         self._progress = "not started"
 
     async def start(self, port: int = 0) -> str:
@@ -206,7 +207,7 @@ class EngineActor:
         await asyncio.gather(*(part.start.remote() for part in self._others))
         await asyncio.to_thread(self._server.wait_ready, self._note_progress)
         async with EngineClient(self._server.address) as client:
-            check_engine(self._server.address, await client.capabilities(), self._needs)
+            check_engine(self._server.address, await client.capabilities(), self._needs, sleeps=self._sleeps)
         return self._server.address
 
     async def progress(self) -> str:

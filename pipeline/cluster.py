@@ -93,6 +93,7 @@ class Cluster:
         ray.init(
             address="local",
             num_cpus=self._demand.num_gpus + self._num_producers + 2,
+            num_gpus=self._gpus,
             resources=None if self._gpus else {CPU_SLOT: cpu_slots()},
             object_store_memory=self._object_store_bytes,
             include_dashboard=False,

@@ -7,7 +7,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
+from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
@@ -178,6 +179,7 @@ class _Session:
         self._view, self._interrupts = view, interrupts
         self._directory = folder.root / start.plan.directory
         self._workers = Workers(settings, folder, cluster, view.note)
+        self._turns = MemoryTurns(settings.cluster, self._workers)
         self._clock = StepClock()
         plan = start.plan
         self._committed: tuple[Path, int] | None = None
@@ -215,9 +217,11 @@ class _Session:
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
         await workers.start_routers()
-        addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
+        addresses = await self._turns.start_both(
+            lambda: workers.start_engines(self._view.waiting), self._start_trainers
+        )
         await workers.start_producers(addresses)
-        clients.extend(EngineClient(address) for address in addresses)
+        clients.extend(self._turns.engine(address) for address in addresses)
         weights = self._settings.weights
         publisher = WeightPublisher(
             clients,
@@ -229,7 +233,7 @@ class _Session:
             compare_first=weights.check_weight_update_equal and self._start.commit is None,
             replace=None if workers.keeper is None else workers.keeper.replace,
         )
-        workers.keep_engines(publisher)
+        workers.keep_engines(publisher, lambda: self._turns.engines_stand_still)
         append_branch(
             self._folder.root,
             Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),
@@ -237,33 +241,35 @@ class _Session:
         await workers.record_processes()
         if weights.check_weight_update_equal and self._start.commit is not None:
             self._view.note("--check-weight-update-equal compares nothing: this run goes on from a commit.")
+        await workers.guarded(self._turns.give_to_trainer())
         first = await workers.guarded(publisher.publish())
         self._holds_published = first.raised
         if clients:
             self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")
-            await workers.guarded(self._check_parity(addresses, first.fenced))
+            await workers.guarded(self._check_parity(addresses, first))
         await self._release_trainers()
         self._clock.start()
         return publisher
 
-    async def _check_parity(self, addresses: Sequence[str], fenced: Collection[str]) -> None:
-        """Compare each engine but the `fenced` with the trainer on a few sequences. Raises `ParityError`."""
+    async def _check_parity(self, addresses: Sequence[str], published: Publication) -> None:
+        """Compare each engine but the fenced with the trainer on a few sequences. Raises `ParityError`."""
         engine, rollout = self._settings.engine, self._settings.rollout
         if not engine.parity_probes:
             return
         found = []
-        serving = {number: address for number, address in enumerate(addresses) if address not in fenced}
+        serving = {number: address for number, address in enumerate(addresses) if address not in published.fenced}
         probed = await self._workers.probe_engines(list(serving.values()))
-        for number, sequences in zip(serving, probed, strict=True):
-            compared = await engine_parity(
-                f"Engine {number}",
-                sequences,
-                self._workers.score_probe,
-                temperature=rollout.rollout_temperature,
-                threshold=engine.parity_threshold,
-            )
-            self._view.note(str(compared))
-            found.append(compared)
+        async with self._turns.lent_to_trainer(published.version, serving.values()):
+            for number, sequences in zip(serving, probed, strict=True):
+                compared = await engine_parity(
+                    f"Engine {number}",
+                    sequences,
+                    self._workers.score_probe,
+                    temperature=rollout.rollout_temperature,
+                    threshold=engine.parity_threshold,
+                )
+                self._view.note(str(compared))
+                found.append(compared)
         refuse_difference(found, engine.parity_threshold)
 
     async def _start_trainers(self) -> None:
@@ -302,6 +308,7 @@ class _Session:
             plan = await self._workers.guarded(planning)
             if plan is None:
                 return
+            await self._workers.guarded(self._turns.give_to_trainer())
             await self._revive_trainers()
             self._holds_published = False
             reports = await self._workers.guarded(self._workers.train(encode(plan)))
@@ -357,8 +364,7 @@ class _Session:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
         data, objective = self._settings.data, self._settings.objective
         batch = data.rollout_batch_size or 0
-        if self._settings.cluster.trainer_leaves_memory:
-            await self._workers.rest_trainers()
+        await self._turns.trainer_leaves()
         self._clock.waits()
         groups = await wait_for_batch(
             self._workers,

@@ -98,6 +98,7 @@ def build_engine_server(
             tensor_size=workers.tensor,
             num_workers=workers.total,
             part=part,
+            sleeps=settings.cluster.engines_leave_memory,
             device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
             columns=sample_columns(settings),

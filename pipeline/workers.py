@@ -142,11 +142,11 @@ class Workers:
             self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
         return self._engine_addresses
 
-    def keep_engines(self, fences: Fences) -> None:
+    def keep_engines(self, fences: Fences, stand_still: Callable[[], bool]) -> None:
         """From now on engines that fail are fenced and replaced, where the settings ask for it."""
         if self.keeper is None:
             return
-        self._watch("engines", self.keeper.run(fences))
+        self._watch("engines", self.keeper.run(fences, stand_still))
         for producer in self.producers:
             following = asyncio.create_task(self._follow_suspicions(producer, self.keeper))
             self._followers.append(following)

@@ -12,7 +12,14 @@ from vime.errors import SettingsError
 from vime.settings.groups import Settings
 from vime.settings.machine import Node
 from vime.settings.placement import Demand, NoRoom, place
-from vime.settings.rules.quantities import demand_of, has_critic, num_rollout_gpus, trains_only
+from vime.settings.rules.quantities import (
+    EngineKind,
+    demand_of,
+    engine_kinds,
+    has_critic,
+    num_rollout_gpus,
+    trains_only,
+)
 
 Shape = Literal["separate", "colocated", "external engines", "generation only", "training only"]
 
@@ -68,6 +75,7 @@ class EnginePlace:
     number: int
     devices: tuple[Device, ...]
     address: str | None = None
+    kind: EngineKind = "regular"
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,8 @@ def map_processes(settings: Settings, machines: Machines) -> ProcessMap:
     num_rollout = 0 if shape == "training only" else num_rollout_gpus(settings)
     sizes = parallel_sizes(settings.megatron_args, cluster.num_trainer_ranks)
     ranks, workers = _devices(machines, demand_of(settings))
-    engines = [EnginePlace(number, devices) for number, devices in enumerate(workers)]
+    kinds = engine_kinds(settings)
+    engines = [EnginePlace(number, devices, kind=kinds[number]) for number, devices in enumerate(workers)]
     if shape == "external engines":
         addresses = settings.engine.rollout_external_engine_addrs or ()
         engines = [EnginePlace(number, (), address) for number, address in enumerate(addresses)]
@@ -204,13 +213,10 @@ def _words(settings: Settings, shape: Shape) -> str:
         "generation only": "Engines only; nothing is trained.",
         "training only": "Trainer ranks only; nothing is generated.",
     }[shape]
-    offload_rollout = (
-        cluster.offload_rollout or cluster.offload or (cluster.colocate and cluster.offload_rollout is None)
-    )
     if cluster.release_train:
         said += " The trainer's processes end during generation and start from a checkpoint for each step."
     elif cluster.trainer_leaves_memory:
         said += " The trainer leaves the devices' memory while engines generate."
-    if offload_rollout:
+    if cluster.engines_leave_memory:
         said += " Engines sleep while the trainer trains."
     return said

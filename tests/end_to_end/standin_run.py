@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from pathlib import Path
 
 import msgspec
 
 import pipeline.workers
+from pipeline.run_folder import RunFolder
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import VOCAB_SIZE
 from vime.backends.vllm_utils.listening import claim_port
@@ -27,7 +27,9 @@ class StandinEngineActor:
 
     def __init__(self, settings: bytes, number: int, places: bytes) -> None:
         del places
-        self._folder = Path(msgspec.msgpack.decode(settings, type=Settings).checkpoint.save or "")
+        folder = RunFolder.of(msgspec.msgpack.decode(settings, type=Settings))
+        self._events = folder.log(f"engine_{number}_events")
+        self._has_died = folder.root / "has_died"
         self._number = number
         self._engine = StandinEngine(VOCAB_SIZE, 64)
 
@@ -46,17 +48,18 @@ class StandinEngineActor:
         return [os.getpid()]
 
     async def watch(self) -> None:
-        if self._number != 0 or DIES_VARIABLE not in os.environ or (self._folder / "has_died").exists():
+        if self._number != 0 or DIES_VARIABLE not in os.environ or self._has_died.exists():
             await asyncio.Event().wait()
         while self._engine.version == "default":
             await asyncio.sleep(0.01)
         await asyncio.sleep(float(os.environ[DIES_VARIABLE]))
-        (self._folder / "has_died").touch()
+        self._has_died.touch()
         os._exit(9)
 
     async def stop(self) -> None:
         if self._engine.address:
             self._engine.__exit__(None, None, None)
+        self._events.write_text("".join(f"{event}\n" for event in self._engine.events))
 
 
 if __name__ == "__main__":

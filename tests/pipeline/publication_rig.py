@@ -108,10 +108,11 @@ class Rig:
         disk: DiskSettings | None = None,
         hook: str | None = None,
         replace: Callable[[str, str], None] | None = None,
+        make_client: Callable[[str], EngineClient] = EngineClient,
     ) -> None:
         """With `folder` versions go through disk, to a copy on the host unless `disk` says otherwise."""
         self.engines = engines
-        self.clients = [EngineClient(engine.address, control_timeout_s=30.0) for engine in engines]
+        self.clients = [make_client(engine.address) for engine in engines]
         self.trainer, self.admission = Trainer(), Admission()
         self.source = Source(self.trainer, None if folder is None else folder / "published", hook)
         transport: WeightTransport = GroupTransport(self.source, streams=streams, timeout_s=timeout_s)

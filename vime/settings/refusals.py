@@ -54,20 +54,23 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=lambda settings: _above_one(settings, "--vllm-data-parallel-size"),
     ),
     *unless_default(
-        "--colocate --offload --offload-rollout",
-        "Engines keep their own devices.",
-        "memory hand-over between trainer and engines",
-    ),
-    *unless_default(
         "--release-train",
         "Weights travel through collectives, for which the trainer's processes stay.",
         "the disk transport",
     ),
     # Engines and router
     *unless_default(
-        "--vllm-config --prefill-num-servers",
+        "--vllm-config",
         "One model on equal engines is what works so far.",
         "server groups and several models",
+    ),
+    Refusal(
+        "--prefill-num-servers",
+        "left out, or 0",
+        "Prefill engines hand keys and values over through a KV connector (NIXL), and no vLLM that vime is tested with "
+        "has one.",
+        "two GPUs and the package nixl",
+        refused_value=lambda settings: settings.engine.prefill_num_servers or None,
     ),
     # Prompts and batches
     Refusal(
@@ -131,7 +134,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
     *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
-    *unless_default("--start-rollout-id", "The commit tells where a run goes on.", "starts in the middle"),
     Refusal(
         "--no-save-optim",
         "left out, or with --use-stateless-adam",

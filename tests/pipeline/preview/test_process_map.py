@@ -100,3 +100,8 @@ def test_records_are_trained_by_ranks_alone(tmp_path: Path) -> None:
     placed = mapped(tmp_path, "--actor-num-gpus-per-node", "4", "--loss-type", "sft_loss")
     assert placed.shape == "training only"
     assert (len(placed.trainers), len(placed.engines), placed.num_devices) == (4, 0, 4)
+
+
+def test_engines_that_prefill_are_named(tmp_path: Path) -> None:
+    placed = mapped(tmp_path, "--rollout-num-gpus", "3", "--prefill-num-servers", "1")
+    assert [engine.kind for engine in placed.engines] == ["prefill", "decode", "decode"]

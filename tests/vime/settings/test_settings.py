@@ -150,3 +150,23 @@ def test_record_holds_every_setting_and_its_source(model: Path) -> None:
 )
 def test_the_trainer_leaves_the_devices_memory_where_it_is_asked_to_or_shares_them(flags: str, leaves: bool) -> None:
     assert parse_settings(flags.split()).cluster.trainer_leaves_memory is leaves
+
+
+@pytest.mark.parametrize(
+    ("flags", "leave"),
+    [
+        ("", False),
+        ("--offload-rollout", True),
+        ("--offload", True),
+        ("--colocate", True),
+        ("--colocate --no-offload-rollout", False),
+        ("--offload-train", False),
+    ],
+)
+def test_engines_sleep_where_it_is_asked_of_them_or_they_share_devices_and_then_run_no_further_than_the_next_batch(
+    flags: str, leave: bool
+) -> None:
+    settings = parse_settings(flags.split())
+    assert settings.cluster.engines_leave_memory is leave
+    assert settings.queue.max_staleness == (0 if leave else None)
+    assert parse_settings([*flags.split(), "--max-staleness", "3"]).queue.max_staleness == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +16,7 @@ from vime.backends.vllm_utils import wire_columns
 from vime.backends.vllm_utils.engine_http import EngineHttp, RouteNotFound
 from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
+    EngineMemory,
     EngineMetrics,
     GenerateRequest,
     GenerateResult,
@@ -109,6 +110,7 @@ class EngineClient:
             max_candidates=columns.max_candidates,
             routed_experts=columns.routes,
             nucleus=columns.nucleus,
+            sleep="/sleep" in routes and "/wake_up" in routes,
         )
 
     async def world_size(self) -> int:
@@ -173,6 +175,21 @@ class EngineClient:
     async def resume(self) -> None:
         """Go on after `pause`; harmless when the engine isn't paused."""
         await self._http.json("POST", "/resume")
+
+    async def sleep(self) -> None:
+        """Leave the device's memory: weights go to the host, keys and values are forgotten. Pause it with abort first.
+
+        On a CPU keys and values are forgotten, and nothing is freed.
+        """
+        await self._http.call("POST", "/sleep", params={"level": "1"}, timeout_s=self._update_timeout_s)
+
+    async def wake_up(self, memory: Sequence[EngineMemory]) -> None:
+        """Take these parts of the memory back; weights are as before `sleep`.
+
+        Some versions go on sampling as soon as they have all of it, others after `resume`.
+        """
+        tags = [("tags", part) for part in memory]
+        await self._http.call("POST", "/wake_up", params=tags, timeout_s=self._update_timeout_s)
 
     async def is_paused(self) -> bool:
         """Whether the engine is paused."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -58,7 +58,7 @@ class EngineHttp:
         *,
         json: Mapping[str, object] | None = None,
         data: bytes | None = None,
-        params: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         samples: bool = False,

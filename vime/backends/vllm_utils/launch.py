@@ -50,7 +50,7 @@ class EngineLaunch:
     the choice to vime: float32 on a CPU, vLLM's own on a GPU. `columns` are the most that requests will ask for.
     `num_workers` are those of the whole engine, of which `tensor_size` share each layer. An engine on several nodes has
     a `part` on each, and only that of the first listens on `host` and `port`. With `sleeps` the engine can leave its
-    device's memory (vLLM's sleep mode).
+    GPU's memory (vLLM's sleep mode); on a CPU there is nothing to leave.
     """
 
     hf_checkpoint: Path
@@ -105,7 +105,7 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     if dtype is not None and "dtype" not in user:
         argv += ["--dtype", dtype]
     argv += _columns(launch, user)
-    if launch.sleeps and "enable-sleep-mode" not in user:
+    if launch.sleeps and launch.device == "gpu" and "enable-sleep-mode" not in user:
         argv += ["--enable-sleep-mode"]
     if launch.device == "cpu":
         argv += _cpu_layout(launch, user)

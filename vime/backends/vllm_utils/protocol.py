@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "abort", "wait"]
+EngineMemory = Literal["weights", "kv_cache"]
+"""What an engine has in its device's memory besides running work."""
 
 START_VERSION = 0
 """Version of the weights that an engine was started with, before any publication."""
@@ -148,6 +150,8 @@ class EngineCapabilities:
     max_candidates: int
     routed_experts: bool
     nucleus: bool
+    sleep: bool
+    """It can leave its device's memory and come back."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ class ClusterSettings:
         return self.offload or bool(self.offload_train) or (self.colocate and self.offload_train is None)
 
     @property
+    def engines_leave_memory(self) -> bool:
+        """Whether engines sleep while the trainer trains."""
+        return self.offload or bool(self.offload_rollout) or (self.colocate and self.offload_rollout is None)
+
+    @property
     def num_trainer_ranks(self) -> int:
         return self.actor_num_nodes * self.actor_num_gpus_per_node
 

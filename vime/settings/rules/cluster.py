@@ -79,15 +79,30 @@ def colocated_engines_are_own(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def colocate_publishes_each_batch(settings: Settings) -> Iterator[Problem]:
+def engines_that_take_turns_publish_each_batch(settings: Settings) -> Iterator[Problem]:
     """An interval between publications belongs to trainers that run ahead of the engines, on GPUs of their own."""
-    if settings.cluster.colocate and settings.weights.update_weights_interval != 1:
+    cluster = settings.cluster
+    flag = "--colocate" if cluster.colocate else "--offload-rollout" if cluster.offload_rollout else "--offload"
+    if (cluster.colocate or cluster.engines_leave_memory) and settings.weights.update_weights_interval != 1:
         yield problem(
             settings,
-            "--update-weights-interval --colocate",
-            allowed="1 with --colocate",
+            f"--update-weights-interval {flag}",
+            allowed=f"1 with {flag}",
             reason="Trainer and engines take turns, so the engines wake up with the new weights each time.",
-            next_step="Leave out --update-weights-interval, or --colocate.",
+            next_step=f"Leave out --update-weights-interval, or {flag}.",
+        )
+
+
+def colocated_weights_reach_every_engine(settings: Settings) -> Iterator[Problem]:
+    """Engines open the memory of the trainer's first rank, which is on one node."""
+    cluster, weights = settings.cluster, settings.weights
+    if cluster.colocate and cluster.actor_num_nodes > 1 and weights.update_weight_transport != "disk":
+        yield problem(
+            settings,
+            "--colocate --actor-num-nodes --update-weight-transport",
+            allowed="--update-weight-transport disk, or one node",
+            reason="Colocated engines read the memory of the trainer's first rank, which another node's can't.",
+            next_step="Give --update-weight-transport disk and --update-weight-disk-dir DIR.",
         )
 
 
@@ -115,6 +130,7 @@ RULES = (
     offload_is_consistent,
     ppo_offloads_the_trainer,
     colocated_engines_are_own,
-    colocate_publishes_each_batch,
+    engines_that_take_turns_publish_each_batch,
+    colocated_weights_reach_every_engine,
 )
 MACHINE_RULES = (gpus_exist,)

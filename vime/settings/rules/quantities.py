@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from vime.settings.groups import Settings
 from vime.settings.placement import Demand
 
 FULLY_ASYNC = "vime.rollout.fully_async_rollout.generate_rollout_fully_async"
+
+
+EngineKind = Literal["regular", "prefill", "decode"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,16 @@ def demand_of(settings: Settings) -> Demand:
         shared=cluster.colocate,
         engines_per_node=None if cluster.colocate else cluster.num_gpus_per_node,
     )
+
+
+def engine_kinds(settings: Settings) -> tuple[EngineKind, ...]:
+    """What each of vime's own engines does: those that only prefill come first."""
+    engines = len(demand_of(settings).engines)
+    prefill = settings.engine.prefill_num_servers or 0
+    kinds: list[EngineKind] = ["regular"] * engines
+    if prefill:
+        kinds = [*["prefill"] * prefill, *["decode"] * (engines - prefill)]
+    return tuple(kinds)
 
 
 def engine_workers(settings: Settings) -> EngineWorkers:

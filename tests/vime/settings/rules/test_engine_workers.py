@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from vime.settings.parse import parse_settings
 from vime.settings.placement import Demand
-from vime.settings.rules.quantities import EngineWorkers, demand_of, engine_workers
+from vime.settings.refusals import refused
+from vime.settings.rules.quantities import EngineWorkers, demand_of, engine_kinds, engine_workers
 
 SIZE = st.integers(1, 4)
 
@@ -43,3 +44,26 @@ def test_the_tensor_size_is_what_the_other_sizes_leave(tensor: int, data: int, p
 )
 def test_flags_become_pieces(words: str, expected: Demand) -> None:
     assert demand_of(parse_settings(words.split())) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        ("--rollout-num-gpus 2", ("regular", "regular")),
+        ("--rollout-num-gpus 2 --prefill-num-servers 0", ("regular", "regular")),
+        (
+            "--rollout-num-gpus 8 --rollout-num-gpus-per-engine 2 --prefill-num-servers 1",
+            ("prefill", "decode", "decode", "decode"),
+        ),
+    ],
+)
+def test_engines_that_prefill_come_first_and_the_others_decode(words: str, kinds: tuple[str, ...]) -> None:
+    assert engine_kinds(parse_settings(words.split())) == kinds
+
+
+def test_prefill_engines_are_refused_by_name_with_what_they_need() -> None:
+    asked = parse_settings(["--rollout-num-gpus", "2", "--prefill-num-servers", "1"])
+    (sentence,) = [text for text in refused(asked) if "prefill" in text]
+    assert sentence.startswith("--prefill-num-servers 1 is not built yet, allowed: left out, or 0. ")
+    assert "KV connector (NIXL)" in sentence
+    assert not [text for text in refused(parse_settings(["--prefill-num-servers", "0"])) if "prefill" in text]
