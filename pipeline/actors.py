@@ -21,6 +21,7 @@ from pipeline.parity_probe import ProbeSequence, probe_engines
 from pipeline.planner import BatchPlan
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
+from pipeline.producer_wiring import build_producer
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
@@ -28,7 +29,6 @@ from pipeline.transports.memory import open_memory_coordinator
 from pipeline.transports.ray_parts import CoordinatorParts
 from pipeline.wiring import (
     build_engine_server,
-    build_producer,
     build_trainer_worker,
     create_or_open_pool,
     open_pool,
@@ -45,6 +45,9 @@ from vime.settings.groups import Settings
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+
+PORT_MARGIN_S = 10.0
+"""What a process that ends may keep its port beyond the time that it has to clean up."""
 
 
 def encode_settings(settings: Settings) -> bytes:
@@ -190,13 +193,17 @@ class EngineActor:
             spawn_at(place, EnginePartActor, settings, number, encode((place, part)))
             for place, part in zip(others, parts[1:], strict=True)
         ]
+        self._port_timeout_s = decoded.engine.rollout_cleanup_timeout + PORT_MARGIN_S
         self._needs = sample_columns(decoded)
         self._sleeps = decoded.cluster.engines_leave_memory
         self._progress = "not started"
 
-    async def start(self) -> str:
-        """Start the engine, wait until it answers, and check that it can do what the run needs; its base URL."""
-        self._server.start()
+    async def start(self, port: int = 0) -> str:
+        """Start the engine, wait until it answers, and check that it can do what the run needs; its base URL.
+
+        `port` is that of a process before it, which may take its time to end; 0 lets the system choose.
+        """
+        await asyncio.to_thread(self._server.start, port=port, port_timeout_s=self._port_timeout_s if port else 0.0)
         await asyncio.gather(*(part.start.remote() for part in self._others))
         await asyncio.to_thread(self._server.wait_ready, self._note_progress)
         async with EngineClient(self._server.address) as client:
@@ -300,6 +307,13 @@ class ProducerActor:
 
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
         self._started().resume_admission(policy_version, serving)
+
+    async def serve_only(self, serving: list[str]) -> None:
+        self._started().serve_only(serving)
+
+    async def suspects(self) -> list[str]:
+        """See `ServingEngines.suspects`."""
+        return await self._started().suspects()
 
     async def stop(self) -> None:
         self._started().stop()
@@ -433,6 +447,10 @@ class RayQueueClient:
 
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
         await self._actor.release.remote(group_index, lease, reason)
+
+    async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
+        done: list[bool] = await self._actor.yield_groups.remote(encode(returns))
+        return done
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         await self._actor.drop.remote(group_index, lease, reason)

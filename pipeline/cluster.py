@@ -50,6 +50,8 @@ class Cluster:
         if not self._joined:
             self._placed([Node(platform.node() or "this machine", self._gpus or cpu_slots())])
         self._exits = ExitStack()
+        self.host = "127.0.0.1"
+        """Address of this node, as the run's other processes reach it."""
         self._trainers: list[ProcessPlace] = []
         self._engines: list[list[ProcessPlace]] = []
 
@@ -72,6 +74,8 @@ class Cluster:
         while self._waits_for_others() and time.monotonic() < deadline:
             time.sleep(0.2)
         nodes = live_nodes()
+        if len(nodes) > 1:
+            self.host = ray.util.get_node_ip_address()
         resource = device_kind(nodes)
         placement = self._placed([node.offer(resource) for node in nodes])
         self._seat(placement, reserve(placement, nodes, resource))

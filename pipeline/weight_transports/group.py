@@ -46,10 +46,15 @@ class GroupTransport:
         version: int,
         engines: Sequence[EngineClient],
         *,
-        full: bool,  # noqa: ARG002 - what a group sends is always whole
+        full: bool,
         deadline: Deadline,
     ) -> Prepared:
-        """Join whoever isn't, and send the weights to where they wait beside the models."""
+        """Join whoever isn't, and send the weights to where they wait beside the models.
+
+        What a group sends is always whole; `full` makes a new group, since an engine may be a new process.
+        """
+        if full:
+            self.leave()
         if [engine.address for engine in engines] != self._joined:
             failures = await self._join(engines, deadline)
             if failures:
@@ -95,6 +100,10 @@ class GroupTransport:
     def leave(self) -> None:
         """Make a new group for the next publication."""
         self._joined = None
+
+    def repeats(self, version: int) -> bool:  # noqa: ARG002
+        """The trainer's memory holds it."""
+        return True
 
     async def finished(self, version: int, *, published: bool) -> None:
         """Nothing is left to clean up."""

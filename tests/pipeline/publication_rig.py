@@ -87,6 +87,10 @@ class Admission:
         self.said.append(f"resume {policy_version}")
         self.serving = serving
 
+    async def serve_only(self, serving: list[str]) -> None:
+        self.said.append("serve only")
+        self.serving = serving
+
 
 class Rig:
     """Use with `async with`. Each publication is of weights that a step of the trainer has changed."""
@@ -103,6 +107,7 @@ class Rig:
         compare_first: bool = False,
         disk: DiskSettings | None = None,
         hook: str | None = None,
+        replace: Callable[[str, str], None] | None = None,
         make_client: Callable[[str], EngineClient] = EngineClient,
     ) -> None:
         """With `folder` versions go through disk, to a copy on the host unless `disk` says otherwise."""
@@ -122,6 +127,7 @@ class Rig:
             flush_interval=flush_interval,
             timeout_s=timeout_s,
             compare_first=compare_first,
+            replace=replace,
         )
         self._numbers = itertools.count()
         self._digests: dict[int, str] = {}

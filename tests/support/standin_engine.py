@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from aiohttp import web
 
+from tests.support.tiny_models import VOCAB_SIZE, token_text
 from vime.backends.vllm_utils.digest import WeightDigest
 from vime.backends.vllm_utils.inbox import WeightInbox
 from vime.backends.vllm_utils.receiving import parse_group_init
@@ -39,6 +40,8 @@ from vime.errors import PublicationError
 Misbehaviour = Literal["hang", "error", "error after", "die"]
 """Never answer; answer 500 without doing anything; do it and answer 500; break every connection from now on."""
 
+UNLIKELIER = 2.0
+"""By so much other tokens are less probable than the likeliest, as natural logarithms."""
 BLOCK_TOKENS = 128
 """Prefix blocks are cached whole, as in vLLM."""
 
@@ -103,12 +106,16 @@ class StandinEngine:
         self.version = "default"
         self.weights_digest = "start"
         self.address = ""
+        self.port = 0
+        """0 lets the system choose; read when the engine is entered."""
         self._requests: dict[str, _Request] = {}
         self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
         self._inbox = WeightInbox(0)
         self._noted = ""
         self._update_open = self._loaded = False
         self._num_running = 0
+        self.num_served = 0
+        """Requests for samples that have begun."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._started = threading.Event()
@@ -121,6 +128,15 @@ class StandinEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
+
+    def start_anew(self) -> None:
+        """As after a restart of its process: with the weights that it was started with, and no faults."""
+        self._inbox.leave()
+        self._inbox = WeightInbox(0)
+        self.version, self.weights_digest, self.cache = "default", "start", set()
+        self._update_open = self._loaded = False
+        self._loop.call_soon_threadsafe(self._running.set)
+        self.faults = Faults()
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take these weights as the ones that the engine was started with."""
@@ -173,7 +189,7 @@ class StandinEngine:
         )
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", self.port)
         await site.start()
         self.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self._started.set()
@@ -258,7 +274,7 @@ class StandinEngine:
         rows: list[dict[str, Any] | None] = [None]
         for position in range(1, len(prompt)):
             token, log_prob = self._next_token(prompt[:position], self.weights_digest)
-            scored = log_prob if token == prompt[position] else log_prob - 2.0
+            scored = log_prob if token == prompt[position] else log_prob - UNLIKELIER
             rows.append({str(prompt[position]): {"logprob": scored}})
         return await _answer(choices=[], prompt_logprobs=rows)
 
@@ -329,6 +345,7 @@ class StandinEngine:
             raise asyncio.CancelledError
         request = self._requests[request_id] = _Request()
         self._num_running += 1
+        self.num_served += 1
         try:
             return await self._sample(request, prompt, sampling, salt)
         finally:
@@ -349,7 +366,7 @@ class StandinEngine:
                 raise web.HTTPInternalServerError(text="A request was worked on by an engine that sleeps.")
             if not sampled.tokens:
                 sampled.num_cached = self._use_cache(prompt, salt)
-            token, log_prob = self._next_token(prompt + sampled.tokens, self.weights_digest)
+            token, log_prob = self._sampled_token(prompt, sampled.tokens, sampling)
             if not sampled.spans or sampled.spans[-1][0] != self.version:
                 sampled.spans.append([self.version, len(sampled.tokens), 0])
             sampled.tokens.append(token)
@@ -357,10 +374,20 @@ class StandinEngine:
             size = 1 + token % 3 if sampling["top_p"] < 1 else 0
             sampled.nucleus_sizes.append(size)
             sampled.log_probs.append(-math.log(size) if size else log_prob)
-            if token in sampling["stop_token_ids"]:
+            if token in sampling["stop_token_ids"] or _ends_with(sampled.tokens, sampling["stop"]):
                 sampled.reason = "stop"
                 break
         return sampled
+
+    def _sampled_token(self, prompt: list[int], tokens: list[int], sampling: dict[str, Any]) -> tuple[int, float]:
+        """The next token; another one by the seed, and while a stop token may not be sampled."""
+        token, log_prob = likeliest = self._next_token(prompt + tokens, self.weights_digest)
+        if sampling["seed"] is not None and sampling["temperature"] > 0:
+            token = self._next_token([sampling["seed"], *tokens], self.weights_digest)[0]
+        if len(tokens) < sampling["min_tokens"]:
+            while token in sampling["stop_token_ids"]:
+                token = (token + 1) % self.vocab_size
+        return likeliest if token == likeliest[0] else (token, log_prob - UNLIKELIER)
 
     async def _step(self, request: _Request) -> None:
         await asyncio.sleep(self.faults.step_s)
@@ -496,6 +523,11 @@ class StandinEngine:
         if not self.keeps_version:
             self.version = (await request.json())["weight_version"]
         return await _answer(message="Weight update finished")
+
+
+def _ends_with(tokens: list[int], stop: list[str]) -> bool:
+    text = "".join(token_text(token % VOCAB_SIZE) for token in tokens)
+    return any(text.endswith(end) for end in stop)
 
 
 async def _answer(**content: Any) -> web.Response:

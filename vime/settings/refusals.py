@@ -53,15 +53,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "two GPUs, to try publications into replicas under load",
         refused_value=lambda settings: _above_one(settings, "--vllm-data-parallel-size"),
     ),
-    Refusal(
-        "--rollout-num-gpus",
-        "1 or more",
-        "0 starts no engine, and engines that others register with a router can't be used.",
-        "engines of others behind a router",
-        refused_value=lambda settings: (
-            0 if settings.cluster.rollout_num_gpus == 0 and not settings.objective.is_supervised else None
-        ),
-    ),
     *unless_default(
         "--release-train",
         "Weights travel through collectives, for which the trainer's processes stay.",
@@ -80,30 +71,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "has one.",
         "two GPUs and the package nixl",
         refused_value=lambda settings: settings.engine.prefill_num_servers or None,
-    ),
-    *unless_default(
-        "--rollout-external-engine-addrs --use-fault-tolerance",
-        "vime uses the engines that it starts.",
-        "connecting to engines of others",
-    ),
-    *unless_default(
-        "--rollout-health-check-interval --rollout-health-check-timeout --rollout-health-check-first-wait "
-        "--rollout-cleanup-timeout",
-        "An engine that dies ends the run; it is not checked at intervals and not restarted.",
-        "engine health checks and restarts",
-    ),
-    *unless_default(
-        "--vllm-enable-deterministic-inference", "Requests carry no seed of their own.", "a seed for each request"
-    ),
-    *unless_default(
-        "--vllm-router-ip --vllm-router-port", "The router is not part of this version.", "requests through a router"
-    ),
-    Refusal(
-        "--router-*",
-        "left out",
-        "The router is not part of this version.",
-        "requests through a router",
-        refused_value=lambda settings: " ".join(settings.router_args) or None,
     ),
     # Prompts and batches
     Refusal(
@@ -145,16 +112,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "rollout hooks",
     ),
     *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
-    *unless_default(
-        "--rollout-stop --rollout-stop-token-ids --rollout-skip-special-tokens --rollout-max-context-len",
-        "Requests carry temperature and length only.",
-        "more sampling parameters in the engine client",
-    ),
-    *unless_default(
-        "--partial-rollout --mask-offpolicy-in-partial-rollout",
-        "An aborted group is generated anew.",
-        "continuation of aborted samples",
-    ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
     *unless_default(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,11 @@ START_VERSION = 0
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. `top_k` -1 means all; `seed` None means unseeded; stop strings are looked for in the text."""
+    """How to sample. `top_k` -1 means all; `seed` None means unseeded.
+
+    Before `min_tokens` neither the end of the sequence nor a stop token is sampled. `stop` are looked for in the text,
+    which has special tokens in it unless `skip_special_tokens`; tokens up to the end of the one found are returned.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -30,6 +34,7 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = False
     ignore_eos: bool = False
 
 
@@ -115,6 +120,16 @@ class GenerateResult:
     candidates: Candidates | None = None
     routed_experts: npt.NDArray[np.integer[Any]] | None = None
     nucleus: Nucleus | None = None
+
+
+class Sampler(Protocol):
+    """What answers requests for samples: an engine, or a router before several."""
+
+    address: str
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """See `EngineClient.generate`."""
+        ...
 
 
 @dataclass(frozen=True)

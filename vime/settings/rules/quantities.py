@@ -37,6 +37,18 @@ def num_rollout_gpus(settings: Settings) -> int:
     return settings.cluster.num_rollout_gpus
 
 
+def num_own_engines(settings: Settings) -> int:
+    """Engines that vime starts."""
+    return num_rollout_gpus(settings) // settings.cluster.rollout_num_gpus_per_engine
+
+
+def engines_are_others(settings: Settings) -> bool:
+    """Whether someone else starts the engines: at given addresses, or registered with the router."""
+    if settings.objective.is_supervised or trains_only(settings):
+        return False
+    return settings.engine.rollout_external_engine_addrs is not None or settings.cluster.rollout_num_gpus == 0
+
+
 def demand_of(settings: Settings) -> Demand:
     """The devices that the run asks for."""
     cluster = settings.cluster
