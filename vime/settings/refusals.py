@@ -59,6 +59,15 @@ REFUSALS: tuple[Refusal, ...] = (
         "the disk transport",
     ),
     # Engines and router
+    Refusal(
+        "--use-fault-tolerance",
+        "without --colocate, --offload and --offload-rollout",
+        "An engine that is replaced takes the trainer's weights in the engines' turn, so both would be in memory.",
+        "publications to one engine in the trainer's turn",
+        refused_value=lambda settings: (
+            "" if settings.engine.use_fault_tolerance and settings.cluster.engines_leave_memory else None
+        ),
+    ),
     *unless_default(
         "--vllm-config",
         "One model on equal engines is what works so far.",
