@@ -61,7 +61,7 @@ class Fences(Protocol):
         """Send no more requests to the engine."""
         ...
 
-    def readmit(self, address: str) -> None:
+    async def readmit(self, address: str) -> None:
         """The engine runs anew; it gets requests once it has confirmed the version that the others serve."""
         ...
 
@@ -120,7 +120,7 @@ class EngineKeeper:
             while self._stand_still():
                 await asyncio.sleep(QUIET_POLL_S)
             await self._restart(engine, reason)
-            fences.readmit(engine.address)
+            await fences.readmit(engine.address)
 
     async def _failure(self, engine: KeptEngine, fences: Fences) -> str:
         """Until the engine fails; the reason."""

@@ -21,6 +21,7 @@ from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.routed import RoutedClient
 from vime.rollout.generate import SampleGenerator
+from vime.rollout.model_url import get_model_url
 from vime.rollout.no_reward import no_reward
 from vime.rollout.rewards import RewardFunction, Rewards
 from vime.rollout.supervised import RecordReader
@@ -134,9 +135,16 @@ def _generator(settings: Settings) -> Generator:
 
 
 async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
-    """The teacher in an engine of someone else's, when there is one; raises what is wrong with it."""
+    """The teacher in an engine, when there is one: behind the router of a served model, or someone else's.
+
+    Raises what is wrong with it.
+    """
     objective, url = settings.objective, settings.rollout.rm_url
-    if not objective.use_opd or objective.opd_type != "vllm" or url is None:
+    if not objective.use_opd or objective.opd_type != "vllm":
+        return None
+    if objective.opd_teacher_model is not None:
+        return EngineTeacher.at(get_model_url(HookArgs(settings), objective.opd_teacher_model))
+    if url is None:
         return None
     teacher = EngineTeacher.at(url)
     await teacher.check()

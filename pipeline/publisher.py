@@ -118,7 +118,7 @@ class WeightPublisher:
         self._serving.discard(address)
         await self._admission.serve_only(sorted(self._serving))
 
-    def readmit(self, address: str) -> None:
+    async def readmit(self, address: str) -> None:
         """The engine at this address runs anew and can take a version."""
         del self._gone[address]
         self._in_doubt.discard(address)
