@@ -112,6 +112,7 @@ class Producer:
             blocked_s=self._blocked.total_s(),
             wall_s=self._gate.wall_s(),
             failed_samples=dict(self._failed.num_samples_by_reason),
+            drifted_tokens=self._groups.num_drifted_tokens,
         )
 
     async def run(self) -> None:

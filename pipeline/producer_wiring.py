@@ -20,7 +20,10 @@ from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
 from vime.rollout.generate import SampleGenerator
 from vime.rollout.no_reward import no_reward
+from vime.rollout.own_functions import OwnFunctions
+from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import RewardFunction, Rewards
+from vime.rollout.sample_hooks import SampleHooks
 from vime.rollout.supervised import RecordReader
 from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
@@ -88,20 +91,28 @@ async def build_sample_maker(
     rollout = settings.rollout
     reward: RewardFunction | None = no_reward if rewards is None else rewards.of_sample
     teacher = await _engine_teacher(settings)
+    functions, args = OwnFunctions(), HookArgs(settings)
     maker = SampleMaker(
         MakerSettings(
             sampling=rollout_sampling(settings),
             reward_timeout_s=rollout.reward_timeout,
             reward_key=rollout.reward_key,
             salt_by_version=settings.weights.prefix_cache_salt == "version",
+            generate_function_path=rollout.custom_generate_function_path,
         ),
         gate,
         _generator(settings),
         None if rollout.group_rm and rewards is not None else reward,
-        HookArgs(settings),
+        args,
         teacher,
+        OwnGenerate(functions, args),
+        SampleHooks(functions, args, rollout.rollout_sample_hook_path),
     )
-    return maker, [] if teacher is None else [teacher.close]
+
+    async def close_functions() -> None:
+        functions.close()
+
+    return maker, [close_functions, *([] if teacher is None else [teacher.close])]
 
 
 def _generator(settings: Settings) -> Generator:

@@ -30,7 +30,10 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.data.prompts import PromptSource
 from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.own_functions import OwnFunctions
+from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction
+from vime.rollout.sample_hooks import SampleHooks
 from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
@@ -158,11 +161,23 @@ async def stream(
         grouped.reward_timeout_s,
         grouped.reward_key,
         salt_by_version=True,
+        generate_function_path=changes.get("generate_function_path"),
     )
-    with closing(opened) as pool:
+    functions = OwnFunctions()
+    hooks = SampleHooks(functions, None, changes.get("hook_paths", ()))
+    with closing(functions), closing(opened) as pool:
         async with EngineClient(engine.address) as client:
             gate = RequestGate([client] if engines_serve else [])
-            samples = SampleMaker(making, gate, generator, None if group_reward else reward, None, teacher)
+            samples = SampleMaker(
+                making,
+                gate,
+                generator,
+                None if group_reward else reward,
+                None,
+                teacher,
+                OwnGenerate(functions, None),
+                hooks,
+            )
             groups = GroupMaker(grouped, samples, None, group_reward)
             failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
             producer = Producer(settings, queue, pool, gate, groups, failed, write_limits)

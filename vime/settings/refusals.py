@@ -126,7 +126,6 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
     ),
     *unless_default(
-        "--custom-generate-function-path --rollout-sample-hook-path "
         "--rollout-sample-filter-path --rollout-all-samples-process-path --rollout-data-postprocess-path "
         "--custom-convert-samples-to-train-data-path",
         "The hook is not called.",
