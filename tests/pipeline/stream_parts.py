@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
@@ -29,6 +30,7 @@ from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.data.prompts import PromptSource
+from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.own_functions import OwnFunctions
 from vime.rollout.own_generate import OwnGenerate
@@ -147,7 +149,9 @@ async def stream(
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
     source = PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2))
-    config = CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0)
+    config = CoordinatorConfig(
+        "branch", [], groups_wanted, max_groups, lease_seconds=60.0, surplus=changes.get("surplus", 0)
+    )
     coordinator, opened = (_in_memory if in_memory else _on_disk)(folder, source, config)
     queue = LocalQueue(coordinator)
     engines_serve = generator is None
@@ -180,7 +184,8 @@ async def stream(
             )
             groups = GroupMaker(grouped, samples, None, group_reward)
             failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
-            producer = Producer(settings, queue, pool, gate, groups, failed, write_limits)
+            dynamic_filter = DynamicFilter(functions, SimpleNamespace(reward_key=None), changes.get("filter_path"))
+            producer = Producer(settings, queue, pool, gate, groups, failed, dynamic_filter, write_limits)
             running = asyncio.create_task(producer.run())
             if not paused:
                 producer.resume_admission(1)

@@ -113,7 +113,6 @@ REFUSALS: tuple[Refusal, ...] = (
             None if settings.rollout.custom_generate_function_path else settings.data.multimodal_keys
         ),
     ),
-    *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
     # Generation and rewards
     Refusal(
         "--rollout-function-path",
@@ -131,7 +130,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "The hook is not called.",
         "rollout hooks",
     ),
-    *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
     *unless_default(
