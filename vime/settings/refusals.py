@@ -115,7 +115,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     # Generation and rewards
     *unless_default(
-        "--rollout-data-postprocess-path --custom-convert-samples-to-train-data-path",
+        "--custom-convert-samples-to-train-data-path",
         "The hook is not called.",
         "rollout hooks",
     ),
