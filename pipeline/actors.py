@@ -23,6 +23,7 @@ from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
 from pipeline.producer_wiring import build_producer
 from pipeline.prompt_source import build_prompt_source
+from pipeline.rollout_runner import RolloutRunner
 from pipeline.run_folder import RunFolder
 from pipeline.transports.memory import open_memory_coordinator
 from pipeline.transports.ray_parts import CoordinatorParts
@@ -287,7 +288,7 @@ class ProducerActor:
         self._settings = _decode_settings(settings)
         log_to_file(RunFolder.of(self._settings).log(f"producer_{number}"))
         self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
-        self._producer: Producer | None = None
+        self._producer: Producer | RolloutRunner | None = None
 
     async def pid(self) -> int:
         return os.getpid()
@@ -295,8 +296,9 @@ class ProducerActor:
     async def start(self) -> None:
         """Open the pool, the tokenizer and the engine clients."""
         queue = RayQueueClient(self._coordinator)
-        pool = open_pool(self._settings, self._coordinator)
-        self._producer, self._closers = await build_producer(self._settings, queue, pool, self._addresses, self._number)
+        self._producer, self._closers = await build_producer(
+            self._settings, self._coordinator, queue, self._addresses, self._number
+        )
 
     async def run(self) -> None:
         """Produce until stopped; raises what went wrong."""
@@ -329,7 +331,7 @@ class ProducerActor:
     async def stats(self) -> bytes:
         return encode(self._started().stats())
 
-    def _started(self) -> Producer:
+    def _started(self) -> Producer | RolloutRunner:
         if self._producer is None:
             raise RuntimeError("start() has not been called")
         return self._producer
