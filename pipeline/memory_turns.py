@@ -42,8 +42,8 @@ class MemoryTurns:
 
     @property
     def engines_stand_still(self) -> bool:
-        """Whether an engine sleeps: it answers, but samples nothing."""
-        return any(engine.is_asleep for engine in self._engines)
+        """Whether it is the trainer's turn: engines answer, but sample nothing, and none may start."""
+        return self._engines_sleep and self._trainer_is_in
 
     def engine(self, address: str) -> EngineClient:
         """A client of an engine, which wakes it when a publication reaches it."""
@@ -102,11 +102,6 @@ class SleepingEngine(EngineClient):
         super().__init__(address)
         self._make_room = make_room
         self._asleep: frozenset[EngineMemory] = frozenset()
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether a part of its memory is not there."""
-        return bool(self._asleep)
 
     async def fall_asleep(self) -> None:
         """End what runs, and sleep. An engine that a publication has left half awake wakes first."""

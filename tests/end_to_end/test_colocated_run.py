@@ -37,7 +37,7 @@ def check_turns(job: Job) -> None:
     """Each batch was trained on samples that the newest weights made alone."""
     assert [step["policy_version"] for step in job.steps()] == list(range(1, NUM_ROLLOUTS + 1))
     versions = [{span[0] for span in sample.version_spans} for sample in stored_samples(job)]
-    per_batch = 32
+    per_batch = len(versions) // NUM_ROLLOUTS
     for number in range(NUM_ROLLOUTS):
         assert versions[number * per_batch : (number + 1) * per_batch] == [{number + 1}] * per_batch
 

@@ -73,6 +73,15 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     # Engines and router
     Refusal(
+        "--use-fault-tolerance",
+        "without --colocate, --offload and --offload-rollout",
+        "An engine that is replaced takes the trainer's weights in the engines' turn, so both would be in memory.",
+        "publications to one engine in the trainer's turn",
+        refused_value=lambda settings: (
+            "" if settings.engine.use_fault_tolerance and settings.cluster.engines_leave_memory else None
+        ),
+    ),
+    Refusal(
         "--vllm-config",
         "regular and placeholder groups on devices of their own, and a model with update_weights: true",
         "Prefill and decode groups need a KV connector, and memory is not handed over between several models.",

@@ -70,3 +70,10 @@ def test_a_secret_is_not_shown() -> None:
 def test_a_dry_run_still_refuses_what_can_never_work(argv: list[str]) -> None:
     with pytest.raises(SettingsError, match="--global-batch-size is 3"):
         validate(parse_settings([*argv, "--global-batch-size", "3"]), dry_run=True)
+
+
+def test_engines_that_sleep_are_not_replaced_yet() -> None:
+    asked = ["--use-fault-tolerance", "--colocate"]
+    assert any(row.startswith("--use-fault-tolerance is not built yet") for row in refused(parse_settings(asked)))
+    kept = parse_settings([*asked, "--no-offload-rollout"])
+    assert not any(row.startswith("--use-fault-tolerance") for row in refused(kept))

@@ -78,10 +78,8 @@ def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path)
         (["--global-batch-size", "3"], "--global-batch-size is 3"),
         (["--use-dynamic-batch-size"], "needs a token limit"),
         (["--rollout-queue-max-groups", "3"], "would never be complete"),
-        (["--rollout-num-gpus", "0"], "starts no engine"),
         (["--no-save-optim"], "--no-save-optim is not built yet, allowed: left out, or with --use-stateless-adam"),
         (["--actor-num-gpus-per-node", "9"], "8 samples for 9 trainer ranks"),
-        (["--router-policy", "x"], "The router is not part of this version"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_a_next_step(model: Path, flags: list[str], message: str) -> None:

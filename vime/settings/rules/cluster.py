@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vime.settings.groups import Settings
+from vime.settings.groups import ClusterSettings, Settings
 from vime.settings.machine import Machine
 from vime.settings.placement import NoRoom, place
 from vime.settings.rules.problem import Problem, problem
@@ -67,23 +67,32 @@ def ppo_offloads_the_trainer(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def colocated_engines_are_own(settings: Settings) -> Iterator[Problem]:
-    """Engines that someone else started have their own GPUs; sharing ours with them is a contradiction."""
-    if settings.cluster.colocate and settings.engine.rollout_external_engine_addrs is not None:
+def engines_that_take_turns_are_own(settings: Settings) -> Iterator[Problem]:
+    """Engines that someone else started have their own GPUs, and are put to sleep by nobody but their owner."""
+    flag = _turns_flag(settings.cluster)
+    if flag is not None and settings.engine.rollout_external_engine_addrs is not None:
         yield problem(
             settings,
-            "--colocate --rollout-external-engine-addrs",
+            f"{flag} --rollout-external-engine-addrs",
             allowed="one of them",
             reason="Engines that someone else started don't run on the trainer's GPUs.",
-            next_step="Leave out --colocate.",
+            next_step=f"Leave out {flag}.",
         )
+
+
+def _turns_flag(cluster: ClusterSettings) -> str | None:
+    """The flag that makes engines share devices or sleep."""
+    if cluster.colocate:
+        return "--colocate"
+    if not cluster.engines_leave_memory:
+        return None
+    return "--offload-rollout" if cluster.offload_rollout else "--offload"
 
 
 def engines_that_take_turns_publish_each_batch(settings: Settings) -> Iterator[Problem]:
     """An interval between publications belongs to trainers that run ahead of the engines, on GPUs of their own."""
-    cluster = settings.cluster
-    flag = "--colocate" if cluster.colocate else "--offload-rollout" if cluster.offload_rollout else "--offload"
-    if (cluster.colocate or cluster.engines_leave_memory) and settings.weights.update_weights_interval != 1:
+    flag = _turns_flag(settings.cluster)
+    if flag is not None and settings.weights.update_weights_interval != 1:
         yield problem(
             settings,
             f"--update-weights-interval {flag}",
@@ -129,7 +138,7 @@ RULES = (
     engines_fit_nodes,
     offload_is_consistent,
     ppo_offloads_the_trainer,
-    colocated_engines_are_own,
+    engines_that_take_turns_are_own,
     engines_that_take_turns_publish_each_batch,
     colocated_weights_reach_every_engine,
 )

@@ -61,7 +61,7 @@ def test_one_cpu_worker_needs_no_process_of_its_own() -> None:
     alone = engine_command(LAUNCH)
     assert value(alone.argv, "--distributed-executor-backend") == "uni"
     assert alone.env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    two = engine_command(replace(LAUNCH, tensor_size=2))
+    two = engine_command(replace(LAUNCH, tensor_size=2, num_workers=2))
     assert "--distributed-executor-backend" not in two.argv
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in two.env
 
@@ -140,5 +140,6 @@ def test_several_cpu_workers_are_processes_of_their_own() -> None:
 
 
 def test_an_engine_that_sleeps_is_started_so() -> None:
-    assert "--enable-sleep-mode" in engine_command(replace(LAUNCH, sleeps=True)).argv
-    assert "--enable-sleep-mode" not in engine_command(LAUNCH).argv
+    assert "--enable-sleep-mode" in engine_command(replace(LAUNCH, sleeps=True, device="gpu")).argv
+    assert "--enable-sleep-mode" not in engine_command(replace(LAUNCH, sleeps=True)).argv, "a CPU has nothing to leave"
+    assert "--enable-sleep-mode" not in engine_command(replace(LAUNCH, device="gpu")).argv
