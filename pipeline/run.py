@@ -242,7 +242,7 @@ class _Session:
             compare_first=weights.check_weight_update_equal and self._start.commit is None,
             replace=None if workers.keeper is None else workers.keeper.replace,
         )
-        workers.keep_engines(publisher, lambda: self._turns.engines_stand_still)
+        workers.keep_engines(publisher)
         append_branch(
             self._folder.root,
             Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),

@@ -145,7 +145,7 @@ class Workers:
             self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
         return addresses
 
-    def keep_engines(self, fences: Fences, stand_still: Callable[[], bool]) -> None:
+    def keep_engines(self, fences: Fences) -> None:
         """From now on engines that fail are fenced and replaced, where the settings ask for it."""
         if self.keeper is None:
             return
@@ -153,7 +153,7 @@ class Workers:
         for name in self._models[1:]:
             frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name))
             by_address |= dict.fromkeys(self._addresses[name], frozen)
-        self._watch("engines", self.keeper.run(FencesOfModels(fences, by_address), stand_still))
+        self._watch("engines", self.keeper.run(FencesOfModels(fences, by_address)))
         for producer in self.producers:
             following = asyncio.create_task(self._follow_suspicions(producer, self.keeper))
             self._followers.append(following)
