@@ -23,14 +23,15 @@ from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
 from pipeline.producer_wiring import build_producer
 from pipeline.prompt_source import build_prompt_source
+from pipeline.rollout_runner import RolloutRunner
 from pipeline.run_folder import RunFolder
-from pipeline.sample_columns import sample_columns
 from pipeline.transports.memory import open_memory_coordinator
 from pipeline.transports.ray_parts import CoordinatorParts
 from pipeline.wiring import (
     build_engine_server,
     build_trainer_worker,
     create_or_open_pool,
+    engine_columns,
     open_pool,
 )
 from recovery.commit import QueueState
@@ -41,6 +42,7 @@ from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.backends.vllm_utils.launch import EnginePart
 from vime.errors import VimeError
 from vime.settings.groups import Settings
+from vime.settings.served_models import EngineSpec
 
 logger = logging.getLogger(__name__)
 
@@ -181,20 +183,23 @@ class CoordinatorActor:
 class EngineActor:
     """Holds one inference engine's subprocess, and the actors of those on further nodes."""
 
-    def __init__(self, settings: bytes, number: int, places: bytes) -> None:
-        """`places` are those of the engine's parts, one for each node; this process is at the first."""
+    def __init__(self, settings: bytes, number: int, engine: bytes) -> None:
+        """`engine` is an `EngineSpec`, and the places of the engine's parts, one for each node.
+
+        This process is at the first.
+        """
         decoded = _decode_settings(settings)
         folder = RunFolder.of(decoded)
         log_to_file(folder.log(f"engine_{number}_actor"))
-        first, *others = decode(places, list[ProcessPlace])
+        spec, (first, *others) = decode(engine, tuple[EngineSpec, list[ProcessPlace]])
         parts = _engine_parts(first.address, 1 + len(others))
-        self._server = build_engine_server(decoded, folder, number, host=first.address, part=parts[0])
+        self._server = build_engine_server(decoded, folder, number, spec, host=first.address, part=parts[0])
         self._others = [
-            spawn_at(place, EnginePartActor, settings, number, encode((place, part)))
+            spawn_at(place, EnginePartActor, settings, number, encode((spec, place, part)))
             for place, part in zip(others, parts[1:], strict=True)
         ]
         self._port_timeout_s = decoded.engine.rollout_cleanup_timeout + PORT_MARGIN_S
-        self._needs = sample_columns(decoded)
+        self._needs = engine_columns(decoded, spec)
         self._sleeps = decoded.cluster.engines_leave_memory
         self._progress = "not started"
 
@@ -245,12 +250,12 @@ class EnginePartActor:
     """Holds the workers of an engine on one of its further nodes. It ends with the engine's own actor."""
 
     def __init__(self, settings: bytes, number: int, place: bytes) -> None:
-        """`place` is a `ProcessPlace` and an `EnginePart`."""
+        """`place` is the `EngineSpec`, a `ProcessPlace` and an `EnginePart`."""
         decoded = _decode_settings(settings)
         folder = RunFolder.of(decoded)
-        here, part = decode(place, tuple[ProcessPlace, EnginePart])
+        spec, here, part = decode(place, tuple[EngineSpec, ProcessPlace, EnginePart])
         log_to_file(folder.log(f"engine_{number}_part_{part.number}_actor"))
-        self._server = build_engine_server(decoded, folder, number, host=here.address, part=part)
+        self._server = build_engine_server(decoded, folder, number, spec, host=here.address, part=part)
 
     async def start(self) -> None:
         """Start the workers, which wait for the first node's."""
@@ -283,7 +288,7 @@ class ProducerActor:
         self._settings = _decode_settings(settings)
         log_to_file(RunFolder.of(self._settings).log(f"producer_{number}"))
         self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
-        self._producer: Producer | None = None
+        self._producer: Producer | RolloutRunner | None = None
 
     async def pid(self) -> int:
         return os.getpid()
@@ -291,8 +296,9 @@ class ProducerActor:
     async def start(self) -> None:
         """Open the pool, the tokenizer and the engine clients."""
         queue = RayQueueClient(self._coordinator)
-        pool = open_pool(self._settings, self._coordinator)
-        self._producer, self._closers = await build_producer(self._settings, queue, pool, self._addresses, self._number)
+        self._producer, self._closers = await build_producer(
+            self._settings, self._coordinator, queue, self._addresses, self._number
+        )
 
     async def run(self) -> None:
         """Produce until stopped; raises what went wrong."""
@@ -325,7 +331,7 @@ class ProducerActor:
     async def stats(self) -> bytes:
         return encode(self._started().stats())
 
-    def _started(self) -> Producer:
+    def _started(self) -> Producer | RolloutRunner:
         if self._producer is None:
             raise RuntimeError("start() has not been called")
         return self._producer

@@ -61,7 +61,7 @@ class Fences(Protocol):
         """Send no more requests to the engine."""
         ...
 
-    def readmit(self, address: str) -> None:
+    async def readmit(self, address: str) -> None:
         """The engine runs anew; it gets requests once it has confirmed the version that the others serve."""
         ...
 
@@ -75,7 +75,6 @@ class EngineKeeper:
         self._suspected = {engine.address: asyncio.Event() for engine in engines}
         self._condemned: dict[str, asyncio.Queue[str]] = {engine.address: asyncio.Queue() for engine in engines}
         self._restarted_at: dict[str, list[float]] = {engine.address: [] for engine in engines}
-        self._stand_still: Callable[[], bool] = lambda: False
 
     def suspect(self, address: str) -> None:
         """Check an engine at once."""
@@ -87,13 +86,12 @@ class EngineKeeper:
         if address in self._condemned:
             self._condemned[address].put_nowait(reason)
 
-    async def run(self, fences: Fences, stand_still: Callable[[], bool] = lambda: False) -> None:
-        """Never returns while an engine is left. While engines `stand_still` none is checked or started.
+    async def run(self, fences: Fences) -> None:
+        """Never returns while an engine is left.
 
         Raises:
             EngineStartError: every engine has been restarted too often.
         """
-        self._stand_still = stand_still
         keeping = {asyncio.create_task(self._keep(engine, fences)): engine for engine in self._engines}
         given_up: list[str] = []
         try:
@@ -117,10 +115,8 @@ class EngineKeeper:
         while True:
             reason = await self._failure(engine, fences)
             await fences.fence(engine.address, reason)
-            while self._stand_still():
-                await asyncio.sleep(QUIET_POLL_S)
             await self._restart(engine, reason)
-            fences.readmit(engine.address)
+            await fences.readmit(engine.address)
 
     async def _failure(self, engine: KeptEngine, fences: Fences) -> str:
         """Until the engine fails; the reason."""
@@ -145,13 +141,13 @@ class EngineKeeper:
             with suppress(TimeoutError):
                 await asyncio.wait_for(suspected.wait(), wait_s)
             suspected.clear()
-            while (moment := fences.moment) is None or self._stand_still():
+            while (moment := fences.moment) is None:
                 await asyncio.sleep(QUIET_POLL_S)
             wait_s = settings.interval_s
             try:
                 await engine.check(settings.timeout_s)
             except EngineError as error:
-                if fences.moment == moment and not self._stand_still():
+                if fences.moment == moment:
                     return error.message
                 wait_s = 0.0
 

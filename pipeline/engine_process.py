@@ -24,6 +24,7 @@ class EngineProcess:
     def __init__(
         self,
         name: str,
+        model: str,
         spawn: Callable[[], Any],
         end: Callable[[Any], None],
         *,
@@ -31,8 +32,11 @@ class EngineProcess:
         log_tail: Callable[[], list[str]],
         on_restart: Callable[[], Awaitable[None]],
     ) -> None:
-        """`spawn` starts an actor, `end` kills one. `log_tail` are the last lines that the engine wrote."""
-        self.name, self._spawn, self._end = name, spawn, end
+        """An engine of `model`. `spawn` starts an actor, `end` kills one.
+
+        `log_tail` are the last lines that the engine wrote; `on_restart` is called after each restart.
+        """
+        self.name, self.model, self._spawn, self._end = name, model, spawn, end
         self._cleanup_timeout_s, self._log_tail, self._on_restart = cleanup_timeout_s, log_tail, on_restart
         self.actor = spawn()
         self.address = ""

@@ -74,6 +74,11 @@ class GroupMaker:
         self._settings, self._samples = settings, samples
         self._hook_args, self._group_reward = hook_args, group_reward
 
+    @property
+    def num_drifted_tokens(self) -> int:
+        """See `OwnGenerate`."""
+        return self._samples.num_drifted_tokens
+
     async def make(self, start: Sequence[Sample]) -> MadeGroup | UnfinishedGroup:
         """Generate and score the members together. Only members that aren't finished yet are worked on.
 

@@ -40,11 +40,6 @@ class MemoryTurns:
         self._trainer_is_in = True
         self._leaving = asyncio.Lock()
 
-    @property
-    def engines_stand_still(self) -> bool:
-        """Whether it is the trainer's turn: engines answer, but sample nothing, and none may start."""
-        return self._engines_sleep and self._trainer_is_in
-
     def engine(self, address: str) -> EngineClient:
         """A client of an engine, which wakes it when a publication reaches it."""
         if not self._engines_sleep:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.failed_groups import FailedGroups, most_telling
+from pipeline.failed_groups import FailedGroups, Failure, most_telling
 from pipeline.group_maker import GroupMaker, MadeGroup, UnfinishedGroup
 from pipeline.group_start import oldest_of, read_start
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
@@ -20,6 +20,7 @@ from storage.contracts import PayloadPool
 from storage.queue_types import GroupReturn, Stage
 from storage.writer import GroupWriter, WriteLimits
 from vime.errors import EngineError, SampleError
+from vime.rollout.dynamic_filter import DynamicFilter, rejection
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,12 @@ class Producer:
         gate: RequestGate,
         groups: GroupMaker,
         failed_groups: FailedGroups,
+        dynamic_filter: DynamicFilter,
         write_limits: WriteLimits | None = None,
     ) -> None:
         """`groups` sends its requests through `gate`."""
         self._settings, self._queue, self._pool = settings, queue, pool
-        self._gate, self._groups = gate, groups
+        self._gate, self._groups, self._filter = gate, groups, dynamic_filter
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[bytes, tuple[Work, asyncio.Task[None]]] = {}
@@ -120,6 +122,7 @@ class Producer:
             blocked_s=self._blocked.total_s(),
             wall_s=self._gate.wall_s(),
             failed_samples=dict(self._failed.num_samples_by_reason),
+            drifted_tokens=self._groups.num_drifted_tokens,
         )
 
     async def run(self) -> None:
@@ -168,13 +171,27 @@ class Producer:
         start = await asyncio.to_thread(read_start, work, self._pool, self._settings.n_samples_per_prompt)
         outcome = await self._groups.make(start)
         if isinstance(outcome, MadeGroup):
-            self._failures.pop(work.group_index, None)
-            await self._put(_Outgoing(work, outcome), outcome.group)
+            await self._group_made(work, outcome)
         elif outcome.failures:
             await self._group_failed(work, outcome)
         else:
             self._counts.groups_aborted += 1
             await self._give_back(work, outcome)
+
+    async def _group_made(self, work: Work, made: MadeGroup) -> None:
+        """Publish a group, or have it dropped where the filter rejects it."""
+        try:
+            judged = await self._filter.judge(made.samples)
+        except SampleError as error:
+            failures = [Failure(made.samples, error)]
+            await self._group_failed(work, UnfinishedGroup(made.samples, failures, error.message))
+            return
+        self._failures.pop(work.group_index, None)
+        if judged.keep:
+            await self._put(_Outgoing(work, made), made.group)
+        else:
+            await self._queue.drop(work.group_index, work.lease, rejection(judged))
+            self._held.pop(work.lease, None)
 
     async def _put(self, outgoing: _Outgoing, group: EncodedGroup) -> None:
         """Hand a group to the writer, which may make this wait; that counts as blocked."""

@@ -5,24 +5,37 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
 from pipeline.generate_settings import generate_settings, rollout_sampling
 from pipeline.group_maker import GroupMaker, GroupSettings
+from pipeline.messages import QueueCounts, decode
 from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.queue_data_source import QueueDataSource
 from pipeline.request_gate import RequestGate
+from pipeline.rollout_kind import is_stream
+from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings
 from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
 from pipeline.serving_engines import ServingEngines
-from storage.contracts import PayloadPool
+from pipeline.transports.ray_parts import answer_of
+from pipeline.wiring import build_data_source, open_pool
+from recovery.branch import read_branches
 from storage.dead_letters import DeadLetterBox
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.routed import RoutedClient
+from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import SampleGenerator
+from vime.rollout.group_collector import GroupCollector
+from vime.rollout.model_url import get_model_url
 from vime.rollout.no_reward import no_reward
+from vime.rollout.own_functions import OwnFunctions
+from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import RewardFunction, Rewards
+from vime.rollout.sample_hooks import SampleHooks
 from vime.rollout.supervised import RecordReader
 from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
@@ -37,10 +50,12 @@ def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
 
 
 async def build_producer(
-    settings: Settings, queue: QueueClient, pool: PayloadPool, engine_addresses: Sequence[str], number: int
-) -> tuple[Producer, list[Closer]]:
-    """A producer, and what must be awaited to close what it uses."""
-    rollout = settings.rollout
+    settings: Settings, coordinator: Any, queue: QueueClient, engine_addresses: Sequence[str], number: int
+) -> tuple[Producer | RolloutRunner, list[Closer]]:
+    """What makes the run's groups, and what must be awaited to close what it uses.
+
+    `coordinator` is the handle of its actor, `queue` the same as producers call it.
+    """
     engines = [EngineClient(address) for address in engine_addresses]
     router = _router(settings)
     serving = ServingEngines(
@@ -49,9 +64,9 @@ async def build_producer(
         run_id=settings.queue.rollout_queue_run_id,
         are_replaced=settings.engine.use_fault_tolerance,
     )
-    gate = RequestGate(serving)
-    rewards = build_rewards(settings)
-    samples, closers = await build_sample_maker(settings, gate, rewards)
+    gate, functions, rewards = RequestGate(serving), OwnFunctions(), build_rewards(settings)
+    samples, closers = await build_sample_maker(settings, gate, rewards, functions)
+    args, rollout = HookArgs(settings), settings.rollout
     groups = GroupMaker(
         GroupSettings(
             reward_timeout_s=rollout.reward_timeout,
@@ -62,28 +77,72 @@ async def build_producer(
             masks_continued=rollout.mask_offpolicy_in_partial_rollout,
         ),
         samples,
-        HookArgs(settings),
+        args,
         rewards.of_group if rewards is not None and rollout.group_rm else None,
     )
-    producer_settings = ProducerSettings(
-        worker_id=f"producer-{number}-{os.getpid()}",
-        n_samples_per_prompt=settings.data.n_samples_per_prompt,
-        max_groups_in_flight=max_groups_in_flight(settings, len(engines)),
-        lease_seconds=settings.queue.rollout_queue_lease_seconds,
-        max_attempts=rollout.rollout_max_attempts,
-    )
-    box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
+    dynamic_filter = DynamicFilter(functions, args, rollout.dynamic_sampling_filter_path)
+
+    async def close_functions() -> None:
+        functions.close()
+
+    closers += [*(engine.close for engine in engines), *([] if router is None else [router.close])]
+    closers += [*([] if rewards is None else [rewards.close]), close_functions]
+    in_flight, worker_id = max_groups_in_flight(settings, len(engines)), f"producer-{number}-{os.getpid()}"
+    if not is_stream(settings):
+        return _build_runner(settings, coordinator, gate, groups, dynamic_filter, in_flight, worker_id), closers
+    pool = open_pool(settings, coordinator)
+    box = DeadLetterBox(RunFolder.of(settings).dead_letters, worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
-    failed = FailedGroups(box, pool if keeps_all else None)
-    producer = Producer(producer_settings, queue, pool, gate, groups, failed)
+    producer = Producer(
+        ProducerSettings(
+            worker_id=worker_id,
+            n_samples_per_prompt=settings.data.n_samples_per_prompt,
+            max_groups_in_flight=in_flight,
+            lease_seconds=settings.queue.rollout_queue_lease_seconds,
+            max_attempts=rollout.rollout_max_attempts,
+        ),
+        queue,
+        pool,
+        gate,
+        groups,
+        FailedGroups(box, pool if keeps_all else None),
+        dynamic_filter,
+    )
 
     async def close_pool() -> None:
         pool.close()
 
-    closers += [engine.close for engine in engines]
-    if router is not None:
-        closers.append(router.close)
-    return producer, [*closers, *([] if rewards is None else [rewards.close]), close_pool]
+    return producer, [*closers, close_pool]
+
+
+def _build_runner(
+    settings: Settings,
+    coordinator: Any,
+    gate: RequestGate,
+    groups: GroupMaker,
+    dynamic_filter: DynamicFilter,
+    in_flight: int,
+    worker_id: str,
+) -> RolloutRunner:
+    attempts = GroupAttempts(groups)
+
+    def open_source() -> QueueDataSource:
+        branch = read_branches(RunFolder.of(settings).root)[-1].branch
+        return build_data_source(settings, coordinator, branch=branch, worker_id=worker_id)
+
+    def first_rollout() -> int:
+        counts = decode(answer_of(coordinator.counts.remote()), QueueCounts)
+        return (counts.trained + counts.pending) // (settings.data.rollout_batch_size or 1)
+
+    return RolloutRunner(
+        RunnerSettings(settings.rollout.rollout_function_path, first_rollout, open_source),
+        gate,
+        attempts,
+        GroupCollector(
+            attempts, dynamic_filter, max_attempts=settings.rollout.rollout_max_attempts, max_running=in_flight
+        ),
+        HookArgs(settings),
+    )
 
 
 def _router(settings: Settings) -> RoutedClient | None:
@@ -101,25 +160,33 @@ def build_rewards(settings: Settings) -> Rewards | None:
 
 
 async def build_sample_maker(
-    settings: Settings, gate: RequestGate, rewards: Rewards | None
+    settings: Settings, gate: RequestGate, rewards: Rewards | None, functions: OwnFunctions
 ) -> tuple[SampleMaker, list[Closer]]:
-    """What makes the run's samples, and what must be awaited to close what it uses; `rewards` stay the caller's."""
+    """What makes the run's samples, and what must be awaited to close what it uses.
+
+    `rewards` and `functions`, which call those of the user's own, stay the caller's.
+    """
     rollout = settings.rollout
     reward: RewardFunction | None = no_reward if rewards is None else rewards.of_sample
     teacher = await _engine_teacher(settings)
+    args = HookArgs(settings)
     maker = SampleMaker(
         MakerSettings(
             sampling=rollout_sampling(settings),
             reward_timeout_s=rollout.reward_timeout,
             reward_key=rollout.reward_key,
             salt_by_version=settings.weights.prefix_cache_salt == "version",
+            generate_function_path=rollout.custom_generate_function_path,
         ),
         gate,
         _generator(settings),
         None if rollout.group_rm and rewards is not None else reward,
-        HookArgs(settings),
+        args,
         teacher,
+        OwnGenerate(functions, args),
+        SampleHooks(functions, args, rollout.rollout_sample_hook_path),
     )
+
     return maker, [] if teacher is None else [teacher.close]
 
 
@@ -134,9 +201,16 @@ def _generator(settings: Settings) -> Generator:
 
 
 async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
-    """The teacher in an engine of someone else's, when there is one; raises what is wrong with it."""
+    """The teacher in an engine, when there is one: behind the router of a served model, or someone else's.
+
+    Raises what is wrong with it.
+    """
     objective, url = settings.objective, settings.rollout.rm_url
-    if not objective.use_opd or objective.opd_type != "vllm" or url is None:
+    if not objective.use_opd or objective.opd_type != "vllm":
+        return None
+    if objective.opd_teacher_model is not None:
+        return EngineTeacher.at(get_model_url(HookArgs(settings), objective.opd_teacher_model))
+    if url is None:
         return None
     teacher = EngineTeacher.at(url)
     await teacher.check()

@@ -16,8 +16,6 @@ from vime.settings.groups import ModelRouter, Settings
 
 logger = logging.getLogger(__name__)
 
-TRAINED_MODEL = "default"
-"""Name of the model that is trained, where no file of served models names it."""
 _POLL_S = 0.25
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ from pipeline.sample_columns import sample_columns
 from pipeline.session_plan import start_source
 from pipeline.shard_needs import shard_needs
 from pipeline.storage_declaration import read_declaration
-from pipeline.trainer_worker import TrainerWorker
+from pipeline.trainer_worker import Steps, TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
+from pipeline.user_functions import user_function
 from pipeline.weight_wiring import trainer_weights
 from storage.checks import check_enqueue
 from storage.columns import encode_group
@@ -30,13 +32,16 @@ from storage.pool import Pool
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.launch import EngineLaunch, EnginePart
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.backends.vllm_utils.server import EngineServer
 from vime.settings.groups import Settings
 from vime.settings.roles import settings_of_role
 from vime.settings.rules.quantities import context_parallel_size, engine_workers, has_critic, num_rollout_gpus
 from vime.settings.schemas.megatron_config import Role
+from vime.settings.served_models import EngineSpec
 
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
+    from vime.algorithms.objective_config import ObjectiveConfig
     from vime.backends.megatron_utils.config import TrainerConfig
     from vime.backends.megatron_utils.critic import CriticConfig
 
@@ -81,15 +86,21 @@ def _segment_bytes(settings: Settings) -> int | None:
 
 
 def build_engine_server(
-    settings: Settings, folder: RunFolder, number: int, *, host: str = "127.0.0.1", part: EnginePart | None = None
+    settings: Settings,
+    folder: RunFolder,
+    number: int,
+    spec: EngineSpec,
+    *,
+    host: str = "127.0.0.1",
+    part: EnginePart | None = None,
 ) -> EngineServer:
     """One engine, or its part on one node; `host` is that node's address."""
-    engine_args, _ = split_vllm_flags(settings.vllm_args)
-    workers = engine_workers(settings)
+    engine_args, _ = split_vllm_flags(spec.vllm_args)
+    workers = engine_workers(spec)
     name = f"engine_{number}" if part is None or not part.number else f"engine_{number}_part_{part.number}"
     return EngineServer(
         EngineLaunch(
-            hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
+            hf_checkpoint=Path(spec.checkpoint),
             host=host,
             port=0,
             log_path=folder.log(name),
@@ -101,10 +112,15 @@ def build_engine_server(
             sleeps=settings.cluster.engines_leave_memory,
             device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
-            columns=sample_columns(settings),
+            columns=engine_columns(settings, spec),
         ),
         stop_grace_s=settings.engine.rollout_cleanup_timeout,
     )
+
+
+def engine_columns(settings: Settings, spec: EngineSpec) -> SampleColumns:
+    """What an engine must return of each token; one that isn't trained only scores and answers."""
+    return sample_columns(settings) if spec.is_trained else NO_COLUMNS
 
 
 def _planned_steps(settings: Settings) -> int | None:
@@ -211,7 +227,8 @@ def build_trainer_worker(
     from vime.backends.megatron_utils.critic import Critic
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
-    model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
+    config = trainer_config(settings, world_size)
+    model = MegatronTrainer(config, rank, world_size, init_method)
     critic = None
     if has_critic(settings):
         critic = Critic(critic_config(settings, world_size), rank, world_size, model.turns)
@@ -223,4 +240,15 @@ def build_trainer_worker(
         shard_needs(settings, model.route_part),
         critic=critic,
         num_critic_only_steps=settings.objective.num_critic_only_steps,
+        postprocess=_data_postprocess(settings, config.objective),
     )
+
+
+def _data_postprocess(settings: Settings, objective: ObjectiveConfig) -> Callable[[Steps, int], Steps] | None:
+    """The user's function on a rollout after its advantages, None without one. Raises `SettingsError`."""
+    from vime.backends.megatron_utils.data_postprocess import FLAG, postprocessed
+
+    function = user_function(FLAG, settings.rollout.rollout_data_postprocess_path)
+    if function is None:
+        return None
+    return lambda steps, rollout_id: postprocessed(steps, rollout_id, objective, function)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -17,11 +17,12 @@ from pipeline.coordinator import CoordinatorConfig
 from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
 from pipeline.engine_process import EngineProcess
 from pipeline.external_engines import ExternalEngine, check_external
+from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
 from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
 from pipeline.process_log import last_lines
-from pipeline.routers import TRAINED_MODEL, Routers
+from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.weight_transports.disk import PublishedVersion
@@ -33,7 +34,8 @@ from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.errors import RunFailedError, VimeError
 from vime.settings.groups import Settings
-from vime.settings.rules.quantities import engines_are_others, num_own_engines
+from vime.settings.rules.quantities import engines_are_others, own_engines
+from vime.settings.served_models import EngineSpec, model_names
 
 logger = logging.getLogger(__name__)
 
@@ -58,21 +60,14 @@ class Workers:
         num_ranks = settings.cluster.num_trainer_ranks
         self._encoded = encoded
         self.engines = [
-            self._engine(
-                number,
-                partial(
-                    cluster.spawn_worker,
-                    EngineActor,
-                    num_ranks + number,
-                    encoded,
-                    number,
-                    encode(cluster.engine_places(number)),
-                ),
-            )
-            for number in range(num_own_engines(settings))
+            self._engine(number, spec, num_ranks)
+            for number, spec in enumerate(own_engines(settings))
+            if spec.kind != "placeholder"
         ]
         self.routers = Routers(settings, folder, note)
-        self._engine_addresses: list[str] = []
+        self._models = model_names(settings)
+        self._addresses: dict[str, list[str]] = {name: [] for name in self._models}
+        """Served model, the trained one first -> base URLs of its engines."""
         self.keeper: EngineKeeper | None = None
         """Who replaces engines, in a run that does, once they have started."""
         self.trainers = self._spawn_trainers()
@@ -94,7 +89,10 @@ class Workers:
             self._watch("coordinator", self.coordinator.watch.remote())
 
     async def start_engines(self, report: Callable[[str], None]) -> list[str]:
-        """Start all engines; base URLs. `report` is told what they are at."""
+        """Start all engines; base URLs of those that are trained. `report` is told what they are at.
+
+        Those of other models serve at once, through their routers.
+        """
         starting = asyncio.gather(*(engine.start() for engine in self.engines))
         try:
             while not (await asyncio.wait([starting], timeout=PROGRESS_S))[0]:
@@ -110,19 +108,23 @@ class Workers:
         else:
             for number, engine in enumerate(self.engines):
                 self._watch(f"engine_{number}", engine.actor.watch.remote())
-        self._engine_addresses = list(starting.result())
-        return self._engine_addresses
+        self._addresses = {
+            name: [engine.address for engine in self.engines if engine.model == name] for name in self._models
+        }
+        for name in self._models[1:]:
+            await self.routers.set(name, self._addresses[name], self._addresses[name])
+        return self._addresses[self._models[0]]
 
     @property
     def has_engines(self) -> bool:
         """Whether samples come from engines, once they have started."""
-        return bool(self._engine_addresses)
+        return any(self._addresses.values())
 
     async def start_routers(self) -> None:
         """Start a router for each model; an engine is its worker when it has confirmed a version."""
         if not self.engines and not engines_are_others(self.settings):
             return
-        await self.routers.start([TRAINED_MODEL], self._cluster.host)
+        await self.routers.start(self._models, self._cluster.host)
         self.settings = self.settings.with_routers(self.routers.of_models)
         for router in self.routers.of_models:
             self._note(f"Router of {router.model}: http://{router.host}:{router.port}")
@@ -130,23 +132,28 @@ class Workers:
 
     async def _join_engines(self, report: Callable[[str], None]) -> list[str]:
         """Base URLs of engines that others started, checked; they get no requests before they confirm a version."""
-        given = self.settings.engine.rollout_external_engine_addrs
+        given, trained = self.settings.engine.rollout_external_engine_addrs, self._models[0]
         if given is not None:
-            self._engine_addresses = [f"http://{address}" for address in given]
+            addresses = [f"http://{address}" for address in given]
         else:
-            self._engine_addresses = await self.routers.registered(TRAINED_MODEL, report)
-        await self.routers.set(TRAINED_MODEL, self._engine_addresses, [])
-        await check_external(self._engine_addresses, sample_columns(self.settings))
+            addresses = await self.routers.registered(trained, report)
+        self._addresses[trained] = addresses
+        await self._serve_only(trained, [])
+        await check_external(addresses, sample_columns(self.settings))
         if self.settings.engine.use_fault_tolerance:
-            engines = [ExternalEngine(number, address) for number, address in enumerate(self._engine_addresses)]
+            engines = [ExternalEngine(number, address) for number, address in enumerate(addresses)]
             self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
-        return self._engine_addresses
+        return addresses
 
-    def keep_engines(self, fences: Fences, stand_still: Callable[[], bool]) -> None:
+    def keep_engines(self, fences: Fences) -> None:
         """From now on engines that fail are fenced and replaced, where the settings ask for it."""
         if self.keeper is None:
             return
-        self._watch("engines", self.keeper.run(fences, stand_still))
+        by_address: dict[str, Fences] = {}
+        for name in self._models[1:]:
+            frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name))
+            by_address |= dict.fromkeys(self._addresses[name], frozen)
+        self._watch("engines", self.keeper.run(FencesOfModels(fences, by_address)))
         for producer in self.producers:
             following = asyncio.create_task(self._follow_suspicions(producer, self.keeper))
             self._followers.append(following)
@@ -300,11 +307,11 @@ class Workers:
         await self._on_producers(lambda producer: producer.pause_admission.remote())
 
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
-        await self.routers.set(TRAINED_MODEL, self._engine_addresses, serving)
+        await self._serve_only(self._models[0], serving)
         await self._on_producers(lambda producer: producer.resume_admission.remote(policy_version, serving))
 
     async def serve_only(self, serving: list[str]) -> None:
-        await self.routers.set(TRAINED_MODEL, self._engine_addresses, serving)
+        await self._serve_only(self._models[0], serving)
         await self._on_producers(lambda producer: producer.serve_only.remote(serving))
 
     # The trainer's side of a publication.
@@ -380,11 +387,16 @@ class Workers:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
         await self.routers.stop()
 
-    def _engine(self, number: int, spawn: Callable[[], Any]) -> EngineProcess:
+    async def _serve_only(self, model: str, serving: Collection[str]) -> None:
+        await self.routers.set(model, self._addresses[model], serving)
+
+    def _engine(self, number: int, spec: EngineSpec, num_ranks: int) -> EngineProcess:
         log = self._folder.log(f"engine_{number}")
+        what = encode((spec, self._cluster.engine_places(number)))
         return EngineProcess(
             f"engine {number}",
-            spawn,
+            spec.model,
+            partial(self._cluster.spawn_worker, EngineActor, num_ranks + number, self._encoded, number, what),
             lambda actor: self._cluster.end(actor),
             cleanup_timeout_s=self.settings.engine.rollout_cleanup_timeout,
             log_tail=lambda: last_lines(log),

@@ -13,13 +13,13 @@ from vime.settings.groups import Settings
 from vime.settings.machine import Node
 from vime.settings.placement import Demand, NoRoom, place
 from vime.settings.rules.quantities import (
-    EngineKind,
     demand_of,
     engine_kinds,
     has_critic,
     num_rollout_gpus,
     trains_only,
 )
+from vime.settings.served_models import EngineKind
 
 Shape = Literal["separate", "colocated", "external engines", "generation only", "training only"]
 

@@ -25,8 +25,8 @@ DIES_VARIABLE = "VIME_TEST_ENGINE_DIES_AFTER_S"
 class StandinEngineActor:
     """What `pipeline.actors.EngineActor` is to the driver."""
 
-    def __init__(self, settings: bytes, number: int, places: bytes) -> None:
-        del places
+    def __init__(self, settings: bytes, number: int, engine: bytes) -> None:
+        del engine
         folder = RunFolder.of(msgspec.msgpack.decode(settings, type=Settings))
         self._events = folder.log(f"engine_{number}_events")
         self._has_died = folder.root / "has_died"

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
@@ -14,11 +16,14 @@ from pipeline.failed_groups import FailedGroups
 from pipeline.group_maker import GroupMaker, GroupSettings
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
+from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.request_gate import RequestGate
+from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker, Teacher
 from pipeline.serving_engines import ServingEngines
 from pipeline.transports.memory import open_memory_coordinator
-from storage.checks import EnqueueRequirements
+from storage.checks import EnqueueRequirements, check_enqueue
+from storage.columns import encode_group
 from storage.contracts import PayloadPool
 from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.memory_parts import PartTable
@@ -30,8 +35,13 @@ from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.data.prompts import PromptSource
+from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.group_collector import GroupCollector
+from vime.rollout.own_functions import OwnFunctions
+from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction
+from vime.rollout.sample_hooks import SampleHooks
 from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
@@ -87,13 +97,24 @@ class LocalQueue:
         self.coordinator.drop(group_index, lease, reason)
 
 
+class BlockingLocalQueue:
+    """The same for code in other threads."""
+
+    def __init__(self, queue: LocalQueue, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue, self._loop = queue, loop
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._queue, name)
+        return lambda *args: asyncio.run_coroutine_threadsafe(call(*args), self._loop).result()
+
+
 @dataclass
 class Parts:
     """What a test drives."""
 
     coordinator: Coordinator
     queue: LocalQueue
-    producer: Producer
+    producer: Any
     client: EngineClient
     running: asyncio.Task[None]
     pool: PayloadPool
@@ -140,13 +161,19 @@ async def stream(
     generator: Generator | None = None,
     teacher: Teacher | None = None,
     replaces_engines: bool = False,
+    rollout_args: SimpleNamespace | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
-    """A running producer, admitted at policy version 1 unless `paused`; with a `generator` it has no engine."""
+    """A running producer, admitted at policy version 1 unless `paused`; with a `generator` it has no engine.
+
+    With `rollout_args` rollouts are made by the function that they name, one after another.
+    """
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
     source = PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2))
-    config = CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0)
+    config = CoordinatorConfig(
+        "branch", [], groups_wanted, max_groups, lease_seconds=60.0, surplus=changes.get("surplus", 0)
+    )
     coordinator, opened = (_in_memory if in_memory else _on_disk)(folder, source, config)
     queue = LocalQueue(coordinator)
     engines_serve = generator is None
@@ -160,14 +187,29 @@ async def stream(
         grouped.reward_timeout_s,
         grouped.reward_key,
         salt_by_version=True,
+        generate_function_path=changes.get("generate_function_path"),
     )
-    with closing(opened) as pool:
+    functions = OwnFunctions()
+    hooks = SampleHooks(functions, None, changes.get("hook_paths", ()))
+    with closing(functions), closing(opened) as pool:
         async with EngineClient(engine.address) as client:
             gate = RequestGate(ServingEngines([client] if engines_serve else [], are_replaced=replaces_engines))
-            samples = SampleMaker(making, gate, generator, None if group_reward else reward, None, teacher)
+            samples = SampleMaker(
+                making,
+                gate,
+                generator,
+                None if group_reward else reward,
+                None,
+                teacher,
+                OwnGenerate(functions, None),
+                hooks,
+            )
             groups = GroupMaker(grouped, samples, None, group_reward)
             failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
-            producer = Producer(settings, queue, pool, gate, groups, failed, write_limits)
+            dynamic_filter = DynamicFilter(functions, SimpleNamespace(reward_key=None), changes.get("filter_path"))
+            producer: Any = Producer(settings, queue, pool, gate, groups, failed, dynamic_filter, write_limits)
+            if rollout_args is not None:
+                producer = _runner(folder, rollout_args, queue, pool, gate, groups, dynamic_filter)
             running = asyncio.create_task(producer.run())
             if not paused:
                 producer.resume_admission(1)
@@ -182,3 +224,26 @@ async def stream(
 def _known(settings: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The changes that are about these settings."""
     return {name: value for name, value in changes.items() if name in settings.__dataclass_fields__}
+
+
+def _runner(
+    folder: Path,
+    args: SimpleNamespace,
+    queue: LocalQueue,
+    pool: Any,
+    gate: RequestGate,
+    groups: GroupMaker,
+    dynamic_filter: DynamicFilter,
+) -> RolloutRunner:
+    loop = asyncio.get_running_loop()
+
+    def open_source() -> QueueDataSource:
+        settings = DataSourceSettings("runner", "branch", 40, 2, 60.0, folder / "state")
+        check = partial(check_enqueue, needs=EnqueueRequirements())
+        blocking: Any = BlockingLocalQueue(queue, loop)
+        return QueueDataSource(blocking, pool, settings, check=check, encode=encode_group)
+
+    attempts = GroupAttempts(groups)
+    collector = GroupCollector(attempts, dynamic_filter, max_attempts=2, max_running=4)
+    settings = RunnerSettings(args.rollout_function_path, lambda: 3, open_source)
+    return RolloutRunner(settings, gate, attempts, collector, args)

@@ -54,7 +54,7 @@ class Fences:
     async def fence(self, address: str, reason: str) -> None:
         self.said.append(f"fence {address}: {reason}")
 
-    def readmit(self, address: str) -> None:
+    async def readmit(self, address: str) -> None:
         self.said.append(f"readmit {address}")
         self.back.set()
 

@@ -28,7 +28,7 @@ async def die_and_return(rig: Rig, number: int = 1) -> None:
     engine.faults.dead = True
     await rig.publisher.fence(engine.address, "it died")
     engine.start_anew()
-    rig.publisher.readmit(engine.address)
+    await rig.publisher.readmit(engine.address)
 
 
 async def test_a_dead_engine_gets_no_requests_and_publications_go_on_without_it(engines: list[StandinEngine]) -> None:
@@ -54,7 +54,9 @@ async def test_a_replaced_engine_confirms_the_version_that_serves_while_the_othe
         running = rig.generate(0, max_tokens=200)
         await is_running(rig)
         rig.admission.said.clear()
+        before = rig.publisher.moment
         publication = await rig.publisher.catch_up()
+        assert rig.publisher.moment != before, "a check that it ran into can be told"
         assert (publication.version, publication.fenced) == (2, {})
         assert rig.admission.said == ["resume 2"], "admission is not paused for an engine that serves nothing"
         assert len(rig.admission.serving) == 2
@@ -109,7 +111,7 @@ async def test_a_publication_waits_for_an_engine_when_all_are_being_replaced(eng
         await asyncio.sleep(0.1)
         assert not publishing.done()
         engines[0].start_anew()
-        rig.publisher.readmit(engines[0].address)
+        await rig.publisher.readmit(engines[0].address)
         publication = await publishing
         assert (publication.version, publication.raised, publication.fenced) == (2, True, {})
 
@@ -132,7 +134,7 @@ async def test_the_only_engine_is_replaced_at_the_first_publication_that_it_fail
         async def replaced() -> None:
             await rig.publisher.fence(address, reason)
             engines[0].start_anew()
-            rig.publisher.readmit(address)
+            await rig.publisher.readmit(address)
 
         replacing.append(asyncio.create_task(replaced()))
 

@@ -17,7 +17,7 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
 from vime.backends.vllm_utils.routed import RoutedClient
 from vime.errors import EngineStartError, GenerationAborted, RunFailedError
-from vime.rollout.model_url import get_model_url
+from vime.rollout.vllm_rollout import get_model_url
 from vime.settings.groups import ModelRouter
 from vime.settings.parse import HookArgs, parse_settings
 

@@ -10,7 +10,7 @@ from vime.models.weight_names import RUN_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
-from vime.settings.rules.quantities import size
+from vime.settings.rules.quantities import own_engines, size
 
 
 def refused(settings: Settings) -> list[str]:
@@ -33,6 +33,19 @@ def _unsupported_model(settings: Settings) -> str | None:
 def _above_one(settings: Settings, flag: str) -> str | None:
     found = size(settings.vllm_args, flag)
     return str(found) if found > 1 else None
+
+
+def _unserved_groups(settings: Settings) -> str | None:
+    """Path of the file, with what of it is refused."""
+    path, engines = settings.engine.vllm_config, own_engines(settings)
+    if path is None or not engines:
+        return None
+    kinds = sorted({spec.kind for spec in engines} & {"prefill", "decode"})
+    if kinds:
+        return f"{path} (with groups of worker_type {' and '.join(kinds)})"
+    if settings.cluster.colocate or settings.cluster.engines_leave_memory:
+        return f"{path} (with --colocate or --offload-rollout)"
+    return None if any(spec.is_trained for spec in engines) else f"{path} (with no model that is updated)"
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -68,10 +81,12 @@ REFUSALS: tuple[Refusal, ...] = (
             "" if settings.engine.use_fault_tolerance and settings.cluster.engines_leave_memory else None
         ),
     ),
-    *unless_default(
+    Refusal(
         "--vllm-config",
-        "One model on equal engines is what works so far.",
-        "server groups and several models",
+        "regular and placeholder groups on devices of their own, and a model with update_weights: true",
+        "Prefill and decode groups need a KV connector, and memory is not handed over between several models.",
+        "two GPUs and the package nixl",
+        refused_value=_unserved_groups,
     ),
     Refusal(
         "--prefill-num-servers",
@@ -101,33 +116,14 @@ REFUSALS: tuple[Refusal, ...] = (
             None if settings.rollout.custom_generate_function_path else settings.data.multimodal_keys
         ),
     ),
-    *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
     # Generation and rewards
-    Refusal(
-        "--rollout-function-path",
-        "vime.rollout.vllm_rollout.generate_rollout or vime.rollout.fully_async_rollout.generate_rollout_fully_async",
-        "Rollouts are one asynchronous stream.",
-        "rollout hooks",
-        accepts=(
-            "vime.rollout.vllm_rollout.generate_rollout",
-            "vime.rollout.fully_async_rollout.generate_rollout_fully_async",
-        ),
-    ),
     *unless_default(
-        "--custom-generate-function-path --rollout-sample-hook-path "
-        "--rollout-sample-filter-path --rollout-all-samples-process-path --rollout-data-postprocess-path "
         "--custom-convert-samples-to-train-data-path",
         "The hook is not called.",
         "rollout hooks",
     ),
-    *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
-    *unless_default(
-        "--opd-teacher-model",
-        "All engines have the model that is trained; a teacher in an engine of someone else's works, with --rm-url.",
-        "several models on vime's own engines",
-    ),
     Refusal(
         "--opd-teacher-scoring",
         "prompt-logprobs",

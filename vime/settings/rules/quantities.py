@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
 
+from vime.errors import SettingsError
 from vime.settings.groups import Settings
 from vime.settings.placement import Demand
+from vime.settings.served_models import EngineKind, EngineSpec, engine_specs
 
 FULLY_ASYNC = "vime.rollout.fully_async_rollout.generate_rollout_fully_async"
-
-
-EngineKind = Literal["regular", "prefill", "decode"]
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,27 @@ class EngineWorkers:
 
 
 def num_rollout_gpus(settings: Settings) -> int:
-    """GPUs that vime's own engines need."""
+    """GPUs that vime's own engines need, and those that --vllm-config keeps free of engines."""
     if settings.engine.rollout_external_engine_addrs is not None or settings.objective.is_supervised:
         return 0
+    if settings.engine.vllm_config is not None:
+        return sum(spec.num_gpus for spec in own_engines(settings))
     return settings.cluster.num_rollout_gpus
+
+
+def own_engines(settings: Settings) -> tuple[EngineSpec, ...]:
+    """The engines that vime starts, placeholders included; none by a file that can't be read, as another rule says."""
+    others = settings.engine.rollout_external_engine_addrs is not None
+    if others or settings.objective.is_supervised or trains_only(settings):
+        return ()
+    with suppress(SettingsError):
+        return engine_specs(settings, settings.cluster.num_rollout_gpus)
+    return ()
 
 
 def num_own_engines(settings: Settings) -> int:
     """Engines that vime starts."""
-    return num_rollout_gpus(settings) // settings.cluster.rollout_num_gpus_per_engine
+    return sum(spec.kind != "placeholder" for spec in own_engines(settings))
 
 
 def engines_are_others(settings: Settings) -> bool:
@@ -53,13 +64,10 @@ def demand_of(settings: Settings) -> Demand:
     """The devices that the run asks for."""
     cluster = settings.cluster
     num_nodes = 0 if debug_mode(settings) == "--debug-rollout-only" else cluster.actor_num_nodes
-    workers, per_engine = (
-        0 if trains_only(settings) else num_rollout_gpus(settings),
-        cluster.rollout_num_gpus_per_engine,
-    )
+    engines = own_engines(settings)
     return Demand(
         trainer_nodes=(cluster.actor_num_gpus_per_node,) * num_nodes,
-        engines=(per_engine,) * (workers // per_engine),
+        engines=tuple(spec.num_gpus for spec in engines),
         shared=cluster.colocate,
         engines_per_node=None if cluster.colocate else cluster.num_gpus_per_node,
     )
@@ -67,17 +75,13 @@ def demand_of(settings: Settings) -> Demand:
 
 def engine_kinds(settings: Settings) -> tuple[EngineKind, ...]:
     """What each of vime's own engines does: those that only prefill come first."""
-    prefill = settings.engine.prefill_num_servers or 0
-    others: EngineKind = "decode" if prefill else "regular"
-    return tuple("prefill" if number < prefill else others for number in range(len(demand_of(settings).engines)))
+    return tuple(spec.kind for spec in own_engines(settings))
 
 
-def engine_workers(settings: Settings) -> EngineWorkers:
+def engine_workers(spec: EngineSpec) -> EngineWorkers:
     """How the GPUs of one engine are shared out; the tensor size is what remains after the others."""
-    sizes = [
-        size(settings.vllm_args, f"--vllm-{name}-parallel-size") for name in ("data", "pipeline", "prefill-context")
-    ]
-    return EngineWorkers(max(1, settings.cluster.rollout_num_gpus_per_engine // math.prod(sizes)), *sizes)
+    sizes = [size(spec.vllm_args, f"--vllm-{name}-parallel-size") for name in ("data", "pipeline", "prefill-context")]
+    return EngineWorkers(spec.tensor_size or max(1, spec.num_gpus // math.prod(sizes)), *sizes)
 
 
 def trains_only(settings: Settings) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vime.settings.parse import parse_settings
 from vime.settings.placement import Demand
 from vime.settings.refusals import refused
-from vime.settings.rules.quantities import EngineWorkers, demand_of, engine_kinds, engine_workers
+from vime.settings.rules.quantities import EngineWorkers, demand_of, engine_kinds, engine_workers, own_engines
 
 SIZE = st.integers(1, 4)
 
@@ -21,7 +21,7 @@ def test_the_tensor_size_is_what_the_other_sizes_leave(tensor: int, data: int, p
     total = math.prod((tensor, data, pipeline, context))
     words = f"--rollout-num-gpus-per-engine {total} --vllm-data-parallel-size {data} --vllm-pipeline-parallel-size "
     words += f"{pipeline} --vllm-prefill-context-parallel-size {context}"
-    workers = engine_workers(parse_settings(words.split()))
+    workers = engine_workers(own_engines(parse_settings(words.split()))[0])
     assert workers == EngineWorkers(tensor, data, pipeline, context)
     assert workers.total == total
 
