@@ -33,7 +33,9 @@ class Cluster:
     """A Ray instance with one bundle for each worker. Use with `with`."""
 
     def __init__(self, settings: ClusterSettings, num_producers: int, *, carries_samples: bool = False) -> None:
-        self._num_workers = settings.num_trainer_ranks + settings.num_rollout_gpus
+        training, generating = settings.num_trainer_ranks, settings.num_rollout_gpus
+        self._shared = settings.colocate
+        self._num_workers = max(training, generating) if self._shared else training + generating
         self._num_producers = num_producers
         self._object_store_bytes = None if carries_samples else OBJECT_STORE_BYTES
         gpus = visible_gpus()
@@ -42,8 +44,8 @@ class Cluster:
         if self._num_workers > have:
             kind = "GPUs" if self._has_cuda else f"worker processes ({CPU_SLOTS_PER_CORE} a core)"
             raise SettingsError(
-                f"The run needs {settings.num_trainer_ranks} (training) + {settings.num_rollout_gpus} (generation) = "
-                f"{self._num_workers} {kind}, this machine has {have}.",
+                f"The run needs {training} (training) and {generating} (generation) = {self._num_workers} {kind}, "
+                f"this machine has {have}.",
                 next_step="Lower --actor-num-gpus-per-node or --rollout-num-gpus.",
             )
         self._slots = have
@@ -65,6 +67,7 @@ class Cluster:
         ray.init(
             address="local",
             num_cpus=self._num_workers + self._num_producers + 2,
+            num_gpus=self._slots if self._has_cuda else 0,
             resources=None if self._has_cuda else {CPU_SLOT: self._slots},
             object_store_memory=self._object_store_bytes,
             include_dashboard=False,
@@ -81,8 +84,9 @@ class Cluster:
         self._exits.close()
 
     def spawn_worker(self, actor: type, bundle: int, *args: Any, env: dict[str, str] | None = None) -> Any:
-        """Start an actor on one bundle (one GPU, or one slot)."""
-        resources: dict[str, Any] = {"num_gpus": 1} if self._has_cuda else {"resources": {CPU_SLOT: 1}}
+        """Start an actor on one bundle (one GPU, or one slot); under --colocate trainer and engine share it."""
+        part = 0.5 if self._shared else 1
+        resources: dict[str, Any] = {"num_gpus": part} if self._has_cuda else {"resources": {CPU_SLOT: part}}
         strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
         remote = ray.remote(num_cpus=0, **resources)(actor)
         return remote.options(scheduling_strategy=strategy, runtime_env=_runtime_env(env)).remote(*args)

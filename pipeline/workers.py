@@ -44,10 +44,10 @@ class Workers:
     def __init__(self, settings: Settings, folder: RunFolder, cluster: Cluster) -> None:
         self._settings, self._folder, self._cluster = settings, folder, cluster
         encoded = encode_settings(settings)
-        num_ranks = settings.cluster.num_trainer_ranks
+        first = 0 if settings.cluster.colocate else settings.cluster.num_trainer_ranks
         self._encoded = encoded
         self.engines = [
-            cluster.spawn_worker(EngineActor, num_ranks + number, encoded, number)
+            cluster.spawn_worker(EngineActor, first + number, encoded, number)
             for number in range(settings.cluster.num_engines)
         ]
         self.trainers = self._spawn_trainers()

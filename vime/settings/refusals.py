@@ -29,6 +29,12 @@ def _unsupported_model(settings: Settings) -> str | None:
     return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
 
+def _hands_memory_over(settings: Settings) -> str | None:
+    cluster = settings.cluster
+    stays = cluster.offload_train is False and cluster.offload_rollout is False
+    return "" if cluster.colocate and not stays else None
+
+
 REFUSALS: tuple[Refusal, ...] = (
     # Model
     Refusal(
@@ -55,9 +61,16 @@ REFUSALS: tuple[Refusal, ...] = (
             0 if settings.cluster.rollout_num_gpus == 0 and not settings.objective.is_supervised else None
         ),
     ),
+    Refusal(
+        "--colocate",
+        "left out, or with --no-offload-train --no-offload-rollout",
+        "On shared devices both stay in memory.",
+        "memory hand-over between trainer and engines",
+        refused_value=_hands_memory_over,
+    ),
     *unless_default(
-        "--colocate --offload --offload-rollout",
-        "Engines keep their own devices.",
+        "--offload --offload-rollout",
+        "Engines keep their memory.",
         "memory hand-over between trainer and engines",
     ),
     *unless_default(
