@@ -1,4 +1,4 @@
-"""Install a packed vime from its pieces on a machine without a network: python3 unpack.py [--pieces DIR] [--target DIR].
+"""Install a packed vime on a machine without a network: python3 unpack.py [--pieces DIR] [--target DIR].
 
 Standard library only, so that this one file and the pieces are all that has to be carried there. What is installed
 already is left as it is; what an interruption left is done again.
@@ -113,9 +113,9 @@ def install_layer(layer: dict[str, Any], name: str, pieces: Path, target: Path) 
     check_pieces(layer["pieces"], name, pieces)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    with _decompressed([pieces / piece["name"] for piece in layer["pieces"]]) as content:
-        with tarfile.open(fileobj=content, mode="r|") as archive:
-            archive.extractall(partial, filter="tar")
+    parts = [pieces / piece["name"] for piece in layer["pieces"]]
+    with _decompressed(parts) as content, tarfile.open(fileobj=content, mode="r|") as archive:
+        archive.extractall(partial, filter="tar")
     (partial / STAMP).write_text(layer["sha256"])
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
