@@ -166,6 +166,9 @@ def install_wheel(wheel: Path, tree: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tree)
         infos = {name.split("/")[0] for name in archive.namelist() if name.split("/")[0].endswith(".dist-info")}
+        for member in archive.infolist():
+            if (member.external_attr >> 16) & 0o111 and not member.is_dir():
+                (tree / member.filename).chmod(0o755)
     (tree / "bin").mkdir(exist_ok=True)
     for data in tree.glob("*.data"):
         for kind in ("purelib", "platlib"):

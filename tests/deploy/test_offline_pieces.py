@@ -136,6 +136,9 @@ def test_wheel_gets_its_packages_scripts_and_commands(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("one/__init__.py", "def main():\n    print('hello')\n")
         archive.writestr("one-1.0.data/purelib/two.py", "")
+        program = zipfile.ZipInfo("one/program")
+        program.external_attr = 0o100755 << 16
+        archive.writestr(program, "#!/bin/sh\n")
         archive.writestr("one-1.0.data/scripts/three", "#!/bin/sh\n")
         archive.writestr("one-1.0.dist-info/entry_points.txt", "[console_scripts]\nSay-it = one:main\n")
     tree = tmp_path / "tree"
@@ -143,6 +146,8 @@ def test_wheel_gets_its_packages_scripts_and_commands(tmp_path: Path) -> None:
     install_wheel(wheel, tree)
     assert (tree / "two.py").exists()
     assert os.access(tree / "bin/three", os.X_OK)
+    assert os.access(tree / "one/program", os.X_OK)
+    assert not os.access(tree / "one/__init__.py", os.X_OK)
     said = subprocess.run(
         [sys.executable, tree / "bin/Say-it"], env={"PYTHONPATH": str(tree)}, check=True, capture_output=True
     )
