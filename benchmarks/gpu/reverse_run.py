@@ -1,4 +1,4 @@
-"""The reverse task on the devices that there are: it learns, is killed whole and resumes, and engine and trainer agree."""
+"""The reverse task on the devices at hand: it learns, is killed whole and resumes, and engine and trainer agree."""
 
 from __future__ import annotations
 
