@@ -19,6 +19,8 @@ from vime.cli.demo_report import read_steps
 from vime.errors import RunFailedError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+HEAD = '{"head_dtype": "float32"}'
+"""`--hf-overrides` that let the engine multiply the output head in float32, as the trainer does."""
 ONE_GPU_SHARE = 0.35
 """Part of a GPU's memory that the engine takes where the trainer has to live on the same one."""
 _PARITY = re.compile(r"against the trainer on (\d+) tokens: mean ([\d.e+-]+), p99 ([\d.e+-]+), max ([\d.e+-]+?)[.;]")
@@ -28,8 +30,7 @@ def device_flags(num_gpus: int) -> list[str]:
     """Placement and precision: trainer and engine get a GPU each, share one, or are processes of the CPU."""
     if num_gpus == 0:
         return []
-    # The output head in float32 on both sides, as the trainer has it
-    flags = ["--bf16", "--vllm-dtype", "bfloat16", "--vllm-hf-overrides", '{"head_dtype": "float32"}']
+    flags = ["--bf16", "--vllm-dtype", "bfloat16", "--vllm-hf-overrides", HEAD]
     if num_gpus == 1:
         flags += ["--colocate", "--no-offload-train", "--no-offload-rollout", "--flush-cache-interval", "1"]
         flags += ["--vllm-gpu-memory-utilization", str(ONE_GPU_SHARE)]

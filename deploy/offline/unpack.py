@@ -7,6 +7,7 @@ already is left as it is; what an interruption left is done again.
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import hashlib
 import importlib.metadata
@@ -116,6 +117,8 @@ def install_layer(layer: dict[str, Any], name: str, pieces: Path, target: Path) 
     parts = [pieces / piece["name"] for piece in layer["pieces"]]
     with _decompressed(parts) as content, tarfile.open(fileobj=content, mode="r|") as archive:
         archive.extractall(partial, filter="tar")
+    # Every process of a run imports thousands of modules; where bytecode isn't kept each would compile them anew.
+    compileall.compile_dir(partial, quiet=2, workers=0, stripdir=partial, prependdir=folder)
     (partial / STAMP).write_text(layer["sha256"])
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
