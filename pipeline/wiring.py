@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
-from pipeline.failed_groups import FailedGroups
 from pipeline.frozen_sources import reference_source, teacher_source
-from pipeline.producer import Generator, Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
@@ -28,23 +25,15 @@ from pipeline.weight_wiring import trainer_weights
 from storage.checks import check_enqueue
 from storage.columns import encode_group
 from storage.contracts import PayloadPool
-from storage.dead_letters import DeadLetterBox
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.arguments import split_vllm_flags
-from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.launch import EngineLaunch
+from vime.backends.vllm_utils.launch import EngineLaunch, EnginePart
 from vime.backends.vllm_utils.server import EngineServer
-from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.no_reward import no_reward
-from vime.rollout.rewards import Rewards
-from vime.rollout.supervised import RecordReader
-from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
-from vime.settings.parse import HookArgs
 from vime.settings.roles import settings_of_role
-from vime.settings.rules.quantities import context_parallel_size, has_critic
+from vime.settings.rules.quantities import context_parallel_size, engine_workers, has_critic, num_rollout_gpus
 from vime.settings.schemas.megatron_config import Role
 
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
@@ -91,20 +80,30 @@ def _segment_bytes(settings: Settings) -> int | None:
     return None if mib is None else mib * 2**20
 
 
-def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:
+def build_engine_server(
+    settings: Settings, folder: RunFolder, number: int, *, host: str = "127.0.0.1", part: EnginePart | None = None
+) -> EngineServer:
+    """One engine, or its part on one node; `host` is that node's address."""
     engine_args, _ = split_vllm_flags(settings.vllm_args)
+    workers = engine_workers(settings)
+    name = f"engine_{number}" if part is None or not part.number else f"engine_{number}_part_{part.number}"
     return EngineServer(
         EngineLaunch(
             hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
-            host="127.0.0.1",
+            host=host,
             port=0,
-            log_path=folder.log(f"engine_{number}"),
+            log_path=folder.log(name),
             run_id=settings.queue.rollout_queue_run_id,
             seed=settings.trainer.seed + number,
+            tensor_size=workers.tensor,
+            num_workers=workers.total,
+            part=part,
+            sleeps=settings.cluster.engines_leave_memory,
             device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
             columns=sample_columns(settings),
-        )
+        ),
+        stop_grace_s=settings.engine.rollout_cleanup_timeout,
     )
 
 
@@ -116,85 +115,6 @@ def _planned_steps(settings: Settings) -> int | None:
     given = settings.megatron_args
     style = given[given.index("--lr-decay-style") + 1] if "--lr-decay-style" in given[:-1] else "constant"
     return None if style == "constant" else (settings.data.num_rollout or 0) * settings.data.steps_per_rollout
-
-
-def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
-    """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
-    return settings.rollout.vllm_server_concurrency * max(1, num_engines) // settings.data.n_samples_per_prompt
-
-
-async def build_producer(
-    settings: Settings, queue: QueueClient, pool: PayloadPool, engine_addresses: Sequence[str], number: int
-) -> tuple[Producer, list[Callable[[], Awaitable[None]]]]:
-    """A producer, and what must be awaited to close what it uses."""
-    from transformers import AutoTokenizer
-
-    rollout, data = settings.rollout, settings.data
-    engines = [EngineClient(address) for address in engine_addresses]
-    producer_settings = ProducerSettings(
-        worker_id=f"producer-{number}-{os.getpid()}",
-        n_samples_per_prompt=data.n_samples_per_prompt,
-        max_groups_in_flight=max_groups_in_flight(settings, len(engines)),
-        lease_seconds=settings.queue.rollout_queue_lease_seconds,
-        max_attempts=rollout.rollout_max_attempts,
-        reward_timeout_s=rollout.reward_timeout,
-        reward_key=rollout.reward_key,
-        salt_by_version=settings.weights.prefix_cache_salt == "version",
-        needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
-        sc_dtype=settings.queue.rollout_queue_sc_dtype,
-    )
-    tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
-    generator: Generator = SampleGenerator(
-        tokenizer,
-        GenerateSettings(
-            max_response_tokens=rollout.rollout_max_response_len or 1,
-            temperature=rollout.rollout_temperature,
-            apply_chat_template=data.apply_chat_template,
-            template_kwargs=data.apply_chat_template_kwargs,
-            top_p=rollout.rollout_top_p,
-            top_k=rollout.rollout_top_k,
-            columns=sample_columns(settings),
-        ),
-    )
-    if settings.objective.is_supervised:
-        generator = RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
-    unrewarded = rollout.rm_type is None and rollout.custom_rm_path is None
-    rewards = None if unrewarded else Rewards(settings)
-    reward = no_reward if rewards is None else rewards.of_sample
-    grouped = rewards.of_group if rewards is not None and rollout.group_rm else None
-    teacher = await _engine_teacher(settings)
-    box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
-    keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
-    failed = FailedGroups(box, pool if keeps_all else None)
-    producer = Producer(
-        producer_settings,
-        queue,
-        pool,
-        engines,
-        generator,
-        reward,
-        HookArgs(settings),
-        failed,
-        grouped,
-        teacher=teacher,
-    )
-
-    async def close_pool() -> None:
-        pool.close()
-
-    closers = [engine.close for engine in engines]
-    closers += [each.close for each in (teacher, rewards) if each is not None]
-    return producer, [*closers, close_pool]
-
-
-async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
-    """The teacher in an engine of someone else's, when there is one; raises what is wrong with it."""
-    objective, url = settings.objective, settings.rollout.rm_url
-    if not objective.use_opd or objective.opd_type != "vllm" or url is None:
-        return None
-    teacher = EngineTeacher.at(url)
-    await teacher.check()
-    return teacher
 
 
 def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:
@@ -231,7 +151,7 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
 
     settings, overrides = settings_of_role(settings, role)
     trainer, objective = settings.trainer, settings.objective
-    processes = world_size + settings.cluster.num_engines
+    processes = world_size + num_rollout_gpus(settings)
     return TrainerConfig(
         hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
         megatron_argv=settings.megatron_args,

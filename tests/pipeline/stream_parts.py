@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +11,12 @@ from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.failed_groups import FailedGroups
+from pipeline.group_maker import GroupMaker, GroupSettings
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
-from pipeline.producer import Generator, Producer, ProducerSettings, Teacher
+from pipeline.producer import Producer, ProducerSettings
+from pipeline.request_gate import RequestGate
+from pipeline.sample_maker import Generator, MakerSettings, SampleMaker, Teacher
+from pipeline.serving_engines import ServingEngines
 from pipeline.transports.memory import open_memory_coordinator
 from storage.checks import EnqueueRequirements
 from storage.contracts import PayloadPool
@@ -20,6 +24,7 @@ from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
+from storage.queue_types import GroupReturn
 from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
@@ -27,20 +32,13 @@ from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.data.prompts import PromptSource
 from vime.rollout.generate import GenerateSettings, SampleGenerator
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction
+from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
 SETTINGS = ProducerSettings(
-    worker_id="producer",
-    n_samples_per_prompt=2,
-    max_groups_in_flight=4,
-    lease_seconds=60.0,
-    max_attempts=2,
-    reward_timeout_s=0.5,
-    reward_key=None,
-    salt_by_version=True,
-    needs=EnqueueRequirements(),
-    sc_dtype="float16",
+    worker_id="producer", n_samples_per_prompt=2, max_groups_in_flight=4, lease_seconds=60.0, max_attempts=2
 )
+GROUP_SETTINGS = GroupSettings(reward_timeout_s=0.5, reward_key=None, needs=EnqueueRequirements(), sc_dtype="float16")
 
 
 async def constant_reward(args: Any, sample: Sample) -> float:  # noqa: ARG001
@@ -66,6 +64,7 @@ class LocalQueue:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self.released: list[str] = []
+        self.yielded: list[GroupReturn] = []
 
     async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
         return self.coordinator.lease(worker_id, max_groups, policy_version)
@@ -79,6 +78,10 @@ class LocalQueue:
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
         self.released.append(reason)
         self.coordinator.release(group_index, lease, reason)
+
+    async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
+        self.yielded += returns
+        return self.coordinator.yield_groups(returns)
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         self.coordinator.drop(group_index, lease, reason)
@@ -136,6 +139,7 @@ async def stream(
     write_limits: WriteLimits | None = None,
     generator: Generator | None = None,
     teacher: Teacher | None = None,
+    replaces_engines: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
     """A running producer, admitted at policy version 1 unless `paused`; with a `generator` it has no engine."""
@@ -146,26 +150,24 @@ async def stream(
     coordinator, opened = (_in_memory if in_memory else _on_disk)(folder, source, config)
     queue = LocalQueue(coordinator)
     engines_serve = generator is None
-    top_p = 0.9 if columns.nucleus else 1.0
-    generate = GenerateSettings(response_tokens, 1.0, apply_chat_template, top_p=top_p, columns=columns)
-    generator = generator or SampleGenerator(CharTokenizer(), generate)
+    generator = generator or SampleGenerator(
+        CharTokenizer(), GenerateSettings(apply_chat_template=apply_chat_template, columns=columns)
+    )
+    settings = replace(SETTINGS, **_known(SETTINGS, changes))
+    grouped = replace(GROUP_SETTINGS, **_known(GROUP_SETTINGS, changes))
+    making = MakerSettings(
+        SamplingSettings(response_tokens, 1.0, top_p=0.9 if columns.nucleus else 1.0),
+        grouped.reward_timeout_s,
+        grouped.reward_key,
+        salt_by_version=True,
+    )
     with closing(opened) as pool:
         async with EngineClient(engine.address) as client:
+            gate = RequestGate(ServingEngines([client] if engines_serve else [], are_replaced=replaces_engines))
+            samples = SampleMaker(making, gate, generator, None if group_reward else reward, None, teacher)
+            groups = GroupMaker(grouped, samples, None, group_reward)
             failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
-            settings = replace(SETTINGS, **changes)
-            producer = Producer(
-                settings,
-                queue,
-                pool,
-                [client] if engines_serve else [],
-                generator,
-                reward,
-                None,
-                failed,
-                group_reward,
-                write_limits,
-                teacher,
-            )
+            producer = Producer(settings, queue, pool, gate, groups, failed, write_limits)
             running = asyncio.create_task(producer.run())
             if not paused:
                 producer.resume_admission(1)
@@ -175,3 +177,8 @@ async def stream(
                 producer.stop()
                 await asyncio.wait([running], timeout=20)
                 coordinator.close()
+
+
+def _known(settings: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes that are about these settings."""
+    return {name: value for name, value in changes.items() if name in settings.__dataclass_fields__}

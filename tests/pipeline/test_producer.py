@@ -24,6 +24,7 @@ from storage.writer import WriteLimits
 from tests.pipeline.stream_parts import CharTokenizer, Parts, stream
 from tests.support.standin_engine import StandinEngine
 from vime.errors import DiskFullError, StorageError
+from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -472,7 +473,7 @@ async def test_a_dropped_connection_is_retried_and_nothing_is_lost(tmp_path: Pat
     async with stream(tmp_path, engine, groups_wanted=3) as parts:
         await parts.until_pending(3)
         assert parts.coordinator.counts().dropped == {}
-        assert len(parts.queue.released) == 1
+        assert len(parts.queue.released) + len(parts.queue.yielded) == 1
 
 
 async def test_null_log_probabilities_never_reach_a_batch(tmp_path: Path, engine: StandinEngine) -> None:
@@ -529,7 +530,7 @@ async def test_a_teacher_scores_each_sample_before_it_is_published(tmp_path: Pat
 class Records:
     """Samples from their prompts, without an engine."""
 
-    async def generate(self, engine: Any, sample: Sample, *, cache_salt: str | None) -> None:  # noqa: ARG002
+    async def generate(self, engine: Any, sample: Sample, sampling: SamplingSettings, **_: Any) -> None:  # noqa: ARG002
         assert engine is None
         sample.tokens, sample.response_length, sample.loss_mask = [1, 2, 3, 4], 3, [1, 0, 1]
         sample.status = Sample.Status.COMPLETED
@@ -545,3 +546,20 @@ async def test_records_are_published_without_an_engine_and_planned_without_an_ag
         plan = plan_batch(groups, PLAN, branch="b", rollout_id=0, policy_version=3)
         assert {(sample.age_versions, sample.mask_sum) for sample in plan.samples} == {(0, 2.0)}
         assert (await parts.client.metrics()).num_running == 0
+
+
+async def test_groups_of_an_engine_that_is_replaced_go_back_as_often_as_it_fails_and_none_is_dropped(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.serving_engines.GIVE_BACK_S", 0.02)
+    engine.faults.dead = True
+    async with stream(tmp_path, engine, replaces_engines=True, max_attempts=1) as parts:
+        assert await parts.producer.suspects() == [engine.address]
+        while len(parts.queue.released) < 12:
+            await asyncio.sleep(0.01)
+        parts.producer.serve_only([])
+        engine.start_anew()
+        parts.producer.resume_admission(1, [engine.address])
+        await parts.until_pending(4)
+        assert parts.coordinator.counts().dropped == {}
+        assert parts.producer.stats().failed_samples == {}

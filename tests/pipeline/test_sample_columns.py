@@ -57,7 +57,7 @@ class RunningServer:
 
     address: str
 
-    def start(self) -> None: ...
+    def start(self, **_: object) -> None: ...
 
     def wait_ready(self, _on_progress: object) -> float:
         return 0.0

@@ -10,6 +10,7 @@ from vime.models.weight_names import RUN_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
+from vime.settings.rules.quantities import size
 
 
 def refused(settings: Settings) -> list[str]:
@@ -29,10 +30,9 @@ def _unsupported_model(settings: Settings) -> str | None:
     return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
 
-def _hands_memory_over(settings: Settings) -> str | None:
-    cluster = settings.cluster
-    stays = cluster.offload_train is False and cluster.offload_rollout is False
-    return "" if cluster.colocate and not stays else None
+def _above_one(settings: Settings, flag: str) -> str | None:
+    found = size(settings.vllm_args, flag)
+    return str(found) if found > 1 else None
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -45,69 +45,41 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=_unsupported_model,
     ),
     # Placement
-    Refusal("--actor-num-nodes", "1", "One node is what works so far.", "placement over several nodes"),
     Refusal(
-        "--rollout-num-gpus-per-engine",
+        "--vllm-data-parallel-size",
         "1",
-        "Engines of one worker are what work so far.",
-        "engines of several workers",
-    ),
-    Refusal(
-        "--rollout-num-gpus",
-        "1 or more",
-        "0 starts no engine, and engines that others register with a router can't be used.",
-        "engines of others behind a router",
-        refused_value=lambda settings: (
-            0 if settings.cluster.rollout_num_gpus == 0 and not settings.objective.is_supervised else None
-        ),
-    ),
-    Refusal(
-        "--colocate",
-        "left out, or with --no-offload-train --no-offload-rollout",
-        "On shared devices both stay in memory.",
-        "memory hand-over between trainer and engines",
-        refused_value=_hands_memory_over,
-    ),
-    *unless_default(
-        "--offload --offload-rollout",
-        "Engines keep their memory.",
-        "memory hand-over between trainer and engines",
+        "Replicas inside one engine agree on a pause only every few steps, and tell of one replica's weights alone; "
+        "engines of their own are replicas that don't.",
+        "two GPUs, to try publications into replicas under load",
+        refused_value=lambda settings: _above_one(settings, "--vllm-data-parallel-size"),
     ),
     *unless_default(
         "--release-train",
         "Weights travel through collectives, for which the trainer's processes stay.",
         "the disk transport",
     ),
-    *unless_default("--num-gpus-per-node", "One node is what works so far.", "placement over several nodes"),
     # Engines and router
+    Refusal(
+        "--use-fault-tolerance",
+        "without --colocate, --offload and --offload-rollout",
+        "An engine that is replaced takes the trainer's weights in the engines' turn, so both would be in memory.",
+        "publications to one engine in the trainer's turn",
+        refused_value=lambda settings: (
+            "" if settings.engine.use_fault_tolerance and settings.cluster.engines_leave_memory else None
+        ),
+    ),
     *unless_default(
-        "--vllm-config --prefill-num-servers",
+        "--vllm-config",
         "One model on equal engines is what works so far.",
         "server groups and several models",
     ),
-    *unless_default(
-        "--rollout-external-engine-addrs --use-fault-tolerance",
-        "vime uses the engines that it starts.",
-        "connecting to engines of others",
-    ),
-    *unless_default(
-        "--rollout-health-check-interval --rollout-health-check-timeout --rollout-health-check-first-wait "
-        "--rollout-cleanup-timeout",
-        "An engine that dies ends the run; it is not checked at intervals and not restarted.",
-        "engine health checks and restarts",
-    ),
-    *unless_default(
-        "--vllm-enable-deterministic-inference", "Requests carry no seed of their own.", "a seed for each request"
-    ),
-    *unless_default(
-        "--vllm-router-ip --vllm-router-port", "The router is not part of this version.", "requests through a router"
-    ),
     Refusal(
-        "--router-*",
-        "left out",
-        "The router is not part of this version.",
-        "requests through a router",
-        refused_value=lambda settings: " ".join(settings.router_args) or None,
+        "--prefill-num-servers",
+        "left out, or 0",
+        "Prefill engines hand keys and values over through a KV connector (NIXL), and no vLLM that vime is tested with "
+        "has one.",
+        "two GPUs and the package nixl",
+        refused_value=lambda settings: settings.engine.prefill_num_servers or None,
     ),
     # Prompts and batches
     Refusal(
@@ -149,16 +121,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "rollout hooks",
     ),
     *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
-    *unless_default(
-        "--rollout-stop --rollout-stop-token-ids --rollout-skip-special-tokens --rollout-max-context-len",
-        "Requests carry temperature and length only.",
-        "more sampling parameters in the engine client",
-    ),
-    *unless_default(
-        "--partial-rollout --mask-offpolicy-in-partial-rollout",
-        "An aborted group is generated anew.",
-        "continuation of aborted samples",
-    ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
     *unless_default(
@@ -181,7 +143,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
     *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
-    *unless_default("--start-rollout-id", "The commit tells where a run goes on.", "starts in the middle"),
     Refusal(
         "--no-save-optim",
         "left out, or with --use-stateless-adam",

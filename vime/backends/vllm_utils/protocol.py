@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "abort", "wait"]
+EngineMemory = Literal["weights", "kv_cache"]
+"""What an engine has in its device's memory besides running work."""
 
 START_VERSION = 0
 """Version of the weights that an engine was started with, before any publication."""
@@ -17,7 +19,11 @@ START_VERSION = 0
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. `top_k` -1 means all; `seed` None means unseeded; stop strings are looked for in the text."""
+    """How to sample. `top_k` -1 means all; `seed` None means unseeded.
+
+    Before `min_tokens` neither the end of the sequence nor a stop token is sampled. `stop` are looked for in the text,
+    which has special tokens in it unless `skip_special_tokens`; tokens up to the end of the one found are returned.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -28,6 +34,7 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = False
     ignore_eos: bool = False
 
 
@@ -115,6 +122,16 @@ class GenerateResult:
     nucleus: Nucleus | None = None
 
 
+class Sampler(Protocol):
+    """What answers requests for samples: an engine, or a router before several."""
+
+    address: str
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """See `EngineClient.generate`."""
+        ...
+
+
 @dataclass(frozen=True)
 class EngineCapabilities:
     """What an engine can do, found out by asking it."""
@@ -133,6 +150,8 @@ class EngineCapabilities:
     max_candidates: int
     routed_experts: bool
     nucleus: bool
+    sleep: bool
+    """It can leave its device's memory and come back."""
 
 
 @dataclass(frozen=True)

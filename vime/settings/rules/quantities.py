@@ -2,21 +2,82 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from vime.settings.groups import Settings
+from vime.settings.placement import Demand
 
 FULLY_ASYNC = "vime.rollout.fully_async_rollout.generate_rollout_fully_async"
 
 
+EngineKind = Literal["regular", "prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class EngineWorkers:
+    """Sizes whose product is the number of workers of one engine."""
+
+    tensor: int = 1
+    data: int = 1
+    pipeline: int = 1
+    prefill_context: int = 1
+
+    @property
+    def total(self) -> int:
+        return self.tensor * self.data * self.pipeline * self.prefill_context
+
+
 def num_rollout_gpus(settings: Settings) -> int:
-    """GPUs that vime's own engines need; under --colocate as many as train, when left out."""
-    cluster = settings.cluster
+    """GPUs that vime's own engines need."""
     if settings.engine.rollout_external_engine_addrs is not None or settings.objective.is_supervised:
         return 0
-    if cluster.colocate and cluster.rollout_num_gpus is None:
-        return cluster.num_trainer_ranks
-    return cluster.num_rollout_gpus
+    return settings.cluster.num_rollout_gpus
+
+
+def num_own_engines(settings: Settings) -> int:
+    """Engines that vime starts."""
+    return num_rollout_gpus(settings) // settings.cluster.rollout_num_gpus_per_engine
+
+
+def engines_are_others(settings: Settings) -> bool:
+    """Whether someone else starts the engines: at given addresses, or registered with the router."""
+    if settings.objective.is_supervised or trains_only(settings):
+        return False
+    return settings.engine.rollout_external_engine_addrs is not None or settings.cluster.rollout_num_gpus == 0
+
+
+def demand_of(settings: Settings) -> Demand:
+    """The devices that the run asks for."""
+    cluster = settings.cluster
+    num_nodes = 0 if debug_mode(settings) == "--debug-rollout-only" else cluster.actor_num_nodes
+    workers, per_engine = (
+        0 if trains_only(settings) else num_rollout_gpus(settings),
+        cluster.rollout_num_gpus_per_engine,
+    )
+    return Demand(
+        trainer_nodes=(cluster.actor_num_gpus_per_node,) * num_nodes,
+        engines=(per_engine,) * (workers // per_engine),
+        shared=cluster.colocate,
+        engines_per_node=None if cluster.colocate else cluster.num_gpus_per_node,
+    )
+
+
+def engine_kinds(settings: Settings) -> tuple[EngineKind, ...]:
+    """What each of vime's own engines does: those that only prefill come first."""
+    prefill = settings.engine.prefill_num_servers or 0
+    others: EngineKind = "decode" if prefill else "regular"
+    return tuple("prefill" if number < prefill else others for number in range(len(demand_of(settings).engines)))
+
+
+def engine_workers(settings: Settings) -> EngineWorkers:
+    """How the GPUs of one engine are shared out; the tensor size is what remains after the others."""
+    sizes = [
+        size(settings.vllm_args, f"--vllm-{name}-parallel-size") for name in ("data", "pipeline", "prefill-context")
+    ]
+    return EngineWorkers(max(1, settings.cluster.rollout_num_gpus_per_engine // math.prod(sizes)), *sizes)
 
 
 def trains_only(settings: Settings) -> bool:

@@ -1,0 +1,143 @@
+"""From settings to a producer, and to what makes its samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from pipeline.enqueue_needs import enqueue_needs
+from pipeline.failed_groups import FailedGroups
+from pipeline.generate_settings import generate_settings, rollout_sampling
+from pipeline.group_maker import GroupMaker, GroupSettings
+from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.request_gate import RequestGate
+from pipeline.run_folder import RunFolder
+from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
+from pipeline.serving_engines import ServingEngines
+from storage.contracts import PayloadPool
+from storage.dead_letters import DeadLetterBox
+from vime.backends.megatron_utils.hf_config import read_hf_config
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.routed import RoutedClient
+from vime.rollout.generate import SampleGenerator
+from vime.rollout.no_reward import no_reward
+from vime.rollout.rewards import RewardFunction, Rewards
+from vime.rollout.supervised import RecordReader
+from vime.rollout.teacher import EngineTeacher
+from vime.settings.groups import Settings
+from vime.settings.parse import HookArgs
+
+Closer = Callable[[], Awaitable[None]]
+
+
+def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
+    """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
+    return settings.rollout.vllm_server_concurrency * max(1, num_engines) // settings.data.n_samples_per_prompt
+
+
+async def build_producer(
+    settings: Settings, queue: QueueClient, pool: PayloadPool, engine_addresses: Sequence[str], number: int
+) -> tuple[Producer, list[Closer]]:
+    """A producer, and what must be awaited to close what it uses."""
+    rollout = settings.rollout
+    engines = [EngineClient(address) for address in engine_addresses]
+    router = _router(settings)
+    serving = ServingEngines(
+        engines,
+        router=router,
+        run_id=settings.queue.rollout_queue_run_id,
+        are_replaced=settings.engine.use_fault_tolerance,
+    )
+    gate = RequestGate(serving)
+    rewards = build_rewards(settings)
+    samples, closers = await build_sample_maker(settings, gate, rewards)
+    groups = GroupMaker(
+        GroupSettings(
+            reward_timeout_s=rollout.reward_timeout,
+            reward_key=rollout.reward_key,
+            needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
+            sc_dtype=settings.queue.rollout_queue_sc_dtype,
+            continues_aborted=rollout.partial_rollout,
+            masks_continued=rollout.mask_offpolicy_in_partial_rollout,
+        ),
+        samples,
+        HookArgs(settings),
+        rewards.of_group if rewards is not None and rollout.group_rm else None,
+    )
+    producer_settings = ProducerSettings(
+        worker_id=f"producer-{number}-{os.getpid()}",
+        n_samples_per_prompt=settings.data.n_samples_per_prompt,
+        max_groups_in_flight=max_groups_in_flight(settings, len(engines)),
+        lease_seconds=settings.queue.rollout_queue_lease_seconds,
+        max_attempts=rollout.rollout_max_attempts,
+    )
+    box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
+    keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
+    failed = FailedGroups(box, pool if keeps_all else None)
+    producer = Producer(producer_settings, queue, pool, gate, groups, failed)
+
+    async def close_pool() -> None:
+        pool.close()
+
+    closers += [engine.close for engine in engines]
+    if router is not None:
+        closers.append(router.close)
+    return producer, [*closers, *([] if rewards is None else [rewards.close]), close_pool]
+
+
+def _router(settings: Settings) -> RoutedClient | None:
+    """The router of the model that is trained, in a run that has started one or was given one."""
+    if not settings.model_routers:
+        return None
+    trained = settings.model_routers[0]
+    return RoutedClient(f"http://{trained.host}:{trained.port}")
+
+
+def build_rewards(settings: Settings) -> Rewards | None:
+    """The rewards that the settings name, None in a run that is not about rewards. To be closed."""
+    unrewarded = settings.rollout.rm_type is None and settings.rollout.custom_rm_path is None
+    return None if unrewarded else Rewards(settings)
+
+
+async def build_sample_maker(
+    settings: Settings, gate: RequestGate, rewards: Rewards | None
+) -> tuple[SampleMaker, list[Closer]]:
+    """What makes the run's samples, and what must be awaited to close what it uses; `rewards` stay the caller's."""
+    rollout = settings.rollout
+    reward: RewardFunction | None = no_reward if rewards is None else rewards.of_sample
+    teacher = await _engine_teacher(settings)
+    maker = SampleMaker(
+        MakerSettings(
+            sampling=rollout_sampling(settings),
+            reward_timeout_s=rollout.reward_timeout,
+            reward_key=rollout.reward_key,
+            salt_by_version=settings.weights.prefix_cache_salt == "version",
+        ),
+        gate,
+        _generator(settings),
+        None if rollout.group_rm and rewards is not None else reward,
+        HookArgs(settings),
+        teacher,
+    )
+    return maker, [] if teacher is None else [teacher.close]
+
+
+def _generator(settings: Settings) -> Generator:
+    from transformers import AutoTokenizer
+
+    data = settings.data
+    tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
+    if settings.objective.is_supervised:
+        return RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
+    return SampleGenerator(tokenizer, generate_settings(settings))
+
+
+async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
+    """The teacher in an engine of someone else's, when there is one; raises what is wrong with it."""
+    objective, url = settings.objective, settings.rollout.rm_url
+    if not objective.use_opd or objective.opd_type != "vllm" or url is None:
+        return None
+    teacher = EngineTeacher.at(url)
+    await teacher.check()
+    return teacher

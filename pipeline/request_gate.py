@@ -1,0 +1,85 @@
+"""When requests to engines may start, under which policy version, and at which engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Coroutine
+from typing import TypeVar
+
+from pipeline.serving_engines import ServingEngines
+from pipeline.stopwatch import Stopwatch
+from vime.backends.vllm_utils.protocol import Sampler
+
+_Result = TypeVar("_Result")
+
+
+class RequestGate:
+    """Closed until it is resumed for the first time. Whatever asks an engine goes through it, and is counted."""
+
+    def __init__(self, engines: ServingEngines) -> None:
+        """Without engines, work gets None in place of one."""
+        self.engines = engines
+        self._open = asyncio.Event()
+        self._idle = Stopwatch()
+        self._started: float | None = None
+        self.policy_version = 0
+        """Version under which requests start now."""
+        self.num_requests = 0
+        """In flight."""
+
+    def pause(self) -> None:
+        """Start no request until `resume`; running ones go on."""
+        self._open.clear()
+
+    def resume(self, policy_version: int, serving: Collection[str] | None = None) -> None:
+        """Requests start under `policy_version`, at the engines with the addresses `serving` (None: at all)."""
+        self.policy_version = policy_version
+        if serving is not None:
+            self.engines.serve(serving)
+        if self._started is None:
+            self._started = time.monotonic()
+            self._idle.set(True)
+        self._open.set()
+
+    def serve_only(self, serving: Collection[str]) -> None:
+        """Send requests to the engines at these addresses alone; if there are none, not before `resume`."""
+        self.engines.serve(serving)
+        if not serving:
+            self.pause()
+
+    def open_to_end(self) -> None:
+        """Hold nobody up any more, since nothing will begin."""
+        self._open.set()
+
+    async def opened(self) -> None:
+        """Wait until requests may start."""
+        await self._open.wait()
+
+    async def request(
+        self, group_index: int, work: Callable[[Sampler | None, int], Coroutine[object, object, _Result]]
+    ) -> _Result:
+        """Await `work(engine, policy_version)` for a sample of a group, once requests may start.
+
+        Raises:
+            GenerationAborted: the engine serves no more.
+        """
+        await self.opened()
+        engine = self.engines.of_group(group_index)
+        self._count(+1)
+        try:
+            return await self.engines.request(engine, work(engine, self.policy_version))
+        finally:
+            self._count(-1)
+
+    def idle_s(self) -> float:
+        """Seconds in which no request was in flight, since the gate was first resumed."""
+        return self._idle.total_s()
+
+    def wall_s(self) -> float:
+        """Seconds since the gate was first resumed."""
+        return 0.0 if self._started is None else time.monotonic() - self._started
+
+    def _count(self, change: int) -> None:
+        self.num_requests += change
+        self._idle.set(self.num_requests == 0)
