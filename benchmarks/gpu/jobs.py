@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from pipeline.devices import visible_gpus
 from vime.cli.demo_report import read_steps
@@ -123,3 +124,18 @@ def train_words() -> list[str]:
 
 def num_gpus() -> int:
     return visible_gpus()
+
+
+def without_folder(argv: Sequence[str] | None) -> list[str]:
+    """Words of the command line, without the folder of this machine, for a report."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--folder" in words:
+        at = words.index("--folder")
+        del words[at : at + 2]
+    return words
+
+
+def describe_devices() -> dict[str, str]:
+    """What a report's machine has beyond processor and memory."""
+    gpu = {"gpu": torch.cuda.get_device_name(0)} if num_gpus() else {}
+    return gpu | {"devices": device_words(num_gpus())}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.jobs import Job, device_flags, device_words, num_gpus, steady
+from benchmarks.gpu.jobs import Job, describe_devices, device_flags, num_gpus, steady, without_folder
 from benchmarks.report import benchmark_parser, build_report, print_report
 from examples.reverse.prepare import prepare
 from recovery.audit import audit_run
@@ -95,9 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     report = build_report(
-        "gpu.reverse_run", values, argv=argv, packages=["vllm", "torch", "megatron-core", "ray"], folder=folder
+        "gpu.reverse_run",
+        values,
+        argv=without_folder(argv),
+        packages=["vllm", "torch", "megatron-core", "ray"],
+        folder=folder,
     )
-    report["machine"]["devices"] = device_words(num_gpus())
+    report["machine"] |= describe_devices()
     report["seconds"] = round(time.monotonic() - started, 1)
     print_report(report, only_json=options.json)
     return 0

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.jobs import HEAD, ONE_GPU_SHARE, Job, device_flags, device_words, num_gpus, steady, train_words
+from benchmarks.gpu.jobs import (
+    HEAD,
+    ONE_GPU_SHARE,
+    Job,
+    describe_devices,
+    device_flags,
+    num_gpus,
+    steady,
+    train_words,
+    without_folder,
+)
 from benchmarks.report import benchmark_parser, build_report, print_report
 from tests.support.tiny_models import CHARACTERS, build_tiny_qwen3
 from vime.backends.vllm_utils.client import EngineClient
@@ -227,8 +237,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     packages = ["vllm", "torch", "megatron-core", "ray"]
-    report = build_report("gpu.stream", values, argv=argv, packages=packages, folder=folder)
-    report["machine"]["devices"] = device_words(num_gpus())
+    report = build_report("gpu.stream", values, argv=without_folder(argv), packages=packages, folder=folder)
+    report["machine"] |= describe_devices()
     print_report(report, only_json=options.json)
     return 0
 

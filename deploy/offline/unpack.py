@@ -147,6 +147,7 @@ def write_environment(manifest: dict[str, Any], target: Path) -> Path:
     lines = [f"export {name}={value}" for name, value in ENVIRONMENT.items()]
     lines.append(f"export PYTHONPATH={':'.join(map(str, folders))}${{PYTHONPATH:+:$PYTHONPATH}}")
     lines.append(f"export PATH={':'.join(str(folder / 'bin') for folder in folders)}:$PATH")
+    lines.append("unset PYTHONDONTWRITEBYTECODE")  # or every process compiles all that it imports
     path = target / "env.sh"
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import reverse_run, stream
-from benchmarks.gpu.jobs import Job, device_flags
+from benchmarks.gpu.jobs import Job, device_flags, without_folder
 from vime.cli.demo import train_command
 from vime.errors import RunFailedError
 from vime.settings.resolve import resolve
@@ -64,6 +64,11 @@ def test_job_that_ends_early_is_told_with_its_last_lines(tmp_path: Path) -> None
     failing = Job([sys.executable, "-c", "print('no room'); raise SystemExit(3)"], tmp_path / "run", tmp_path / "log")
     with pytest.raises(RunFailedError, match=r"ended with status 3. Last lines:\nno room"):
         failing.to_end()
+
+
+def test_report_names_no_folder() -> None:
+    assert without_folder(["--quick", "--folder", "/runs/a", "--lr", "1"]) == ["--quick", "--lr", "1"]
+    assert without_folder(["--quick"]) == ["--quick"]
 
 
 def test_goal_is_reached_when_the_mean_of_five_steps_is() -> None:
