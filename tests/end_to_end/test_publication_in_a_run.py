@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.jobs import REPOSITORY, Job
+from tests.end_to_end.jobs import Job, run_with_standins
 from vime.backends.vllm_utils.disk.mirror import HostMirror
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(300)]
-
-
-def run(job: Job) -> str:
-    """Output of a finished run; fails with it when the run fails."""
-    words = job.command()
-    argv = [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=280, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path) -> None:
@@ -40,7 +27,7 @@ def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path)
     }
     job = Job(tmp_path, num_rollout=5, flags=flags)
     job.prepare()
-    output = run(job)
+    output = run_with_standins(job)
     assert "Weights published as version 1" in output
     steps = job.steps()
     assert [step["policy_version"] for step in steps] == [1, 1, 2, 2, 3]

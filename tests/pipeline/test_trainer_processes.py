@@ -61,7 +61,8 @@ class Ranks:
         return self.started[-1]
 
     def end(self, actor: Rank) -> None:
-        actor.ended.set()
+        """As a process: it is told to end, and is gone somewhat later."""
+        asyncio.get_running_loop().call_later(0.05, actor.ended.set)
 
 
 @pytest.fixture

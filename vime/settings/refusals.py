@@ -60,11 +60,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "Engines keep their own devices.",
         "memory hand-over between trainer and engines",
     ),
-    *unless_default(
-        "--release-train",
-        "Weights travel through collectives, for which the trainer's processes stay.",
-        "the disk transport",
-    ),
     *unless_default("--num-gpus-per-node", "One node is what works so far.", "placement over several nodes"),
     # Engines and router
     *unless_default(

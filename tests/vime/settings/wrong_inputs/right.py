@@ -60,6 +60,7 @@ CASES = (
     _right(f"--release-train --save-interval 1 {_DISK} --no-offload-train"),
     _right(f"--release-train {_DISK} --no-offload-rollout"),
     _right(f"--release-train --colocate {_DISK}"),
+    _right(f"--release-train --advantage-estimator ppo {_DISK}"),
     _right("--save-interval 5"),
     _right("--rollout-external-engine-addrs node3:8000 --flush-cache-interval 4 --no-save-optim"),
     _right("--flush-cache-interval 4", vllm="0.26.0"),
