@@ -39,7 +39,7 @@ def test_values_targets_loss_and_every_gradient_equal_the_dense_float64_referenc
 def test_a_critic_reads_no_routes(one_rank: dict[str, Any]) -> None:
     found = one_rank["critic_reads"]
     assert found["whole"] == 0
-    assert found["narrow"] == 3 * found["batches"], "the values, the returns and the step"
+    assert found["narrow"] == 2 * found["batches"], "the value pass and the step"
 
 
 def test_a_resumed_critic_goes_on_bit_by_bit(one_rank: dict[str, Any]) -> None:
