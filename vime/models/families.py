@@ -168,7 +168,9 @@ def _only(config: Config, key: str, allowed: str) -> str:
     """The one value that is built; `ModelError` for another. The entry may be left out."""
     found = config.get(key, allowed)
     if found != allowed:
-        raise ModelError(f"config.json: {key} is {found!r}, allowed: {allowed}.")
+        raise ModelError(
+            f"config.json: {key} is {found!r}, allowed: {allowed}.", next_step="Choose a checkpoint with that value."
+        )
     return allowed
 
 

@@ -47,14 +47,15 @@ def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
 def the_router_names_its_method(settings: Settings) -> Iterator[Problem]:
     """vLLM has no place for the router's selection bias where config.json doesn't name the method."""
     config = model_config(settings)
-    if family_of(config) == "deepseek_v3" and "topk_method" not in config and not settings.objective.is_supervised:
+    method = config.get("topk_method")
+    if family_of(config) == "deepseek_v3" and method != BIASED_ROUTER and not settings.objective.is_supervised:
         yield problem(
             settings,
             "--hf-checkpoint",
-            found=f"{settings.checkpoint.hf_checkpoint}/config.json: topk_method is left out",
+            found=f"{settings.checkpoint.hf_checkpoint}/config.json: topk_method is {method or 'left out'}",
             allowed=BIASED_ROUTER,
             reason="Without it the engine has no place for the router's selection bias.",
-            next_step=f'Add "topk_method": "{BIASED_ROUTER}" to config.json.',
+            next_step=f'Add "topk_method": "{BIASED_ROUTER}" to config.json where the model has that bias.',
         )
 
 
