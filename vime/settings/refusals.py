@@ -29,6 +29,13 @@ def _unsupported_model(settings: Settings) -> str | None:
     return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
 
+def _shared_with_engines(settings: Settings) -> str | None:
+    """The switch that gives the engines' memory to the trainer."""
+    cluster = settings.cluster
+    switches = {"--colocate": cluster.colocate, "--offload-rollout": bool(cluster.offload_rollout)}
+    return next((f"with {flag}" for flag, is_given in switches.items() if is_given), None)
+
+
 REFUSALS: tuple[Refusal, ...] = (
     # Model
     Refusal(
@@ -59,6 +66,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "--colocate --offload --offload-rollout",
         "Engines keep their own devices.",
         "memory hand-over between trainer and engines",
+    ),
+    Refusal(
+        "--release-train",
+        "without --colocate and --offload-rollout",
+        "Ranks start anew while engines serve, on devices of their own.",
+        "memory hand-over between engines and ranks that start anew",
+        refused_value=lambda settings: _shared_with_engines(settings) if settings.cluster.release_train else None,
     ),
     *unless_default("--num-gpus-per-node", "One node is what works so far.", "placement over several nodes"),
     # Engines and router

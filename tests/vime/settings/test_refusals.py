@@ -56,6 +56,14 @@ def test_what_happens_anyway_is_accepted(argv: list[str]) -> None:
     assert validate(parse_settings([*argv, *accepted])) == []
 
 
+@pytest.mark.parametrize("switch", ["--colocate", "--offload-rollout"])
+def test_a_released_trainer_does_not_share_devices(argv: list[str], switch: str) -> None:
+    disk = ["--release-train", "--update-weight-transport", "disk", "--update-weight-disk-dir", "d"]
+    assert validate(parse_settings([*argv, *disk])) == []
+    said = " ".join(refused(parse_settings([*argv, *disk, switch])))
+    assert f"--release-train with {switch} is not built yet, allowed: without --colocate" in said
+
+
 def test_a_dry_run_warns_instead(argv: list[str]) -> None:
     (warning,) = validate(parse_settings([*argv, "--use-distributed-post"]), dry_run=True)
     assert warning.startswith("--use-distributed-post is not built yet, allowed: left out. Producers send")
