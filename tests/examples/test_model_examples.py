@@ -12,7 +12,8 @@ import torch
 
 from examples.moe_r3 import prepare as moe
 from examples.moe_r3.reward import digit_share
-from examples.smollm2.prepare import halves_apart, prompts
+from examples.smollm2.gguf_weights import halves_apart
+from examples.smollm2.prepare import prompts
 from examples.smollm2.reward import right_sum
 from recovery.audit import audit_run
 from tests.examples.run_script import settings_of, steps_of
