@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recovery.audit import audit_run
-from tests.end_to_end.jobs import REPOSITORY, Job, run_with_standins, stored_samples
+from tests.end_to_end.jobs import REPOSITORY, Job, stored_samples
 from tests.end_to_end.standin_run import DIES_VARIABLE
 from vime.backends.vllm_utils.disk.mirror import HostMirror
 
@@ -39,7 +42,7 @@ def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path)
     }
     job = Job(tmp_path, num_rollout=5, flags=flags)
     job.prepare()
-    output = run_with_standins(job)
+    output = run(job)
     assert "Weights published as version 1" in output
     steps = job.steps()
     assert [step["policy_version"] for step in steps] == [1, 1, 2, 2, 3]
