@@ -295,10 +295,12 @@ class _Session:
         """With --release-train end the ranks' processes until there is a batch to train."""
         if self._settings.cluster.release_train:
             await self._workers.guarded(self._workers.release_trainers())
+            await self._workers.record_processes()
 
     async def _revive_trainers(self) -> None:
         """Start the ranks again where they were released."""
         if not self._workers.trainers:
+            self._view.waiting("the trainer starts from what it was when it ended")
             await self._workers.guarded(self._start_trainers())
             await self._workers.record_processes()
 

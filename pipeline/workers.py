@@ -248,8 +248,8 @@ class Workers:
 
     async def release_trainers(self) -> None:
         """End the ranks' processes, and with them all that they hold; nobody misses them until the next start."""
-        for task in [task for task, name in self._watchers.items() if name.startswith("trainer_")]:
-            task.cancel()
+        ending = [task for task, name in self._watchers.items() if name.startswith("trainer_")]
+        for task in ending:
             del self._watchers[task]
         closing = [
             asyncio.create_task(_stopped(trainer.close.remote(), f"trainer rank {rank}"))
@@ -259,6 +259,11 @@ class Workers:
         for trainer in self.trainers:
             self._cluster.end(trainer)
         self.trainers = []
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await asyncio.gather(*ending, return_exceptions=True)
+        except TimeoutError:
+            logger.warning("trainer ranks have not ended %.0f s after they were told to", STOP_TIMEOUT_S)
 
     async def rest_trainers(self) -> None:
         """Let the ranks leave their devices' memory until they are needed again."""

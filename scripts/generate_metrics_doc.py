@@ -58,7 +58,8 @@ MEANINGS = {
     "trained_tokens_per_s": "Response tokens of the batch, divided by `step_s`.",
     "generated_tokens_per_s": "Response tokens of groups accepted since the line before, divided by `step_s`.",
     "wait_s": "The trainer waited for enough groups.",
-    "train_s": "From there until the batch was trained: planning, storing the plan, reading, training, recording.",
+    "train_s": "From there until the batch was trained: planning, storing the plan, starting ranks that were released, "
+    "reading, training, recording.",
     "publish_s": "From there until commit and publication, if any, were done.",
     "pause_s": "How long the engines stood still for the publication; 0 when there was none.",
     "update_weights_wire_bytes": "Bytes that the publication sent, or wrote to disk; 0 when there was none.",

@@ -94,6 +94,18 @@ class Job:
         return ids
 
 
+def run_with_standins(job: Job) -> str:
+    """Output of a finished run whose engines are stand-ins; fails with it when the run fails."""
+    words = job.command()
+    argv = [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        argv, env=environment, capture_output=True, text=True, timeout=280, cwd=REPOSITORY, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def stored_samples(job: Job) -> list[Sample]:
     """Every sample that the queue accepted; the job must have ended."""
     with Pool.open(job.run / "rollout_data" / "pool") as pool:

@@ -42,8 +42,14 @@ def check_turns(job: Job) -> None:
         assert versions[number * per_batch : (number + 1) * per_batch] == [{number + 1}] * per_batch
 
 
-def test_engines_sleep_through_every_batch_and_each_batch_is_of_the_newest_weights(tmp_path: Path) -> None:
-    job = colocated(tmp_path, **{"--parity-probes": 0})  # no trainer agrees with a stand-in
+@pytest.mark.parametrize("released", [False, True])
+def test_engines_sleep_through_every_batch_and_each_batch_is_of_the_newest_weights(
+    tmp_path: Path, released: bool
+) -> None:
+    flags: dict[str, object] = {"--parity-probes": 0}  # no trainer agrees with a stand-in
+    if released:
+        flags |= {"--update-weight-transport": "disk", "--update-weight-disk-dir": tmp_path / "versions"}
+    job = colocated(tmp_path, *(("--release-train",) if released else ()), **flags)
     words = job.command()
     finished([sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]])
     check_turns(job)

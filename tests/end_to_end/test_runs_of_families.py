@@ -15,6 +15,8 @@ from tests.support.tiny_families import build_tiny_model
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""The only sizes that vLLM's latent attention has on a CPU: those of the model itself."""
 
 
 class FamilyJob(Job):
@@ -24,8 +26,9 @@ class FamilyJob(Job):
         self.prepare()
         for file in self.model.iterdir():
             file.unlink()
-        build_tiny_model(self.model, name, seed=1, **SIZES)
-        build_tiny_model(self.folder / "start", name, seed=2, **SIZES)
+        sizes = SIZES | (LATENT if name == "deepseek_v3" else {})
+        build_tiny_model(self.model, name, seed=1, **sizes)
+        build_tiny_model(self.folder / "start", name, seed=2, **sizes)
         self.flags |= {
             "--load": self.folder / "start",
             "--save-hf": f"{self.folder}/export/{{rollout_id}}",
@@ -33,7 +36,7 @@ class FamilyJob(Job):
         }
 
 
-@pytest.mark.parametrize("name", ["qwen2", "llama_scaled", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["qwen2", "llama_scaled", "qwen3_moe", "deepseek_v3"])
 def test_a_family_trains_on_what_it_publishes(tmp_path: Path, name: str) -> None:
     job = FamilyJob(tmp_path, num_rollout=2)
     job.prepare_family(name)

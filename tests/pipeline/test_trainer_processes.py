@@ -66,7 +66,8 @@ class Ranks:
         return [ProcessPlace(f"node{number}", "127.0.0.1")]
 
     def end(self, actor: Rank) -> None:
-        actor.ended.set()
+        """As a process: it is told to end, and is gone somewhat later."""
+        asyncio.get_running_loop().call_later(0.05, actor.ended.set)
 
 
 @pytest.fixture

@@ -50,6 +50,8 @@ _LATENT: dict[str, Any] = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
     "num_nextn_predict_layers": 0,
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

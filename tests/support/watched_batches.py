@@ -43,6 +43,6 @@ class WatchedBatches(LazyMicrobatches):
 
     def without_candidates(self) -> WatchedBatches:
         self.narrow = self.narrow or WatchedBatches(
-            [replace(batch, top_k=None, nucleus=None) for batch in self._batches]
+            [replace(batch, top_k=None, nucleus=None, routes=None) for batch in self._batches]
         )
         return self.narrow

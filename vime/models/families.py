@@ -22,6 +22,9 @@ from vime.models.rows import (
     whole,
 )
 
+BIASED_ROUTER = "noaux_tc"
+"""`topk_method` of a router with a selection bias. DeepSeek's own files have it; transformers doesn't write it."""
+
 
 def _swiglu(config: Config) -> bool:
     if config.get("hidden_act", "silu") != "silu":
@@ -153,6 +156,24 @@ def _latent_experts(config: Config) -> Value:
     return positive(config, "n_routed_experts")
 
 
+def _sigmoid(config: Config) -> str:
+    return _only(config, "scoring_func", "sigmoid")
+
+
+def _biased(config: Config) -> bool:
+    return _only(config, "topk_method", BIASED_ROUTER) == BIASED_ROUTER
+
+
+def _only(config: Config, key: str, allowed: str) -> str:
+    """The one value that is built; `ModelError` for another. The entry may be left out."""
+    found = config.get(key, allowed)
+    if found != allowed:
+        raise ModelError(
+            f"config.json: {key} is {found!r}, allowed: {allowed}.", next_step="Choose a checkpoint with that value."
+        )
+    return allowed
+
+
 _LATENT_ATTENTION = (
     fixed("--multi-latent-attention", True),
     whole("--q-lora-rank", "q_lora_rank"),
@@ -180,8 +201,8 @@ _DEEPSEEK_EXPERTS = (
         _shared_count,
     ),
     Row("--moe-layer-freq", str, "first_k_dense_replace", _layer_freq, _num_dense),
-    fixed("--moe-router-score-function", "sigmoid"),
-    fixed("--moe-router-enable-expert-bias", True),
+    Row("--moe-router-score-function", str, "scoring_func", _sigmoid, lambda _: {"scoring_func": "sigmoid"}),
+    Row("--moe-router-enable-expert-bias", bool, "topk_method", _biased, lambda _: {"topk_method": BIASED_ROUTER}),
     whole("--moe-router-num-groups", "n_group"),
     whole("--moe-router-group-topk", "topk_group"),
     real("--moe-router-topk-scaling-factor", "routed_scaling_factor"),

@@ -101,10 +101,7 @@ NAMES: dict[str, Family] = {
 }
 
 SUPPORTED_MODEL_TYPES = tuple(NAMES)
-"""The families that the trainer builds, converts and exports; the others have a shape, and a dry run."""
-
-RUN_MODEL_TYPES = tuple(name for name in SUPPORTED_MODEL_TYPES if name != "deepseek_v3")
-"""The families that `vime train` runs: no engine has been shown to take the published weights of the other."""
+"""The families that are converted, trained and exported; the others have a shape, and a dry run."""
 
 _EMBEDDING = WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), shard_dim=0)
 _FINAL_NORM = WeightRule("decoder.final_layernorm.weight", ("model.norm.weight",))

@@ -6,7 +6,7 @@ A row leaves this table in the change that builds what it needs.
 from __future__ import annotations
 
 from vime.models.families import family_of
-from vime.models.weight_names import RUN_MODEL_TYPES
+from vime.models.weight_names import SUPPORTED_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
@@ -25,7 +25,7 @@ def refused(settings: Settings) -> list[str]:
 def _unsupported_model(settings: Settings) -> str | None:
     """Path of the checkpoint and type of its model, when it is one that can be described but not trained yet."""
     family = family_of(model_config(settings))
-    if family is None or family in RUN_MODEL_TYPES:
+    if family is None or family in SUPPORTED_MODEL_TYPES:
         return None
     return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
@@ -52,7 +52,7 @@ REFUSALS: tuple[Refusal, ...] = (
     # Model
     Refusal(
         "--hf-checkpoint",
-        f"a model of type {', '.join(RUN_MODEL_TYPES)}",
+        f"a model of type {', '.join(SUPPORTED_MODEL_TYPES)}",
         "vime knows the shape of other models, but runs of them are not tested.",
         "training and publication of more model families",
         refused_value=_unsupported_model,
@@ -65,11 +65,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "engines of their own are replicas that don't.",
         "two GPUs, to try publications into replicas under load",
         refused_value=lambda settings: _above_one(settings, "--vllm-data-parallel-size"),
-    ),
-    *unless_default(
-        "--release-train",
-        "Weights travel through collectives, for which the trainer's processes stay.",
-        "the disk transport",
     ),
     # Engines and router
     Refusal(

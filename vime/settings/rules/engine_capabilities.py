@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vime.models.families import family_of
 from vime.settings.groups import Settings
 from vime.settings.machine import Machine
+from vime.settings.rules.json_files import model_config
 from vime.settings.rules.problem import Problem, problem
 from vime.settings.rules.quantities import option, size
 
@@ -29,6 +31,10 @@ FACTS = (
     EngineFacts((0, 32), True, True, True, ("Nixl", "MoRIIO", "Mooncake")),
 )
 """Measured versions, oldest first; a version between two has the facts of the older one."""
+
+
+CPU_LATENT_SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""Entries of `config.json`."""
 
 
 def facts_of(version: str) -> EngineFacts:
@@ -53,6 +59,23 @@ def kept_requests_need_version_spans(settings: Settings, machine: Machine) -> It
             reason="This vLLM doesn't say which tokens came from which weights (0.32 does).",
             next_step="Leave out --flush-cache-interval, or start the engines with vLLM 0.32.",
         )
+
+
+def latent_attention_on_a_cpu_has_its_sizes(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    """vLLM's kernel of latent attention for CPUs is compiled for DeepSeek's own sizes, and fails at the first token."""
+    config = model_config(settings)
+    if family_of(config) != "deepseek_v3" or not (machine.vllm_version or "").endswith("+cpu"):
+        return
+    for key, allowed in CPU_LATENT_SIZES.items():
+        if config.get(key) != allowed and not settings.objective.is_supervised:
+            yield problem(
+                settings,
+                "--hf-checkpoint",
+                found=f"{settings.checkpoint.hf_checkpoint}/config.json: {key} is {config.get(key)}",
+                allowed=f"{allowed} on a CPU",
+                reason="vLLM's latent attention on a CPU has this size only; other sizes need a GPU.",
+                next_step="Run it on a GPU, or choose a model with that size.",
+            )
 
 
 def routes_need_a_prefix_cache(settings: Settings, machine: Machine) -> Iterator[Problem]:
@@ -121,6 +144,7 @@ def _facts(machine: Machine) -> EngineFacts:
 
 MACHINE_RULES = (
     kept_requests_need_version_spans,
+    latent_attention_on_a_cpu_has_its_sizes,
     routes_need_a_prefix_cache,
     routes_need_one_stage,
     routes_exclude_connectors,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vime.errors import VimeError
-from vime.models.families import FAMILIES, family_of
+from vime.models.families import BIASED_ROUTER, FAMILIES, family_of
 from vime.models.shape import contradictions
 from vime.settings.groups import Settings
 from vime.settings.rules.json_files import model_config, read_json
@@ -41,6 +41,21 @@ def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
             allowed=", ".join(FAMILIES),
             reason="vime knows no other model's shape.",
             next_step="Choose a model of an allowed type.",
+        )
+
+
+def the_router_names_its_method(settings: Settings) -> Iterator[Problem]:
+    """vLLM has no place for the router's selection bias where config.json doesn't name the method."""
+    config = model_config(settings)
+    method = config.get("topk_method")
+    if family_of(config) == "deepseek_v3" and method != BIASED_ROUTER and not settings.objective.is_supervised:
+        yield problem(
+            settings,
+            "--hf-checkpoint",
+            found=f"{settings.checkpoint.hf_checkpoint}/config.json: topk_method is {method or 'left out'}",
+            allowed=BIASED_ROUTER,
+            reason="Without it the engine has no place for the router's selection bias.",
+            next_step=f'Add "topk_method": "{BIASED_ROUTER}" to config.json where the model has that bias.',
         )
 
 
@@ -160,6 +175,7 @@ def _megatron_problem(flag: str, value: int, key: str, wanted: int, reason: str)
 
 RULES = (
     checkpoint_is_a_known_model,
+    the_router_names_its_method,
     tensor_size_divides_the_heads,
     pipeline_size_divides_the_layers,
     shape_flags_agree_with_the_config,

@@ -6,23 +6,10 @@ from collections.abc import Iterator
 
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import has_critic
-
-
-def released_trainer_has_no_critic(settings: Settings) -> Iterator[Problem]:
-    """Only the actor is saved and started again; a critic would lose its state at each step."""
-    if settings.cluster.release_train and has_critic(settings):
-        yield problem(
-            settings,
-            "--release-train --advantage-estimator",
-            allowed="an estimator without a critic",
-            reason="Only the actor is started again from a checkpoint.",
-            next_step="Leave out --release-train, or choose grpo.",
-        )
 
 
 def released_trainer_publishes_through_disk(settings: Settings) -> Iterator[Problem]:
-    """Processes that come and go can't keep a collective with the engines open."""
+    """Processes that come and go can't keep a collective with the engines open, nor the version before in memory."""
     weights = settings.weights
     through_disk = (weights.update_weight_mode, weights.update_weight_transport) == ("full", "disk")
     if settings.cluster.release_train and not through_disk:
@@ -30,8 +17,8 @@ def released_trainer_publishes_through_disk(settings: Settings) -> Iterator[Prob
             settings,
             "--release-train --update-weight-mode --update-weight-transport",
             allowed="--update-weight-mode full with --update-weight-transport disk",
-            reason="A trainer that ends before engines load its weights can only leave them on disk.",
-            next_step="Give --update-weight-transport disk and --update-weight-disk-dir DIR.",
+            reason="Collectives and deltas need processes that stay; the trainer's end after each publication.",
+            next_step="Give --update-weight-transport disk and --update-weight-disk-dir DIR, without deltas.",
         )
 
 
@@ -75,7 +62,6 @@ def colocated_engines_sleep_for_a_released_trainer(settings: Settings) -> Iterat
 
 
 RULES = (
-    released_trainer_has_no_critic,
     released_trainer_publishes_through_disk,
     released_trainer_saves_each_batch,
     released_trainer_is_not_offloaded,

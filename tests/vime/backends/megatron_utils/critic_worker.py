@@ -27,6 +27,7 @@ from tiny_batches import Sequence_, make_sequences, pack, totals
 from tests.reference.dense_advantages import gae
 from tests.reference.dense_value import ValueSequence, value_step
 from tests.support.tiny_models import build_tiny_qwen3
+from tests.support.watched_batches import WatchedBatches
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.backends.megatron_utils import hf_weights
 from vime.backends.megatron_utils.config import TrainerConfig
@@ -34,7 +35,7 @@ from vime.backends.megatron_utils.critic import Critic, CriticConfig
 from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.trained_model import TrainedModel
 from vime.backends.megatron_utils.trainer import MegatronTrainer
-from vime.data.batch import PackedMicrobatch
+from vime.data.batch import PackedMicrobatch, RouteRows
 from vime.errors import VimeError
 
 PPO = ObjectiveConfig(estimator=Estimator.PPO, gamma=0.9, lambd=0.8, use_rollout_logprobs=False)
@@ -230,6 +231,21 @@ def critic_resumes(world: World) -> dict[str, Any]:
     return found
 
 
+def critic_reads(world: World) -> dict[str, int]:
+    """How a critic's value pass and its step read a batch that has the sampler's routes."""
+    with pair(world) as both:
+        lazy = WatchedBatches([with_routes(batch) for batch in batches(both.actor, 1)])
+        (learned,) = both.critic.with_returns(both.critic.with_values([lazy]))
+        both.critic.train_step(learned, totals(make_sequences(1)))
+    return {"batches": len(lazy), "whole": lazy.num_reads, "narrow": lazy.num_narrow_reads}
+
+
+def with_routes(batch: PackedMicrobatch) -> PackedMicrobatch:
+    tokens = np.arange(batch.num_tokens)
+    ids = np.zeros((len(tokens), 2, 2), np.uint8)
+    return replace(batch, routes=RouteRows(ids, tokens, (0, 1), np.ones(batch.num_sequences, bool)))
+
+
 def critic_starts_from(world: World) -> dict[str, Any]:
     """First weights from a Hugging Face folder, an actor's checkpoint and a critic's own."""
     found: dict[str, Any] = {}
@@ -360,6 +376,7 @@ LAYOUTS = {
 
 SCENARIOS = {
     "critic_matches_dense_reference": critic_matches_dense_reference,
+    "critic_reads": critic_reads,
     "critic_resumes": critic_resumes,
     "critic_starts_from": critic_starts_from,
     "turns": turns,

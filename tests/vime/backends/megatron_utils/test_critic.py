@@ -14,7 +14,8 @@ LAYOUTS = ("data_distributed", "tensor", "sequence", "pipeline", "pipeline_tied"
 
 @pytest.fixture(scope="module")
 def one_rank(run_world: Any) -> dict[str, Any]:
-    return run_world(1, ["critic_matches_dense_reference", "critic_resumes", "critic_starts_from", "turns"], WORKER)
+    scenarios = ["critic_matches_dense_reference", "critic_reads", "critic_resumes", "critic_starts_from", "turns"]
+    return run_world(1, scenarios, WORKER)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,12 @@ def test_values_targets_loss_and_every_gradient_equal_the_dense_float64_referenc
     assert found["targets"] < 1e-5
     assert found["gradients"] < 1e-5
     assert found["metrics"] < 1e-5
+
+
+def test_a_critic_reads_no_routes(one_rank: dict[str, Any]) -> None:
+    found = one_rank["critic_reads"]
+    assert found["whole"] == 0
+    assert found["narrow"] == 2 * found["batches"], "the value pass and the step"
 
 
 def test_a_resumed_critic_goes_on_bit_by_bit(one_rank: dict[str, Any]) -> None:

@@ -16,6 +16,25 @@ MODEL_CONFIG = {
     "vocab_size": 512,
     "max_position_embeddings": 4096,
 }
+LATENT_CONFIG = {
+    "model_type": "deepseek_v3",
+    "intermediate_size": 64,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+"""Of a model with latent attention, on top of `MODEL_CONFIG`."""
 BASE = (
     "--hf-checkpoint $DIR/model --prompt-data $DIR/prompts.jsonl --num-rollout 3 --rollout-batch-size 4 "
     "--n-samples-per-prompt 2 --rollout-max-response-len 8 --rm-type random --save $DIR/run "

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.vime.settings.wrong_inputs.case import Case
+from tests.vime.settings.wrong_inputs.case import LATENT_CONFIG, Case
 
 _DECLARED = {
     "direct_mount": True,
@@ -50,6 +50,14 @@ CASES = (
     Case("", "config.json: model_type is 'gpt2'", "qwen2, qwen3, qwen3_moe, llama, glm, deepseek_v3",
          "Choose a model of an allowed type.", _KNOWN,
          config={"model_type": "gpt2"}),
+    Case("", "config.json: topk_method is left out", "noaux_tc", 'Add "topk_method": "noaux_tc" to config.json',
+         "the_router_names_its_method", config={**LATENT_CONFIG, "topk_method": None}),
+    Case("", "config.json: topk_method is greedy", "noaux_tc", 'Add "topk_method": "noaux_tc" to config.json',
+         "the_router_names_its_method", config={**LATENT_CONFIG, "topk_method": "greedy"}),
+    Case("", "config.json: kv_lora_rank is 24", "512 on a CPU", "Run it on a GPU",
+         "latent_attention_on_a_cpu_has_its_sizes", config={**LATENT_CONFIG, "kv_lora_rank": 24}),
+    Case("", "config.json: qk_rope_head_dim is 8", "64 on a CPU", "Run it on a GPU",
+         "latent_attention_on_a_cpu_has_its_sizes", config={**LATENT_CONFIG, "qk_rope_head_dim": 8}),
     Case("--tensor-model-parallel-size 3 --actor-num-gpus-per-node 3 --rollout-batch-size 6",
          "--tensor-model-parallel-size is 3, the model's config.json has num_attention_heads 16", "a divisor of 16",
          "Change --tensor-model-parallel-size.", "tensor_size_divides_the_heads"),

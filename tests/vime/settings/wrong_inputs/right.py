@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.vime.settings.wrong_inputs.case import Case
+from tests.vime.settings.wrong_inputs.case import LATENT_CONFIG, Case
 
 _HOOKS = {
     "right_hooks.py": (
@@ -60,6 +60,9 @@ CASES = (
     _right(f"--release-train --save-interval 1 {_DISK} --no-offload-train"),
     _right(f"--release-train {_DISK} --no-offload-rollout"),
     _right(f"--release-train --colocate {_DISK}"),
+    _right(f"--release-train --advantage-estimator ppo {_DISK}"),
+    _right("", config=LATENT_CONFIG),
+    _right("", config={**LATENT_CONFIG, "kv_lora_rank": 24}, vllm="0.26.0"),
     _right("--save-interval 5"),
     _right("--rollout-external-engine-addrs node3:8000 --flush-cache-interval 4 --no-save-optim"),
     _right("--flush-cache-interval 4", vllm="0.26.0"),
