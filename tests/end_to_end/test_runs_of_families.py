@@ -26,7 +26,9 @@ class FamilyJob(Job):
         self.prepare()
         for file in self.model.iterdir():
             file.unlink()
-        sizes = SIZES | (LATENT if name == "deepseek_v3" else {})
+        sizes = SIZES
+        if name == "deepseek_v3":
+            sizes, self.switches = SIZES | LATENT, ("--use-rollout-routing-replay",)
         build_tiny_model(self.model, name, seed=1, **sizes)
         build_tiny_model(self.folder / "start", name, seed=2, **sizes)
         self.flags |= {
@@ -50,6 +52,8 @@ def test_a_family_trains_on_what_it_publishes(tmp_path: Path, name: str) -> None
     fresh = [step["train"]["train_rollout_logprob_abs_diff"] for step in job.steps() if step["staleness_max"] == 0]
     assert fresh, "the first batch is sampled from the weights that are trained"
     assert max(fresh) < 1e-4
+    replayed = {step["train"]["routing_replay_fraction"] for step in job.steps() if name == "deepseek_v3"}
+    assert replayed <= {1.0}, "the sampler's experts, of layers with experts alone"
     start, *exports = (
         load_file(folder / "model.safetensors")
         for folder in (tmp_path / "start", tmp_path / "export" / "0", tmp_path / "export" / "1")
