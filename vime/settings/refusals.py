@@ -52,7 +52,11 @@ REFUSALS: tuple[Refusal, ...] = (
         "0 starts no engine, and engines that others register with a router can't be used.",
         "engines of others behind a router",
         refused_value=lambda settings: (
-            0 if settings.cluster.rollout_num_gpus == 0 and not settings.objective.is_supervised else None
+            0
+            if settings.cluster.rollout_num_gpus == 0
+            and not settings.objective.is_supervised
+            and not settings.debug.trains_only
+            else None
         ),
     ),
     *unless_default(
@@ -196,10 +200,9 @@ REFUSALS: tuple[Refusal, ...] = (
         "evaluation",
     ),
     *unless_default(
-        "--debug-rollout-only --debug-train-only --save-debug-rollout-data --load-debug-rollout-data "
-        "--load-debug-rollout-data-subsample --load-forge-rollout-data --save-debug-train-data --dump-details",
-        "A run always generates and trains.",
-        "debug modes and archives",
+        "--load-forge-rollout-data",
+        "Stored samples are trained without engines, see --load-debug-rollout-data.",
+        "stored samples beside running engines",
     ),
     *unless_default(
         "--ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm "
