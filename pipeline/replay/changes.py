@@ -19,8 +19,11 @@ from vime.settings.passed_on import PassedOn
 from vime.settings.rules.quantities import data_parallel_size
 from vime.settings.validate import find_problems
 
-_NOT_OF_A_REPLAY = {"queue", "debug", "command", "evaluation", "logging", "weights", "engine", "router", "rollout"}
-_NOR = {"save", "load", "ckpt_step", "save_interval", "save_hf", "prompt_data"}
+_GROUPS = {"checkpoint", "cluster", "data", "objective", "trainer"}
+"""Settings that training reads, but for"""
+_NOT_READ = {"save", "load", "ckpt_step", "save_interval", "save_hf", "prompt_data"}
+_READ_TOO = {"rollout_temperature"}
+"""and these of other groups."""
 
 
 def changed_settings(settings: Settings, path: str) -> Settings:
@@ -31,7 +34,7 @@ def changed_settings(settings: Settings, path: str) -> Settings:
     values, passed_on = read_config(path)
     for field in values:
         group, described = all_flags()[field]
-        if group in _NOT_OF_A_REPLAY or field in _NOR:
+        if field not in _READ_TOO and (group not in _GROUPS or field in _NOT_READ):
             raise SettingsError(
                 f"{path}: {group}.{field} has no effect on a rollout that is stored.",
                 next_step=f"Leave it out; {described.name} is of use to `vime train`.",

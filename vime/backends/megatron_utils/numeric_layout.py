@@ -23,5 +23,5 @@ def numeric_layout(args: argparse.Namespace, num_threads: int | None) -> dict[st
         **{name: int(values[field]) for name, field in sizes.items()},
         "threads": torch.get_num_threads() if num_threads is None else num_threads,
         "device": torch.cuda.get_device_name() if on_gpu else f"cpu {torch.backends.cpu.get_cpu_capability()}",
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
     }
