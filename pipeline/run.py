@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 import time
 import uuid
@@ -91,6 +92,8 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     source = build_prompt_source(resolved.settings)
     resolved = with_num_rollout(resolved, source)
     settings = resolved.settings
+    if settings.debug.debug_rollout_only:
+        settings = dataclasses.replace(settings, cluster=settings.cluster.without_trainer())
     folder = RunFolder.of(settings)
     fixed = fixed_settings(settings, source)
     folder.make()

@@ -20,6 +20,7 @@ from storage.columns import decode_group
 from storage.contracts import PayloadPool
 from storage.debug_samples import write_pt
 from storage.pool import Pool
+from vime.errors import SettingsError
 
 OpenPool = Callable[[], PayloadPool]
 
@@ -82,10 +83,16 @@ def archived_groups(plan: BatchPlan) -> list[ArchivedGroup]:
 def save_tokenizer(hf_checkpoint: str, folder: Path) -> None:
     """What --dump-details keeps so that the dumped token ids can be read: tokenizer, and processor where there is one.
 
-    Raises `OSError` or `ValueError` for a checkpoint without a tokenizer.
+    Raises `SettingsError` for a checkpoint without a tokenizer.
     """
     from transformers import AutoProcessor, AutoTokenizer
 
-    AutoTokenizer.from_pretrained(hf_checkpoint).save_pretrained(folder)
-    if (Path(hf_checkpoint) / "preprocessor_config.json").is_file():
-        AutoProcessor.from_pretrained(hf_checkpoint).save_pretrained(folder)
+    try:
+        AutoTokenizer.from_pretrained(hf_checkpoint).save_pretrained(folder)
+        if (Path(hf_checkpoint) / "preprocessor_config.json").is_file():
+            AutoProcessor.from_pretrained(hf_checkpoint).save_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"--dump-details keeps the tokenizer of --hf-checkpoint {hf_checkpoint}: {error}.",
+            next_step="Complete the checkpoint, or leave out --dump-details.",
+        ) from error

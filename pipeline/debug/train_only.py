@@ -84,7 +84,7 @@ def _without_engines(settings: Settings, stored: StoredRollouts) -> Settings:
         rollout_data_dir=str(root.parent),
         rollout_queue_run_id=stored.pool.run_id,
     )
-    return dataclasses.replace(settings, queue=queue, cluster=dataclasses.replace(settings.cluster, rollout_num_gpus=0))
+    return dataclasses.replace(settings, queue=queue, cluster=settings.cluster.without_engines())
 
 
 def _commit_of_load(settings: Settings) -> tuple[Path, int] | None:

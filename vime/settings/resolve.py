@@ -89,12 +89,6 @@ def _derived(resolved: Resolved) -> Resolved:
     """With what follows from other fields, unless the user says it."""
     if resolved.settings.objective.is_supervised and not resolved.is_given("rollout_num_gpus"):
         return resolved.derive("--loss-type sft_loss", rollout_num_gpus=0)
-    debug = resolved.settings.debug
-    if debug.trains_only:
-        flag = "--debug-train-only" if debug.debug_train_only else "--load-debug-rollout-data"
-        return resolved.derive(flag, rollout_num_gpus=0)
-    if debug.debug_rollout_only:
-        return resolved.derive("--debug-rollout-only", actor_num_nodes=0, actor_num_gpus_per_node=0)
     return resolved
 
 
