@@ -40,7 +40,7 @@ def subsample_has_stored_samples(settings: Settings) -> Iterator[Problem]:
 def training_alone_has_stored_samples(settings: Settings) -> Iterator[Problem]:
     """Without engines, samples come from files."""
     debug = settings.debug
-    if debug.debug_train_only and debug.load_debug_rollout_data is None:
+    if debug.debug_train_only and not debug.debug_rollout_only and debug.load_debug_rollout_data is None:
         yield problem(
             settings,
             "--debug-train-only --load-debug-rollout-data",
