@@ -20,14 +20,15 @@ from pipeline.parity_probe import ProbeSequence, probe_engines
 from pipeline.planner import BatchPlan
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
+from pipeline.producer_wiring import build_producer
 from pipeline.prompt_source import build_prompt_source
+from pipeline.rollout_runner import RolloutRunner
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.transports.memory import open_memory_coordinator
 from pipeline.transports.ray_parts import CoordinatorParts
 from pipeline.wiring import (
     build_engine_server,
-    build_producer,
     build_trainer_worker,
     create_or_open_pool,
     open_pool,
@@ -220,7 +221,7 @@ class ProducerActor:
         self._settings = _decode_settings(settings)
         log_to_file(RunFolder.of(self._settings).log(f"producer_{number}"))
         self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
-        self._producer: Producer | None = None
+        self._producer: Producer | RolloutRunner | None = None
 
     async def pid(self) -> int:
         return os.getpid()
@@ -228,8 +229,9 @@ class ProducerActor:
     async def start(self) -> None:
         """Open the pool, the tokenizer and the engine clients."""
         queue = RayQueueClient(self._coordinator)
-        pool = open_pool(self._settings, self._coordinator)
-        self._producer, self._closers = await build_producer(self._settings, queue, pool, self._addresses, self._number)
+        self._producer, self._closers = await build_producer(
+            self._settings, self._coordinator, queue, self._addresses, self._number
+        )
 
     async def run(self) -> None:
         """Produce until stopped; raises what went wrong."""
@@ -255,7 +257,7 @@ class ProducerActor:
     async def stats(self) -> bytes:
         return encode(self._started().stats())
 
-    def _started(self) -> Producer:
+    def _started(self) -> Producer | RolloutRunner:
         if self._producer is None:
             raise RuntimeError("start() has not been called")
         return self._producer
@@ -377,6 +379,10 @@ class RayQueueClient:
 
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
         await self._actor.release.remote(group_index, lease, reason)
+
+    async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
+        done: list[bool] = await self._actor.yield_groups.remote(encode(returns))
+        return done
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         await self._actor.drop.remote(group_index, lease, reason)

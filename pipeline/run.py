@@ -8,11 +8,12 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -36,7 +37,10 @@ from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.reward_post_process import FLAG, process_rewards
+from pipeline.rollout_kind import is_stream
 from pipeline.run_folder import RunFolder
+from pipeline.sample_filter import FLAG as SAMPLE_FILTER
+from pipeline.sample_filter import filter_samples
 from pipeline.session_lock import session_lock
 from pipeline.session_plan import plan_session
 from pipeline.step_metrics import StepClock, step_record
@@ -61,17 +65,21 @@ from recovery.commit import (
 from recovery.fixed import hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of
 from recovery.retention import releasable
+from storage.contracts import PayloadPool
 from storage.disk_reserve import GIB
 from storage.files import append_durably, make_folder, write_atomically
 from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import RestoreError, RewardError
+from vime.rollout.dynamic_filter import without_rejections
 from vime.settings.groups import Settings
 from vime.settings.import_paths import load_function
 from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,9 @@ def rollout_dumps(settings: Settings, workers: Workers, view: ProgressView) -> R
 def stop_when_too_many_failed(settings: Settings, folder: RunFolder, at_start: Identity, counts: QueueCounts) -> None:
     """Raises `TooManyFailuresError`."""
     dropped, generated = this_session(counts, at_start)
-    check_failed_fraction(dropped, generated, allowed=settings.rollout.rollout_max_failed_fraction, run=folder.root)
+    check_failed_fraction(
+        without_rejections(dropped), generated, allowed=settings.rollout.rollout_max_failed_fraction, run=folder.root
+    )
     accepted = counts.trained + counts.pending - at_start.trained - at_start.pending
     check_some_accepted(dropped, accepted, batch=settings.data.rollout_batch_size or 1, run=folder.root)
 
@@ -182,7 +192,8 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
         branch=start.branch,
         trained=trained,
         groups_wanted=len(PositionRanges(trained)) + left * batch,
-        max_groups=queue.rollout_queue_max_groups or 2 * batch,
+        max_groups=queue.rollout_queue_max_groups or max(2 * batch, data.over_sampling_batch_size or 0),
+        surplus=max(0, (data.over_sampling_batch_size or batch) - batch),
         lease_seconds=queue.rollout_queue_lease_seconds,
         next_group_index=0 if start.state is None else start.state.next_group_index,
         memory=None if start.state is None else start.state.memory,
@@ -392,34 +403,51 @@ class _Session:
         if groups is None:
             return None
         self._clock.waited()
+        chosen = await self._filtered(select_groups(groups, batch))
         plan = plan_batch(
-            groups,
+            chosen,
             plan_settings(self._settings, self._packing),
             branch=self._start.branch,
             rollout_id=rollout_id,
             policy_version=policy_version,
-            processed=await self._processed_rewards(select_groups(groups, batch)),
+            processed=await self._processed_rewards(chosen),
         )
         await self._workers.record_plan(plan, encode(plan))
         await self._dumps.save(plan)
         return plan
 
+    async def _filtered(self, groups: Sequence[AcceptedGroup]) -> Sequence[AcceptedGroup]:
+        """The groups, after the user's function marked samples not to train. Raises `RewardError`."""
+        path = self._settings.rollout.rollout_sample_filter_path
+        if path is None or not is_stream(self._settings):
+            return groups
+        return await self._on_batch(SAMPLE_FILTER, path, groups, filter_samples)
+
     async def _processed_rewards(self, groups: Sequence[AcceptedGroup]) -> ProcessedRewards | None:
         """What the user's function makes of the rewards; None without one. Raises `RewardError`."""
-        path, timeout_s = self._settings.rollout.custom_reward_post_process_path, self._settings.rollout.reward_timeout
-        if path is None:
-            return None
+        path = self._settings.rollout.custom_reward_post_process_path
+        return None if path is None else await self._on_batch(FLAG, path, groups, process_rewards)
 
-        def process() -> ProcessedRewards:
-            function = load_function(FLAG, path)
+    async def _on_batch(
+        self,
+        flag: str,
+        path: str,
+        groups: Sequence[AcceptedGroup],
+        call: Callable[[Sequence[AcceptedGroup], PayloadPool, Any, HookArgs], _Result],
+    ) -> _Result:
+        """What `call(groups, pool, function, args)` makes of a batch with a function of the user's own."""
+        timeout_s = self._settings.rollout.reward_timeout
+
+        def process() -> _Result:
+            function = load_function(flag, path)
             with closing(open_pool(self._settings, self._workers.coordinator)) as pool:
-                return process_rewards(groups, pool, function, HookArgs(self._settings))
+                return call(groups, pool, function, HookArgs(self._settings))
 
         try:
             return await asyncio.wait_for(asyncio.to_thread(process), timeout_s)
         except TimeoutError as error:
             raise RewardError(
-                f"{FLAG} took longer than {timeout_s:g} s.", next_step="Raise --reward-timeout if it needs longer."
+                f"{flag} took longer than {timeout_s:g} s.", next_step="Raise --reward-timeout if it needs longer."
             ) from error
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:

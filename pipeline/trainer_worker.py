@@ -40,11 +40,14 @@ class TrainerWorker:
         *,
         critic: Critic | None = None,
         num_critic_only_steps: int = 0,
+        postprocess: Callable[[Steps, int], Steps] | None = None,
         dump: Callable[[int, Steps], None] | None = None,
         results: Callable[[RolloutResult], None] | None = None,
         rank: int = 0,
     ) -> None:
         """`weights` is this rank's part in publications; `needs` is what the objective needs of each sample.
+
+        `postprocess(steps, rollout_id)` changes what is trained after all else is computed.
 
         The first `num_critic_only_steps` rollout batches train the critic alone. `dump` is given each rollout's number
         and what the actor is about to train on, `results` what the rollout came to on `rank`.
@@ -52,7 +55,7 @@ class TrainerWorker:
         self._trainer, self._pool, self._training_log = trainer, pool, training_log
         self._needs = needs
         self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
-        self._replica = trainer.data_parallel_rank
+        self._replica, self._postprocess = trainer.data_parallel_rank, postprocess
         self._dump, self._results, self._rank = dump, results, rank
         self.weights = weights
 
@@ -77,6 +80,8 @@ class TrainerWorker:
                 critic_steps = self._train_critic(self._critic, plan, learned, log=not trains_actor)
             if trains_actor:
                 prepared = self._trainer.prepare(steps)
+                if self._postprocess is not None:
+                    prepared = self._postprocess(prepared, plan.rollout_id)
                 if self._dump is not None:
                     self._dump(plan.rollout_id, prepared)
                 actor_steps = self._train_actor(plan, prepared)

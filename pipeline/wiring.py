@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
-from pipeline.failed_groups import FailedGroups
 from pipeline.frozen_sources import reference_source, teacher_source
-from pipeline.producer import Generator, Producer, ProducerSettings, QueueClient
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
@@ -25,30 +23,24 @@ from pipeline.trainer_worker import Steps, TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
+from pipeline.user_functions import user_function
 from pipeline.weight_wiring import trainer_weights
 from storage.checks import check_enqueue
 from storage.columns import encode_group
 from storage.contracts import PayloadPool
-from storage.dead_letters import DeadLetterBox
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.arguments import split_vllm_flags
-from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.server import EngineServer
-from vime.rollout.generate import GenerateSettings, SampleGenerator
-from vime.rollout.no_reward import no_reward
-from vime.rollout.rewards import Rewards
-from vime.rollout.supervised import RecordReader
-from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
-from vime.settings.parse import HookArgs
 from vime.settings.roles import settings_of_role
 from vime.settings.rules.quantities import context_parallel_size, has_critic
 from vime.settings.schemas.megatron_config import Role
 
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
+    from vime.algorithms.objective_config import ObjectiveConfig
     from vime.backends.megatron_utils.config import TrainerConfig
     from vime.backends.megatron_utils.critic import CriticConfig
 
@@ -117,85 +109,6 @@ def _planned_steps(settings: Settings) -> int | None:
     given = settings.megatron_args
     style = given[given.index("--lr-decay-style") + 1] if "--lr-decay-style" in given[:-1] else "constant"
     return None if style == "constant" else (settings.data.num_rollout or 0) * settings.data.steps_per_rollout
-
-
-def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
-    """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
-    return settings.rollout.vllm_server_concurrency * max(1, num_engines) // settings.data.n_samples_per_prompt
-
-
-async def build_producer(
-    settings: Settings, queue: QueueClient, pool: PayloadPool, engine_addresses: Sequence[str], number: int
-) -> tuple[Producer, list[Callable[[], Awaitable[None]]]]:
-    """A producer, and what must be awaited to close what it uses."""
-    from transformers import AutoTokenizer
-
-    rollout, data = settings.rollout, settings.data
-    engines = [EngineClient(address) for address in engine_addresses]
-    producer_settings = ProducerSettings(
-        worker_id=f"producer-{number}-{os.getpid()}",
-        n_samples_per_prompt=data.n_samples_per_prompt,
-        max_groups_in_flight=max_groups_in_flight(settings, len(engines)),
-        lease_seconds=settings.queue.rollout_queue_lease_seconds,
-        max_attempts=rollout.rollout_max_attempts,
-        reward_timeout_s=rollout.reward_timeout,
-        reward_key=rollout.reward_key,
-        salt_by_version=settings.weights.prefix_cache_salt == "version",
-        needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
-        sc_dtype=settings.queue.rollout_queue_sc_dtype,
-    )
-    tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
-    generator: Generator = SampleGenerator(
-        tokenizer,
-        GenerateSettings(
-            max_response_tokens=rollout.rollout_max_response_len or 1,
-            temperature=rollout.rollout_temperature,
-            apply_chat_template=data.apply_chat_template,
-            template_kwargs=data.apply_chat_template_kwargs,
-            top_p=rollout.rollout_top_p,
-            top_k=rollout.rollout_top_k,
-            columns=sample_columns(settings),
-        ),
-    )
-    if settings.objective.is_supervised:
-        generator = RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
-    unrewarded = rollout.rm_type is None and rollout.custom_rm_path is None
-    rewards = None if unrewarded else Rewards(settings)
-    reward = no_reward if rewards is None else rewards.of_sample
-    grouped = rewards.of_group if rewards is not None and rollout.group_rm else None
-    teacher = await _engine_teacher(settings)
-    box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
-    keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
-    failed = FailedGroups(box, pool if keeps_all else None)
-    producer = Producer(
-        producer_settings,
-        queue,
-        pool,
-        engines,
-        generator,
-        reward,
-        HookArgs(settings),
-        failed,
-        grouped,
-        teacher=teacher,
-    )
-
-    async def close_pool() -> None:
-        pool.close()
-
-    closers = [engine.close for engine in engines]
-    closers += [each.close for each in (teacher, rewards) if each is not None]
-    return producer, [*closers, close_pool]
-
-
-async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
-    """The teacher in an engine of someone else's, when there is one; raises what is wrong with it."""
-    objective, url = settings.objective, settings.rollout.rm_url
-    if not objective.use_opd or objective.opd_type != "vllm" or url is None:
-        return None
-    teacher = EngineTeacher.at(url)
-    await teacher.check()
-    return teacher
 
 
 def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:
@@ -292,7 +205,8 @@ def build_trainer_worker(
     from vime.backends.megatron_utils.critic import Critic
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
-    model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
+    config = trainer_config(settings, world_size)
+    model = MegatronTrainer(config, rank, world_size, init_method)
     critic = None
     if has_critic(settings):
         critic = Critic(critic_config(settings, world_size), rank, world_size, model.turns)
@@ -307,6 +221,7 @@ def build_trainer_worker(
         dump=_train_data_dump(settings, rank),
         results=partial(log_result, results_path(folder.root, rank)),
         rank=rank,
+        postprocess=_data_postprocess(settings, config.objective),
     )
 
 
@@ -316,3 +231,13 @@ def _train_data_dump(settings: Settings, rank: int) -> Callable[[int, Steps], No
 
     template = settings.debug.train_data_template
     return None if template is None else partial(write_train_data, template, rank)
+
+
+def _data_postprocess(settings: Settings, objective: ObjectiveConfig) -> Callable[[Steps, int], Steps] | None:
+    """The user's function on a rollout after its advantages, None without one. Raises `SettingsError`."""
+    from vime.backends.megatron_utils.data_postprocess import FLAG, postprocessed
+
+    function = user_function(FLAG, settings.rollout.rollout_data_postprocess_path)
+    if function is None:
+        return None
+    return lambda steps, rollout_id: postprocessed(steps, rollout_id, objective, function)

@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from pipeline.packing_settings import packing_settings
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, ProcessedRewards, plan_batch
 from storage.columns import summary_from_header
 from storage.pool import Pool
 from storage.queue_types import AcceptedGroup
+from storage.summary import GroupSummary
 from vime.errors import SettingsError
 from vime.settings.files import read_config
 from vime.settings.groups import Settings, all_flags
@@ -58,10 +61,10 @@ def plan_for(plan: BatchPlan, pool: Pool, planned: Settings, wanted: Settings) -
     after = plan_settings(wanted, packing_settings(wanted, data_parallel_size(wanted)), num_groups)
     if before == after:
         return plan
-    groups = []
-    for group in plan.groups:
-        summary = summary_from_header(pool.read_header(group.ref))
-        groups.append(AcceptedGroup(group.position, group.group_index, group.ref, summary))
+    groups = [
+        AcceptedGroup(group.position, group.group_index, group.ref, _summary(plan, number, pool))
+        for number, group in enumerate(plan.groups)
+    ]
     same_rewards = (before.normalize_rewards, before.normalize_std) == (after.normalize_rewards, after.normalize_std)
     return plan_batch(
         groups,
@@ -71,6 +74,16 @@ def plan_for(plan: BatchPlan, pool: Pool, planned: Settings, wanted: Settings) -
         policy_version=plan.policy_version,
         processed=_rewards_of(plan) if same_rewards else None,
     )
+
+
+def _summary(plan: BatchPlan, number: int, pool: Pool) -> GroupSummary:
+    """What planning knew of a group, without the samples that the plan removes."""
+    summary = summary_from_header(pool.read_header(plan.groups[number].ref))
+    removed = sorted(sample.member for sample in plan.samples if sample.group == number and sample.removed)
+    if not removed:
+        return summary
+    sums = [0 if member in removed else mask_sum for member, mask_sum in enumerate(summary.mask_sums)]
+    return msgspec.structs.replace(summary, mask_sums=sums, removed=removed)
 
 
 def _rewards_of(plan: BatchPlan) -> ProcessedRewards:

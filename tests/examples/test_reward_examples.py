@@ -1,4 +1,4 @@
-"""The command lines of the `gym` and `judge` examples, and each of them for two rollouts."""
+"""The command lines of the `gym`, `judge` and `multi_turn_tool` examples, and each of them for two rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vime.settings.parse import parse_settings
 from vime.settings.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = {"gym": "model", "judge": "example/model"}
+EXAMPLES = {"gym": "model", "judge": "example/model", "multi_turn_tool": "example/model"}
 
 
 @pytest.mark.parametrize(("name", "model"), EXAMPLES.items())

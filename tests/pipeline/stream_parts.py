@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.failed_groups import FailedGroups
+from pipeline.group_maker import GroupMaker, GroupSettings
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
-from pipeline.producer import Generator, Producer, ProducerSettings, Teacher
+from pipeline.producer import Producer, ProducerSettings
+from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
+from pipeline.request_gate import RequestGate
+from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings
+from pipeline.sample_maker import Generator, MakerSettings, SampleMaker, Teacher
 from pipeline.transports.memory import open_memory_coordinator
-from storage.checks import EnqueueRequirements
+from storage.checks import EnqueueRequirements, check_enqueue
+from storage.columns import encode_group
 from storage.contracts import PayloadPool
 from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
+from storage.queue_types import GroupReturn
 from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.data.prompts import PromptSource
+from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.group_collector import GroupCollector
+from vime.rollout.own_functions import OwnFunctions
+from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction
+from vime.rollout.sample_hooks import SampleHooks
+from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
 SETTINGS = ProducerSettings(
-    worker_id="producer",
-    n_samples_per_prompt=2,
-    max_groups_in_flight=4,
-    lease_seconds=60.0,
-    max_attempts=2,
-    reward_timeout_s=0.5,
-    reward_key=None,
-    salt_by_version=True,
-    needs=EnqueueRequirements(),
-    sc_dtype="float16",
+    worker_id="producer", n_samples_per_prompt=2, max_groups_in_flight=4, lease_seconds=60.0, max_attempts=2
 )
+GROUP_SETTINGS = GroupSettings(reward_timeout_s=0.5, reward_key=None, needs=EnqueueRequirements(), sc_dtype="float16")
 
 
 async def constant_reward(args: Any, sample: Sample) -> float:  # noqa: ARG001
@@ -66,6 +73,7 @@ class LocalQueue:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self.released: list[str] = []
+        self.yielded: list[GroupReturn] = []
 
     async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
         return self.coordinator.lease(worker_id, max_groups, policy_version)
@@ -80,8 +88,23 @@ class LocalQueue:
         self.released.append(reason)
         self.coordinator.release(group_index, lease, reason)
 
+    async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
+        self.yielded += returns
+        return self.coordinator.yield_groups(returns)
+
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         self.coordinator.drop(group_index, lease, reason)
+
+
+class BlockingLocalQueue:
+    """The same for code in other threads."""
+
+    def __init__(self, queue: LocalQueue, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue, self._loop = queue, loop
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._queue, name)
+        return lambda *args: asyncio.run_coroutine_threadsafe(call(*args), self._loop).result()
 
 
 @dataclass
@@ -90,7 +113,7 @@ class Parts:
 
     coordinator: Coordinator
     queue: LocalQueue
-    producer: Producer
+    producer: Any
     client: EngineClient
     running: asyncio.Task[None]
     pool: PayloadPool
@@ -136,36 +159,55 @@ async def stream(
     write_limits: WriteLimits | None = None,
     generator: Generator | None = None,
     teacher: Teacher | None = None,
+    rollout_args: SimpleNamespace | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
-    """A running producer, admitted at policy version 1 unless `paused`; with a `generator` it has no engine."""
+    """A running producer, admitted at policy version 1 unless `paused`; with a `generator` it has no engine.
+
+    With `rollout_args` rollouts are made by the function that they name, one after another.
+    """
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
     source = PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2))
-    config = CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0)
+    config = CoordinatorConfig(
+        "branch", [], groups_wanted, max_groups, lease_seconds=60.0, surplus=changes.get("surplus", 0)
+    )
     coordinator, opened = (_in_memory if in_memory else _on_disk)(folder, source, config)
     queue = LocalQueue(coordinator)
     engines_serve = generator is None
-    top_p = 0.9 if columns.nucleus else 1.0
-    generate = GenerateSettings(response_tokens, 1.0, apply_chat_template, top_p=top_p, columns=columns)
-    generator = generator or SampleGenerator(CharTokenizer(), generate)
-    with closing(opened) as pool:
+    generator = generator or SampleGenerator(
+        CharTokenizer(), GenerateSettings(apply_chat_template=apply_chat_template, columns=columns)
+    )
+    settings = replace(SETTINGS, **_known(SETTINGS, changes))
+    grouped = replace(GROUP_SETTINGS, **_known(GROUP_SETTINGS, changes))
+    making = MakerSettings(
+        SamplingSettings(response_tokens, 1.0, top_p=0.9 if columns.nucleus else 1.0),
+        grouped.reward_timeout_s,
+        grouped.reward_key,
+        salt_by_version=True,
+        generate_function_path=changes.get("generate_function_path"),
+    )
+    functions = OwnFunctions()
+    hooks = SampleHooks(functions, None, changes.get("hook_paths", ()))
+    with closing(functions), closing(opened) as pool:
         async with EngineClient(engine.address) as client:
-            failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
-            settings = replace(SETTINGS, **changes)
-            producer = Producer(
-                settings,
-                queue,
-                pool,
-                [client] if engines_serve else [],
+            gate = RequestGate([client] if engines_serve else [])
+            samples = SampleMaker(
+                making,
+                gate,
                 generator,
-                reward,
+                None if group_reward else reward,
                 None,
-                failed,
-                group_reward,
-                write_limits,
                 teacher,
+                OwnGenerate(functions, None),
+                hooks,
             )
+            groups = GroupMaker(grouped, samples, None, group_reward)
+            failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
+            dynamic_filter = DynamicFilter(functions, SimpleNamespace(reward_key=None), changes.get("filter_path"))
+            producer: Any = Producer(settings, queue, pool, gate, groups, failed, dynamic_filter, write_limits)
+            if rollout_args is not None:
+                producer = _runner(folder, rollout_args, queue, pool, gate, groups, dynamic_filter)
             running = asyncio.create_task(producer.run())
             if not paused:
                 producer.resume_admission(1)
@@ -175,3 +217,31 @@ async def stream(
                 producer.stop()
                 await asyncio.wait([running], timeout=20)
                 coordinator.close()
+
+
+def _known(settings: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes that are about these settings."""
+    return {name: value for name, value in changes.items() if name in settings.__dataclass_fields__}
+
+
+def _runner(
+    folder: Path,
+    args: SimpleNamespace,
+    queue: LocalQueue,
+    pool: Any,
+    gate: RequestGate,
+    groups: GroupMaker,
+    dynamic_filter: DynamicFilter,
+) -> RolloutRunner:
+    loop = asyncio.get_running_loop()
+
+    def open_source() -> QueueDataSource:
+        settings = DataSourceSettings("runner", "branch", 40, 2, 60.0, folder / "state")
+        check = partial(check_enqueue, needs=EnqueueRequirements())
+        blocking: Any = BlockingLocalQueue(queue, loop)
+        return QueueDataSource(blocking, pool, settings, check=check, encode=encode_group)
+
+    attempts = GroupAttempts(groups)
+    collector = GroupCollector(attempts, dynamic_filter, max_attempts=2, max_running=4)
+    settings = RunnerSettings(args.rollout_function_path, lambda: 3, open_source)
+    return RolloutRunner(settings, gate, attempts, collector, args)

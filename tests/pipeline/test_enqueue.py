@@ -12,7 +12,7 @@ import pytest
 from pipeline.batch_wait import wait_for_batch
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
-from pipeline.wiring import max_groups_in_flight
+from pipeline.producer_wiring import max_groups_in_flight
 from storage.checks import EnqueueRequirements
 from storage.columns import decode_group
 from storage.pool import Pool
@@ -23,6 +23,7 @@ from tests.pipeline.test_batch_wait import PartsSource
 from tests.support.standin_engine import StandinEngine
 from vime.errors import StalledError
 from vime.rollout.generate import SampleGenerator
+from vime.rollout.sampling import SamplingSettings
 from vime.settings.parse import parse_settings
 from vime.utils.types import Sample
 
@@ -35,8 +36,10 @@ def after_generation(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Have `change(sample)` called on every sample that the engine has answered."""
     generate = SampleGenerator.generate
 
-    async def changed(self: SampleGenerator, engine: Any, sample: Sample, **options: Any) -> None:
-        await generate(self, engine, sample, **options)
+    async def changed(
+        self: SampleGenerator, engine: Any, sample: Sample, sampling: SamplingSettings, **options: Any
+    ) -> None:
+        await generate(self, engine, sample, sampling, **options)
         change(sample)
 
     monkeypatch.setattr(SampleGenerator, "generate", changed)
@@ -109,11 +112,13 @@ async def test_no_more_samples_are_in_flight_than_the_limit_which_counts_samples
     peak = 0
     generate = SampleGenerator.generate
 
-    async def counted(self: SampleGenerator, engine: Any, sample: Sample, **options: Any) -> None:
+    async def counted(
+        self: SampleGenerator, engine: Any, sample: Sample, sampling: SamplingSettings, **options: Any
+    ) -> None:
         nonlocal peak
         running.add(sample.index)
         peak = max(peak, len(running))
-        await generate(self, engine, sample, **options)
+        await generate(self, engine, sample, sampling, **options)
         running.remove(sample.index)
 
     monkeypatch.setattr(SampleGenerator, "generate", counted)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from aiohttp import web
 
+from tests.support.tiny_models import VOCAB_SIZE, token_text
 from vime.backends.vllm_utils.digest import WeightDigest
 from vime.backends.vllm_utils.inbox import WeightInbox
 from vime.backends.vllm_utils.receiving import parse_group_init
@@ -39,6 +40,8 @@ from vime.errors import PublicationError
 Misbehaviour = Literal["hang", "error", "error after", "die"]
 """Never answer; answer 500 without doing anything; do it and answer 500; break every connection from now on."""
 
+UNLIKELIER = 2.0
+"""By so much other tokens are less probable than the likeliest, as natural logarithms."""
 BLOCK_TOKENS = 128
 """Prefix blocks are cached whole, as in vLLM."""
 
@@ -248,7 +251,7 @@ class StandinEngine:
         rows: list[dict[str, Any] | None] = [None]
         for position in range(1, len(prompt)):
             token, log_prob = self._next_token(prompt[:position], self.weights_digest)
-            scored = log_prob if token == prompt[position] else log_prob - 2.0
+            scored = log_prob if token == prompt[position] else log_prob - UNLIKELIER
             rows.append({str(prompt[position]): {"logprob": scored}})
         return await _answer(choices=[], prompt_logprobs=rows)
 
@@ -337,7 +340,7 @@ class StandinEngine:
                 break
             if not sampled.tokens:
                 sampled.num_cached = self._use_cache(prompt, salt)
-            token, log_prob = self._next_token(prompt + sampled.tokens, self.weights_digest)
+            token, log_prob = self._sampled_token(prompt, sampled.tokens, sampling)
             if not sampled.spans or sampled.spans[-1][0] != self.version:
                 sampled.spans.append([self.version, len(sampled.tokens), 0])
             sampled.tokens.append(token)
@@ -345,10 +348,20 @@ class StandinEngine:
             size = 1 + token % 3 if sampling["top_p"] < 1 else 0
             sampled.nucleus_sizes.append(size)
             sampled.log_probs.append(-math.log(size) if size else log_prob)
-            if token in sampling["stop_token_ids"]:
+            if token in sampling["stop_token_ids"] or _ends_with(sampled.tokens, sampling["stop"]):
                 sampled.reason = "stop"
                 break
         return sampled
+
+    def _sampled_token(self, prompt: list[int], tokens: list[int], sampling: dict[str, Any]) -> tuple[int, float]:
+        """The next token; another one by the seed, and while a stop token may not be sampled."""
+        token, log_prob = likeliest = self._next_token(prompt + tokens, self.weights_digest)
+        if sampling["seed"] is not None and sampling["temperature"] > 0:
+            token = self._next_token([sampling["seed"], *tokens], self.weights_digest)[0]
+        if len(tokens) < sampling["min_tokens"]:
+            while token in sampling["stop_token_ids"]:
+                token = (token + 1) % self.vocab_size
+        return likeliest if token == likeliest[0] else (token, log_prob - UNLIKELIER)
 
     async def _step(self, request: _Request) -> None:
         await asyncio.sleep(self.faults.step_s)
@@ -467,6 +480,11 @@ class StandinEngine:
         if not self.keeps_version:
             self.version = (await request.json())["weight_version"]
         return await _answer(message="Weight update finished")
+
+
+def _ends_with(tokens: list[int], stop: list[str]) -> bool:
+    text = "".join(token_text(token % VOCAB_SIZE) for token in tokens)
+    return any(text.endswith(end) for end in stop)
 
 
 async def _answer(**content: Any) -> web.Response:

@@ -15,6 +15,11 @@ CHAT_TEMPLATE = (
 )
 
 
+def token_text(token_id: int) -> str:
+    """Text of one token of the character tokenizer."""
+    return [*SPECIAL_TOKENS, *CHARACTERS][token_id]
+
+
 def build_tokenizer(folder: Path) -> Any:
     """Write a tokenizer with one token per character into `folder` and return it."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers

@@ -9,22 +9,20 @@ from typing import Any
 
 from vime.backends.vllm_utils.answer_info import answer_info
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import NO_COLUMNS, GenerateRequest, SampleColumns, Sampling
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, GenerateRequest, SampleColumns
 from vime.errors import GenerationAborted, SampleError
 from vime.rollout.prompt_text import PromptText, Tokenizer
+from vime.rollout.sampling import SamplingSettings
+from vime.utils.routed_experts import num_routed
 from vime.utils.types import Sample
 
 
 @dataclass(frozen=True)
 class GenerateSettings:
-    """The settings that generation depends on. `columns` are what training needs of each token; evaluation has none."""
+    """What every request has. `columns` are what training needs of each token; evaluation has none."""
 
-    max_response_tokens: int
-    temperature: float
     apply_chat_template: bool
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    top_p: float = 1.0
-    top_k: int = -1
     columns: SampleColumns = NO_COLUMNS
 
 
@@ -37,16 +35,26 @@ class SampleGenerator:
             tokenizer, apply_chat_template=settings.apply_chat_template, template_kwargs=settings.template_kwargs
         )
 
-    async def generate(self, engine: EngineClient, sample: Sample, *, cache_salt: str | None) -> None:
+    async def generate(
+        self,
+        engine: EngineClient,
+        sample: Sample,
+        sampling: SamplingSettings,
+        *,
+        cache_salt: str | None,
+        evaluation: bool = False,
+    ) -> None:
         """Fill tokens, response, log-probabilities, columns, version spans and status of `sample`.
 
-        A sample that has tokens already, of a request that was aborted, is continued after them.
+        A sample that has tokens already, of a request that was aborted, is continued after them. In `evaluation` no
+        columns are asked for.
 
         Raises:
             GenerationAborted: the engine aborted the request, for a flush or a shutdown; the sample has what was
                 generated until then.
             EngineError: the engine failed or could not be reached.
-            SampleError: the prompt can't be rendered or has media, or what is continued lacks what the rest will have.
+            SampleError: the prompt can't be rendered, has media or fills the context, or what is continued lacks what
+                the rest will have.
         """
         if sample.multimodal_inputs:
             raise SampleError(
@@ -56,28 +64,33 @@ class SampleGenerator:
             )
         if not sample.tokens:
             sample.tokens = self._prompts.token_ids(sample.prompt, sample.metadata, sample.apply_chat_template_kwargs)
-        remaining = self._settings.max_response_tokens - sample.response_length
+        remaining = sampling.room(sample)
         if remaining <= 0:
             sample.status = Sample.Status.TRUNCATED
             return
-        request = self._request(sample, remaining, cache_salt)
+        request = GenerateRequest(
+            request_id=uuid.uuid4().hex,
+            token_ids=sample.tokens,
+            sampling=sampling.of_request(sample, remaining),
+            cache_salt=cache_salt,
+            columns=NO_COLUMNS if evaluation else self._settings.columns,
+            routes_from=num_routed(sample.rollout_routed_experts),
+        )
         result = await engine.generate(request)
         sample.append_response_tokens(None, result.token_ids, result.log_probs, meta_info=answer_info(request, result))
-        # The whole response: tokens of one character may lie on both sides of an abort.
-        sample.response = self._tokenizer.decode(sample.tokens[sample.prompt_length :], skip_special_tokens=True)
+        sample.response = self._text(sample, skip_special_tokens=sampling.skip_special_tokens)
         if sample.status is Sample.Status.ABORTED:
             raise GenerationAborted(
                 f"sample {sample.index} of group {sample.group_index}: finish reason 'abort' after "
                 f"{sample.response_length} tokens"
             )
 
-    def _request(self, sample: Sample, max_tokens: int, cache_salt: str | None) -> GenerateRequest:
-        settings = self._settings
-        return GenerateRequest(
-            request_id=uuid.uuid4().hex,
-            token_ids=sample.tokens,
-            sampling=Sampling(max_tokens, settings.temperature, top_p=settings.top_p, top_k=settings.top_k),
-            cache_salt=cache_salt,
-            columns=settings.columns,
-            routes_from=len(sample.tokens) - 1 if sample.response_length else 0,
-        )
+    def _text(self, sample: Sample, *, skip_special_tokens: bool) -> str:
+        """The response's text, without the special token that ended it.
+
+        Decoded as a whole: tokens of one character may lie on both sides of an abort.
+        """
+        ids = sample.tokens[sample.prompt_length :]
+        if sample.status is Sample.Status.COMPLETED and not self._tokenizer.decode(ids[-1:], skip_special_tokens=True):
+            ids = ids[:-1]
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -6,6 +6,7 @@ from typing import Any
 
 from vime.errors import SampleError
 from vime.rollout.conversation import ChatTokenizer, encode_conversation
+from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
 
@@ -17,7 +18,15 @@ class RecordReader:
         self._tokenizer, self._mask_type = tokenizer, mask_type
         self._apply_chat_template = apply_chat_template
 
-    async def generate(self, engine: Any, sample: Sample, *, cache_salt: str | None) -> None:  # noqa: ARG002
+    async def generate(
+        self,
+        engine: Any,  # noqa: ARG002
+        sample: Sample,
+        sampling: SamplingSettings,  # noqa: ARG002
+        *,
+        cache_salt: str | None,  # noqa: ARG002
+        evaluation: bool = False,  # noqa: ARG002
+    ) -> None:
         """Fill tokens, loss mask, response and status of `sample` from its prompt and label; there is no engine.
 
         The response begins with the first trained token. Raises `SampleError` for a record without one.

@@ -88,9 +88,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "engine health checks and restarts",
     ),
     *unless_default(
-        "--vllm-enable-deterministic-inference", "Requests carry no seed of their own.", "a seed for each request"
-    ),
-    *unless_default(
         "--vllm-router-ip --vllm-router-port", "The router is not part of this version.", "requests through a router"
     ),
     Refusal(
@@ -120,35 +117,11 @@ REFUSALS: tuple[Refusal, ...] = (
             None if settings.rollout.custom_generate_function_path else settings.data.multimodal_keys
         ),
     ),
-    *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
     # Generation and rewards
-    Refusal(
-        "--rollout-function-path",
-        "vime.rollout.vllm_rollout.generate_rollout or vime.rollout.fully_async_rollout.generate_rollout_fully_async",
-        "Rollouts are one asynchronous stream.",
-        "rollout hooks",
-        accepts=(
-            "vime.rollout.vllm_rollout.generate_rollout",
-            "vime.rollout.fully_async_rollout.generate_rollout_fully_async",
-        ),
-    ),
     *unless_default(
-        "--custom-generate-function-path --rollout-sample-hook-path "
-        "--rollout-sample-filter-path --rollout-all-samples-process-path --rollout-data-postprocess-path "
         "--custom-convert-samples-to-train-data-path",
         "The hook is not called.",
         "rollout hooks",
-    ),
-    *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
-    *unless_default(
-        "--rollout-stop --rollout-stop-token-ids --rollout-skip-special-tokens --rollout-max-context-len",
-        "Requests carry temperature and length only.",
-        "more sampling parameters in the engine client",
-    ),
-    *unless_default(
-        "--partial-rollout --mask-offpolicy-in-partial-rollout",
-        "An aborted group is generated anew.",
-        "continuation of aborted samples",
     ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective

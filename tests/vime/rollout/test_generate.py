@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.pipeline.stream_parts import CharTokenizer
 from tests.support.standin_engine import StandinEngine
+from tests.support.tiny_models import build_tokenizer
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import SampleColumns
-from vime.errors import GenerationAborted
+from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult, SampleColumns, VersionSpan
+from vime.errors import GenerationAborted, SampleError
 from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
 ALL = SampleColumns(num_candidates=3, routes=True, nucleus=True)
-SETTINGS = GenerateSettings(40, 1.0, False, top_p=0.9, columns=ALL)
+SETTINGS = GenerateSettings(False, columns=ALL)
+SAMPLING = SamplingSettings(40, 1.0, top_p=0.9)
+
+
+class Listening(EngineClient):
+    """Keeps the requests that it sends."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.heard: list[GenerateRequest] = []
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        self.heard.append(request)
+        return await super().generate(request)
 
 
 @pytest.fixture
@@ -26,9 +42,12 @@ def engine() -> Iterator[StandinEngine]:
         yield engine
 
 
-async def generate(engine: StandinEngine, sample: Sample, settings: GenerateSettings = SETTINGS) -> Sample:
+async def generate(
+    engine: StandinEngine, sample: Sample, sampling: SamplingSettings = SAMPLING, *, evaluation: bool = False
+) -> Sample:
     async with EngineClient(engine.address) as client:
-        await SampleGenerator(CharTokenizer(), settings).generate(client, sample, cache_salt=None)
+        generator = SampleGenerator(CharTokenizer(), SETTINGS)
+        await generator.generate(client, sample, sampling, cache_salt=None, evaluation=evaluation)
     return sample
 
 
@@ -70,7 +89,7 @@ async def test_every_column_has_a_row_for_every_token(engine: StandinEngine) -> 
 
 
 async def test_evaluation_asks_for_no_columns(engine: StandinEngine) -> None:
-    sample = await generate(engine, fresh(), GenerateSettings(8, 1.0, False))
+    sample = await generate(engine, fresh(), SamplingSettings(8), evaluation=True)
     assert (sample.rollout_topk_token_ids, sample.rollout_top_p_token_ids, sample.rollout_routed_experts) == (
         None, None, None
     )  # fmt: skip
@@ -103,7 +122,74 @@ async def test_parts_of_a_response_keep_the_version_that_made_them(engine: Stand
     assert sample.version_spans == [(0, 0, 5), (7, 5, 40)]
 
 
+async def test_a_response_ends_where_the_context_does(engine: StandinEngine) -> None:
+    sample = await generate(engine, fresh(), replace(SAMPLING, max_context_tokens=16))
+    assert (sample.status, len(sample.tokens)) == (Sample.Status.TRUNCATED, 16)
+    sample = await aborted_after(engine, 5)
+    await generate(engine, sample, replace(SAMPLING, max_context_tokens=13))
+    assert (sample.status, len(sample.tokens)) == (Sample.Status.TRUNCATED, 13)
+
+
+async def test_a_prompt_that_fills_the_context_is_refused(engine: StandinEngine) -> None:
+    with pytest.raises(SampleError, match="the prompt has 6 tokens, allowed: 5, for a context of 6") as error:
+        await generate(engine, fresh(), replace(SAMPLING, max_context_tokens=6))
+    assert error.value.reason == "prompt_too_long"
+
+
+async def test_no_stop_token_comes_before_the_fewest_tokens_of_a_response(engine: StandinEngine) -> None:
+    whole = await generate(engine, fresh())
+    stop = whole.tokens[whole.prompt_length]
+    sample = await generate(engine, fresh(), replace(SAMPLING, stop_token_ids=(stop,), min_response_tokens=20))
+    assert sample.response_length >= 20
+    assert stop not in sample.tokens[sample.prompt_length : sample.prompt_length + 20]
+
+
+async def test_what_continues_a_response_is_asked_for_the_rest_of_its_limits(engine: StandinEngine) -> None:
+    sample = await aborted_after(engine, 15)
+    async with Listening(engine.address) as client:
+        sampling = replace(SAMPLING, min_response_tokens=20)
+        await SampleGenerator(CharTokenizer(), SETTINGS).generate(client, sample, sampling, cache_salt=None)
+    assert [(request.sampling.min_tokens, request.sampling.max_tokens) for request in client.heard] == [(5, 25)]
+
+
+async def test_a_repeated_generation_is_the_same_and_another_samples_is_not(engine: StandinEngine) -> None:
+    seeded = replace(SAMPLING, seed=42)
+    first, again = await generate(engine, fresh(), seeded), await generate(engine, fresh(), seeded)
+    assert again.tokens == first.tokens
+    assert (await generate(engine, Sample(group_index=1, index=3, prompt="12+34="), seeded)).tokens != first.tokens
+    assert (await generate(engine, fresh(), replace(SAMPLING, seed=43))).tokens != first.tokens
+
+
+async def test_what_continues_a_response_draws_other_numbers_than_its_beginning(engine: StandinEngine) -> None:
+    sample = await aborted_after(engine, 5)
+    async with Listening(engine.address) as client:
+        for started in (fresh(), sample):
+            sampling = replace(SAMPLING, seed=1)
+            await SampleGenerator(CharTokenizer(), SETTINGS).generate(client, started, sampling, cache_salt=None)
+    assert len({request.sampling.seed for request in client.heard}) == 2
+
+
+@pytest.mark.parametrize(("skips", "text"), [(False, "ab<bos>c"), (True, "abc")])
+async def test_special_tokens_inside_the_text_are_kept_unless_they_are_skipped(
+    engine: StandinEngine, tmp_path: Path, skips: bool, text: str
+) -> None:
+    """The one that ends the response is no part of it."""
+    tokenizer = build_tokenizer(tmp_path)
+    told = tokenizer.encode("ab<bos>c<eos>", add_special_tokens=False)
+
+    class Scripted(EngineClient):
+        async def generate(self, request: GenerateRequest) -> GenerateResult:
+            spans = [VersionSpan(1, 0, len(told))]
+            return GenerateResult(request.request_id, told, [-0.5] * len(told), "stop", spans, 3, 0)
+
+    sampling = SamplingSettings(40, skip_special_tokens=skips)
+    sample = Sample(prompt="1+2=")
+    async with Scripted(engine.address) as client:
+        await SampleGenerator(tokenizer, GenerateSettings(False)).generate(client, sample, sampling, cache_salt=None)
+    assert (sample.response, sample.response_length) == (text, 5)
+
+
 async def test_a_sample_without_room_for_more_is_truncated_without_a_request(engine: StandinEngine) -> None:
     sample = await aborted_after(engine, 5)
-    await generate(engine, sample, replace(SETTINGS, max_response_tokens=5))
+    await generate(engine, sample, replace(SAMPLING, max_response_tokens=5))
     assert (sample.status, sample.response_length) == (Sample.Status.TRUNCATED, 5)

@@ -9,6 +9,7 @@ import pytest
 from storage.checks import EnqueueRequirements, check_sample
 from tests.vime.rollout.test_conversation import PLAIN, Characters
 from vime.errors import SampleError
+from vime.rollout.sampling import SamplingSettings
 from vime.rollout.supervised import RecordReader
 from vime.utils.types import Sample
 
@@ -17,7 +18,8 @@ ANSWER = {"role": "assistant", "content": "yo"}
 
 async def read(prompt: Any, label: Any = None, *, template: bool = False, **more: Any) -> Sample:
     sample = Sample(group_index=4, index=9, prompt=prompt, label=label, **more)
-    await RecordReader(Characters(PLAIN), "qwen", apply_chat_template=template).generate(None, sample, cache_salt=None)
+    reader = RecordReader(Characters(PLAIN), "qwen", apply_chat_template=template)
+    await reader.generate(None, sample, SamplingSettings(1), cache_salt=None)
     return sample
 
 

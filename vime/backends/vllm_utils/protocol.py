@@ -17,7 +17,11 @@ START_VERSION = 0
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. `top_k` -1 means all; `seed` None means unseeded; stop strings are looked for in the text."""
+    """How to sample. `top_k` -1 means all; `seed` None means unseeded.
+
+    Before `min_tokens` neither the end of the sequence nor a stop token is sampled. `stop` are looked for in the text,
+    which has special tokens in it unless `skip_special_tokens`; tokens up to the end of the one found are returned.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -28,6 +32,7 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = False
     ignore_eos: bool = False
 
 

@@ -103,6 +103,7 @@ def sampling_parameters(sampling: Sampling) -> dict[str, Any]:
         "seed": sampling.seed,
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
+        "skip_special_tokens": sampling.skip_special_tokens,
         "ignore_eos": sampling.ignore_eos,
         "detokenize": bool(sampling.stop),
     }

@@ -30,7 +30,9 @@ class EngineSettings:
         check=above(0),
     )
     vllm_enable_deterministic_inference: bool = flag(
-        False, "Give each member of a group its own seed: --rollout-seed plus its number."
+        False,
+        "Give each request a seed, made of --rollout-seed and the number of its sample, so that a repeated generation "
+        "is the same as far as the engine computes the same.",
     )
     use_fault_tolerance: bool = flag(False, "Also check and reconnect engines that someone else started.")
     rollout_health_check_interval: float = flag(600.0, "Seconds between two checks of an engine.", check=above(0))

@@ -31,9 +31,11 @@ class RolloutSettings:
         1.0, "Nucleus sampling mass; below 1 the trainer replays each token's nucleus.", check=above_up_to(0, 1)
     )
     rollout_top_k: int = flag(-1, "Sample among the k most probable tokens; -1 for all.", check=all_or_at_least(1))
-    rollout_stop: tuple[str, ...] | None = flag(None, "Texts that end a response.")
+    rollout_stop: tuple[str, ...] | None = flag(None, "Texts that end a response; they stay in it.")
     rollout_stop_token_ids: tuple[int, ...] | None = flag(None, "Token ids that end a response.", check=at_least(0))
-    rollout_skip_special_tokens: bool = flag(False, "Leave special tokens out of the response's text.")
+    rollout_skip_special_tokens: bool = flag(
+        False, "Leave special tokens out of the response's text; the one that ends it never is part of it."
+    )
     vllm_server_concurrency: int = flag(64, "Requests in flight at one engine.", check=at_least(1))
     partial_rollout: bool = flag(False, "Keep what an aborted request has generated and continue from there.")
     mask_offpolicy_in_partial_rollout: bool = flag(
@@ -53,7 +55,9 @@ class RolloutSettings:
         None, "Import path of `f(args, groups, data_source)` that sees kept and dropped groups.", check=dotted_path
     )
     rollout_data_postprocess_path: str | None = flag(
-        None, "Import path of `f(args, rollout_id, rollout_data)` that runs after advantages.", check=dotted_path
+        None,
+        "Import path of `f(args, rollout_id, rollout_data)` that may change a rollout's advantages and returns last.",
+        check=dotted_path,
     )
     custom_reward_post_process_path: str | None = flag(
         None, "Import path of `f(args, samples)` that returns raw and normalised rewards.", check=dotted_path

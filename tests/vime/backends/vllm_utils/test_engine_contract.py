@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.tiny_models import VOCAB_SIZE, token_text
 from tests.vime.backends.vllm_utils.publications import EngineUnderTest, Publisher, Weights, wait_until_staged
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.disk.writer import DeltaFormat, VersionWriter
@@ -89,6 +89,33 @@ class TestGenerate:
         result = await client.generate(GenerateRequest("stopped", _PROMPT, sampling))
         assert result.finish_reason == "stop"
         assert result.token_ids == tokens[: tokens.index(tokens[2]) + 1]
+
+    async def test_a_stop_text_ends_the_output_with_the_token_that_completes_it(self, client: EngineClient) -> None:
+        tokens = (await client.generate(greedy(8))).token_ids
+        words = [token_text(token) for token in tokens]
+        stop = words[2] + words[3]
+        sampling = Sampling(8, temperature=0.0, stop=(stop,), ignore_eos=True)
+        result = await client.generate(GenerateRequest("stopped by a text", _PROMPT, sampling))
+        assert result.finish_reason == "stop"
+        whole = next(count for count in range(9) if stop in "".join(words[:count]))
+        assert result.token_ids == tokens[:whole]
+        assert len(result.log_probs) == whole
+
+    async def test_no_stop_token_is_sampled_before_the_fewest_tokens(self, client: EngineClient) -> None:
+        stop = (await client.generate(greedy(1))).token_ids[0]
+        sampling = Sampling(6, temperature=0.0, stop_token_ids=(stop,), min_tokens=3, ignore_eos=True)
+        result = await client.generate(GenerateRequest("at least three", _PROMPT, sampling))
+        assert len(result.token_ids) >= 3
+        assert stop not in result.token_ids[:3]
+
+    async def test_a_seed_repeats_an_output_whatever_runs_beside_it(self, client: EngineClient) -> None:
+        def seeded(seed: int) -> GenerateRequest:
+            return GenerateRequest(f"seeded-{next(_IDS)}", _PROMPT, Sampling(24, seed=seed, ignore_eos=True))
+
+        alone = await client.generate(seeded(2**47 + 5))
+        first, _, other = await asyncio.gather(*[client.generate(seeded(s)) for s in (2**47 + 5, 6, 7)])
+        assert first.token_ids == alone.token_ids
+        assert other.token_ids != alone.token_ids
 
     async def test_a_token_outside_the_vocabulary_is_refused(
         self, client: EngineClient, engine: EngineUnderTest

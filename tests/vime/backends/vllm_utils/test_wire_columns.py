@@ -21,7 +21,10 @@ from vime.backends.vllm_utils.wire_columns import (
 from vime.errors import EngineError
 
 ALL = SampleColumns(num_candidates=2, routes=True, nucleus=True)
-REQUEST = GenerateRequest("one", [1, 2, 3, 4], Sampling(5, top_p=0.9, seed=7), "v3", ALL, routes_from=3)
+SAMPLING = Sampling(
+    5, top_p=0.9, seed=7, min_tokens=2, stop=("end",), stop_token_ids=(9,), skip_special_tokens=True, ignore_eos=True
+)
+REQUEST = GenerateRequest("one", [1, 2, 3, 4], SAMPLING, "v3", ALL, routes_from=3)
 
 
 def floats(*values: float) -> bytes:
@@ -54,9 +57,13 @@ def test_a_call_says_what_is_sampled_and_what_is_wanted() -> None:
     call = decode_call(encode_call(REQUEST), "application/json")
     assert np.frombuffer(call.token_ids, "<i4").tolist() == [1, 2, 3, 4]
     assert (call.num_candidates, call.routes_from, call.nucleus, call.cache_salt) == (2, 3, True, "v3")
-    assert call.sampling.items() >= {"logprobs": 2, "top_p": 0.9, "seed": 7, "detokenize": False}.items()
-    plain = GenerateRequest("two", [1], Sampling(5))
-    assert decode_call(encode_call(plain), "application/json").routes_from is None
+    assert call.sampling == {
+        "logprobs": 2, "max_tokens": 5, "temperature": 1.0, "top_p": 0.9, "top_k": -1, "seed": 7, "min_tokens": 2,
+        "repetition_penalty": 1.0, "stop": ["end"], "stop_token_ids": [9], "skip_special_tokens": True,
+        "ignore_eos": True, "detokenize": True,
+    }  # fmt: skip
+    plain = decode_call(encode_call(GenerateRequest("two", [1], Sampling(5))), "application/json")
+    assert (plain.routes_from, plain.sampling["detokenize"]) == (None, False)
     assert decode_call(msgspec.msgpack.encode(call), "application/msgpack") == call
     with pytest.raises(ValueError, match="Object missing required field"):
         decode_call(b"{}", "application/json")

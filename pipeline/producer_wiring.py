@@ -1,0 +1,191 @@
+"""From settings to a producer, and to what makes its samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.enqueue_needs import enqueue_needs
+from pipeline.failed_groups import FailedGroups
+from pipeline.generate_settings import generate_settings, rollout_sampling
+from pipeline.group_maker import GroupMaker, GroupSettings
+from pipeline.messages import QueueCounts, decode
+from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.queue_data_source import QueueDataSource
+from pipeline.request_gate import RequestGate
+from pipeline.rollout_kind import is_stream
+from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings
+from pipeline.run_folder import RunFolder
+from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
+from pipeline.transports.ray_parts import answer_of
+from pipeline.wiring import build_data_source, open_pool
+from recovery.branch import read_branches
+from storage.dead_letters import DeadLetterBox
+from vime.backends.megatron_utils.hf_config import read_hf_config
+from vime.backends.vllm_utils.client import EngineClient
+from vime.rollout.dynamic_filter import DynamicFilter
+from vime.rollout.generate import SampleGenerator
+from vime.rollout.group_collector import GroupCollector
+from vime.rollout.no_reward import no_reward
+from vime.rollout.own_functions import OwnFunctions
+from vime.rollout.own_generate import OwnGenerate
+from vime.rollout.rewards import RewardFunction, Rewards
+from vime.rollout.sample_hooks import SampleHooks
+from vime.rollout.supervised import RecordReader
+from vime.rollout.teacher import EngineTeacher
+from vime.settings.groups import Settings
+from vime.settings.parse import HookArgs
+
+Closer = Callable[[], Awaitable[None]]
+
+
+def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
+    """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
+    return settings.rollout.vllm_server_concurrency * max(1, num_engines) // settings.data.n_samples_per_prompt
+
+
+async def build_producer(
+    settings: Settings, coordinator: Any, queue: QueueClient, engine_addresses: Sequence[str], number: int
+) -> tuple[Producer | RolloutRunner, list[Closer]]:
+    """What makes the run's groups, and what must be awaited to close what it uses.
+
+    `coordinator` is the handle of its actor, `queue` the same as producers call it.
+    """
+    engines = [EngineClient(address) for address in engine_addresses]
+    gate, functions, rewards = RequestGate(engines), OwnFunctions(), build_rewards(settings)
+    samples, closers = await build_sample_maker(settings, gate, rewards, functions)
+    args, rollout = HookArgs(settings), settings.rollout
+    groups = GroupMaker(
+        GroupSettings(
+            reward_timeout_s=rollout.reward_timeout,
+            reward_key=rollout.reward_key,
+            needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
+            sc_dtype=settings.queue.rollout_queue_sc_dtype,
+            continues_aborted=rollout.partial_rollout,
+            masks_continued=rollout.mask_offpolicy_in_partial_rollout,
+        ),
+        samples,
+        args,
+        rewards.of_group if rewards is not None and rollout.group_rm else None,
+    )
+    dynamic_filter = DynamicFilter(functions, args, rollout.dynamic_sampling_filter_path)
+
+    async def close_functions() -> None:
+        functions.close()
+
+    closers += [*(engine.close for engine in engines), *([] if rewards is None else [rewards.close]), close_functions]
+    in_flight, worker_id = max_groups_in_flight(settings, len(engines)), f"producer-{number}-{os.getpid()}"
+    if not is_stream(settings):
+        return _build_runner(settings, coordinator, gate, groups, dynamic_filter, in_flight, worker_id), closers
+    pool = open_pool(settings, coordinator)
+    box = DeadLetterBox(RunFolder.of(settings).dead_letters, worker_id)
+    keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
+    producer = Producer(
+        ProducerSettings(
+            worker_id=worker_id,
+            n_samples_per_prompt=settings.data.n_samples_per_prompt,
+            max_groups_in_flight=in_flight,
+            lease_seconds=settings.queue.rollout_queue_lease_seconds,
+            max_attempts=rollout.rollout_max_attempts,
+        ),
+        queue,
+        pool,
+        gate,
+        groups,
+        FailedGroups(box, pool if keeps_all else None),
+        dynamic_filter,
+    )
+
+    async def close_pool() -> None:
+        pool.close()
+
+    return producer, [*closers, close_pool]
+
+
+def _build_runner(
+    settings: Settings,
+    coordinator: Any,
+    gate: RequestGate,
+    groups: GroupMaker,
+    dynamic_filter: DynamicFilter,
+    in_flight: int,
+    worker_id: str,
+) -> RolloutRunner:
+    attempts = GroupAttempts(groups)
+
+    def open_source() -> QueueDataSource:
+        branch = read_branches(RunFolder.of(settings).root)[-1].branch
+        return build_data_source(settings, coordinator, branch=branch, worker_id=worker_id)
+
+    def first_rollout() -> int:
+        counts = decode(answer_of(coordinator.counts.remote()), QueueCounts)
+        return (counts.trained + counts.pending) // (settings.data.rollout_batch_size or 1)
+
+    return RolloutRunner(
+        RunnerSettings(settings.rollout.rollout_function_path, first_rollout, open_source),
+        gate,
+        attempts,
+        GroupCollector(
+            attempts, dynamic_filter, max_attempts=settings.rollout.rollout_max_attempts, max_running=in_flight
+        ),
+        HookArgs(settings),
+    )
+
+
+def build_rewards(settings: Settings) -> Rewards | None:
+    """The rewards that the settings name, None in a run that is not about rewards. To be closed."""
+    unrewarded = settings.rollout.rm_type is None and settings.rollout.custom_rm_path is None
+    return None if unrewarded else Rewards(settings)
+
+
+async def build_sample_maker(
+    settings: Settings, gate: RequestGate, rewards: Rewards | None, functions: OwnFunctions
+) -> tuple[SampleMaker, list[Closer]]:
+    """What makes the run's samples, and what must be awaited to close what it uses.
+
+    `rewards` and `functions`, which call those of the user's own, stay the caller's.
+    """
+    rollout = settings.rollout
+    reward: RewardFunction | None = no_reward if rewards is None else rewards.of_sample
+    teacher = await _engine_teacher(settings)
+    args = HookArgs(settings)
+    maker = SampleMaker(
+        MakerSettings(
+            sampling=rollout_sampling(settings),
+            reward_timeout_s=rollout.reward_timeout,
+            reward_key=rollout.reward_key,
+            salt_by_version=settings.weights.prefix_cache_salt == "version",
+            generate_function_path=rollout.custom_generate_function_path,
+        ),
+        gate,
+        _generator(settings),
+        None if rollout.group_rm and rewards is not None else reward,
+        args,
+        teacher,
+        OwnGenerate(functions, args),
+        SampleHooks(functions, args, rollout.rollout_sample_hook_path),
+    )
+
+    return maker, [] if teacher is None else [teacher.close]
+
+
+def _generator(settings: Settings) -> Generator:
+    from transformers import AutoTokenizer
+
+    data = settings.data
+    tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
+    if settings.objective.is_supervised:
+        return RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
+    return SampleGenerator(tokenizer, generate_settings(settings))
+
+
+async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
+    """The teacher in an engine of someone else's, when there is one; raises what is wrong with it."""
+    objective, url = settings.objective, settings.rollout.rm_url
+    if not objective.use_opd or objective.opd_type != "vllm" or url is None:
+        return None
+    teacher = EngineTeacher.at(url)
+    await teacher.check()
+    return teacher
