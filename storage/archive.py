@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from storage.columns import EncodedGroup, decode_group
+from storage.contracts import PayloadPool
 from storage.debug_samples import write_pt
 from storage.facts import task_of
 from storage.files import make_folder, write_once
@@ -35,6 +36,8 @@ class ArchivedGroup(msgspec.Struct, frozen=True):
     position: int | None
     sample_indices: list[int]
     """`Sample.index` of each member."""
+    removed: list[int] = []
+    """Members that a function of the user's own removed when the batch was planned."""
 
 
 class ArchiveIndex(msgspec.Struct, frozen=True):
@@ -142,7 +145,7 @@ class RolloutArchive:
                 if sample_key in (None, f"sample:{index}") and task_key in (None, task_of(group.group_index))
             ]
             if wanted:
-                members = read_samples(self.pool, group.ref)
+                members = read_samples(self.pool, group.ref, group.removed)
                 found += [members[member] for member in wanted]
         if not found and (sample_key is not None or task_key is not None):
             raise KeyError(f"{self.path}: no sample with sample_key {sample_key!r} and task_key {task_key!r}")
@@ -168,10 +171,13 @@ class RolloutArchive:
         self.close()
 
 
-def read_samples(pool: Pool, ref: GroupRef) -> list[Sample]:
-    """All members of a stored group. Raises `StorageError`."""
+def read_samples(pool: PayloadPool, ref: GroupRef, removed: Sequence[int] = ()) -> list[Sample]:
+    """All members of a stored group, those in `removed` marked so. Raises `StorageError`."""
     stored = pool.read_group(ref)
-    return decode_group(stored.header, stored.columns)
+    samples = decode_group(stored.header, stored.columns)
+    for member in removed:
+        samples[member].remove_sample = True
+    return samples
 
 
 def publish_copies(pool: Pool, groups: Sequence[EncodedGroup], *, submission_id: str) -> list[GroupRef]:

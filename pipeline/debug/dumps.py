@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from pipeline.planner import BatchPlan
+import msgspec
+
+from pipeline.planner import BatchPlan, PlannedSample
 from storage.archive import (
     OWN_POOL,
     SUFFIX,
@@ -15,8 +17,8 @@ from storage.archive import (
     RolloutArchive,
     create_or_open_pool,
     publish_copies,
+    read_samples,
 )
-from storage.columns import decode_group
 from storage.contracts import PayloadPool
 from storage.debug_samples import write_pt
 from storage.pool import Pool
@@ -40,11 +42,11 @@ class RolloutDumps:
 
     def _save(self, plan: BatchPlan, path: Path) -> None:
         with closing(self._open_pool()) as pool:
-            if not path.name.endswith(SUFFIX):
-                stored = [pool.read_group(group.ref) for group in plan.groups]
-                write_pt(path, plan.rollout_id, [s for group in stored for s in decode_group(*vars(group).values())])
-            else:
+            if path.name.endswith(SUFFIX):
                 self._archive(plan, path, pool)
+                return
+            samples = [read_samples(pool, group.ref, group.removed) for group in archived_groups(plan)]
+            write_pt(path, plan.rollout_id, [sample for members in samples for sample in members])
 
     def _archive(self, plan: BatchPlan, path: Path, pool: PayloadPool) -> None:
         groups = archived_groups(plan)
@@ -55,8 +57,7 @@ class RolloutDumps:
             copies = [pool.read_group(group.ref) for group in groups]
             refs = publish_copies(own, copies, submission_id=f"{plan.batch_id}:{path.name}")
             moved = [
-                ArchivedGroup(ref, group.group_index, None, group.sample_indices)
-                for ref, group in zip(refs, groups, strict=True)
+                msgspec.structs.replace(group, ref=ref, position=None) for ref, group in zip(refs, groups, strict=True)
             ]
             self._save_archive(path, own, moved, plan)
 
@@ -71,11 +72,17 @@ class RolloutDumps:
 
 def archived_groups(plan: BatchPlan) -> list[ArchivedGroup]:
     """The groups of a plan, each with the indices of its members in their order."""
-    members: list[dict[int, int]] = [{} for _ in plan.groups]
+    members: list[dict[int, PlannedSample]] = [{} for _ in plan.groups]
     for sample in plan.samples:
-        members[sample.group][sample.member] = sample.sample_index
+        members[sample.group][sample.member] = sample
     return [
-        ArchivedGroup(group.ref, group.group_index, group.position, [index for _, index in sorted(own.items())])
+        ArchivedGroup(
+            group.ref,
+            group.group_index,
+            group.position,
+            [own[member].sample_index for member in sorted(own)],
+            [member for member in sorted(own) if own[member].removed],
+        )
         for group, own in zip(plan.groups, members, strict=True)
     ]
 

@@ -14,6 +14,7 @@ from storage.debug_samples import read_pt
 from storage.pool import Pool
 from storage.queue_types import AcceptedGroup
 from storage.refs import GroupRef
+from storage.summary import with_removed
 from vime.errors import DataError, SampleError
 from vime.utils.types import Sample
 
@@ -56,10 +57,10 @@ class StoredRollouts:
     def batch(self, rollout_id: int) -> list[AcceptedGroup]:
         """The groups of one rollout. Raises `DataError`, `SampleError` or `StorageError`, naming the file."""
         path = self._path(rollout_id)
-        refs = self._archived(path) if self._reuses else self._published(path, rollout_id)
+        stored = self._archived(path) if self._reuses else self._published(path, rollout_id)
         found = []
-        for position, ref in enumerate(refs):
-            summary = summary_from_header(self.pool.read_header(ref))
+        for position, (ref, removed) in enumerate(stored):
+            summary = with_removed(summary_from_header(self.pool.read_header(ref)), removed)
             found.append(AcceptedGroup(position, summary.group_index, ref, summary))
         return found
 
@@ -78,7 +79,8 @@ class StoredRollouts:
     def _path(self, rollout_id: int) -> Path:
         return Path(self._template.format(rollout_id=rollout_id)).absolute()
 
-    def _archived(self, path: Path) -> list[GroupRef]:
+    def _archived(self, path: Path) -> list[tuple[GroupRef, list[int]]]:
+        """Where the groups lie, and their members that are not trained."""
         with RolloutArchive.open(path) as archive:
             found = (archive.pool.root, archive.pool.run_id)
             if found != (self.pool.root, self.pool.run_id):
@@ -87,9 +89,9 @@ class StoredRollouts:
                     f"in {self.pool.root} of {self.pool.run_id!r}; allowed: one pool.",
                     next_step="Train the archives of each pool in a job of their own, or export them as .pt files.",
                 )
-            return [group.ref for group in archive.index.groups]
+            return [(group.ref, group.removed) for group in archive.index.groups]
 
-    def _published(self, path: Path, rollout_id: int) -> list[GroupRef]:
+    def _published(self, path: Path, rollout_id: int) -> list[tuple[GroupRef, list[int]]]:
         groups = grouped(thinned(_read(path), self._subsample, path), self._group_size)
         try:
             for group in groups:
@@ -97,7 +99,7 @@ class StoredRollouts:
             encoded = [self._encode(group) for group in groups]
         except SampleError as error:
             raise SampleError(f"{FLAG} {path}: {error.message}", next_step=error.next_step) from error
-        return publish_copies(self.pool, encoded, submission_id=f"stored:{rollout_id}")
+        return [(ref, []) for ref in publish_copies(self.pool, encoded, submission_id=f"stored:{rollout_id}")]
 
 
 def thinned(samples: Sequence[Sample], fraction: float | None, path: Path) -> list[Sample]:

@@ -6,15 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from pipeline.packing_settings import packing_settings
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, ProcessedRewards, plan_batch
 from storage.columns import summary_from_header
 from storage.pool import Pool
 from storage.queue_types import AcceptedGroup
-from storage.summary import GroupSummary
+from storage.summary import GroupSummary, with_removed
 from vime.errors import SettingsError
 from vime.settings.files import read_config
 from vime.settings.groups import Settings, all_flags
@@ -80,10 +78,7 @@ def _summary(plan: BatchPlan, number: int, pool: Pool) -> GroupSummary:
     """What planning knew of a group, without the samples that the plan removes."""
     summary = summary_from_header(pool.read_header(plan.groups[number].ref))
     removed = sorted(sample.member for sample in plan.samples if sample.group == number and sample.removed)
-    if not removed:
-        return summary
-    sums = [0 if member in removed else mask_sum for member, mask_sum in enumerate(summary.mask_sums)]
-    return msgspec.structs.replace(summary, mask_sums=sums, removed=removed)
+    return with_removed(summary, removed)
 
 
 def _rewards_of(plan: BatchPlan) -> ProcessedRewards:

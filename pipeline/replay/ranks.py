@@ -14,20 +14,18 @@ from pipeline.replay.job import RankError, error_path, log_path
 from vime import errors
 from vime.errors import RunFailedError, VimeError
 
+PROGRAM = "pipeline.replay.rank"
 POLL_S = 0.05
 END_S = 10.0
 """How long the other ranks may take to tell what ended them, after the first has ended."""
 
 
-def run_ranks(scratch: Path, world_size: int) -> None:
-    """Run all ranks of the job in `scratch` to their end.
+def run_ranks(scratch: Path, world_size: int, program: str = PROGRAM) -> None:
+    """Run all ranks of the job in `scratch` to their end; `program` is the module of one.
 
     Raises what a rank raised, or `RunFailedError` with its last log lines when it died without a word.
     """
-    ranks = [
-        subprocess.Popen([sys.executable, "-m", "pipeline.replay.rank", str(scratch), str(rank)])
-        for rank in range(world_size)
-    ]
+    ranks = [subprocess.Popen([sys.executable, "-m", program, str(scratch), str(rank)]) for rank in range(world_size)]
     try:
         while all(rank.poll() is None for rank in ranks) or _all_well(ranks):
             if all(rank.poll() is not None for rank in ranks):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from benchmarks.wide_groups import lease_bytes
 from pipeline.debug.dumps import RolloutDumps
+from pipeline.debug.stored import StoredRollouts
 from pipeline.packing import PackingSettings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from storage.archive import OWN_POOL, RolloutArchive
@@ -101,6 +105,24 @@ async def test_a_pt_file_holds_the_samples_of_a_batch(tmp_path: Path) -> None:
         plan = planned(pool)
         await RolloutDumps(f"{tmp_path}/{{rollout_id}}.pt", lambda: Pool.open(tmp_path / "pool"), print).save(plan)
     assert read_pt(tmp_path / "7.pt") == GROUPS[0] + GROUPS[1]
+
+
+@pytest.mark.parametrize("ending", [".pt", ".straw.json"])
+async def test_what_was_removed_from_a_batch_is_removed_in_its_file(tmp_path: Path, ending: str) -> None:
+    with Pool.create(tmp_path / "pool", "run") as pool:
+        plan = planned(pool)
+        samples = [msgspec.structs.replace(s, removed=s.sample_index == 3) for s in plan.samples]
+        dumps = RolloutDumps(f"{tmp_path}/{{rollout_id}}{ending}", lambda: Pool.open(tmp_path / "pool"), print)
+        await dumps.save(msgspec.structs.replace(plan, samples=samples))
+    stored = StoredRollouts(
+        str(tmp_path / f"7{ending}"),
+        scratch=tmp_path / "scratch",
+        group_size=2,
+        encode=encode_group,
+        check=lambda _: None,
+    )
+    with stored:
+        assert [group.summary.mask_sums for group in stored.batch(7)] == [[2, 2], [2, 0]]
 
 
 async def test_without_a_template_nothing_is_read(tmp_path: Path) -> None:
