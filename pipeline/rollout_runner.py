@@ -91,6 +91,14 @@ class RolloutRunner:
             self._source.policy_version = policy_version
         self._gate.resume(policy_version, serving)
 
+    def serve_only(self, serving: Collection[str]) -> None:
+        """See `RequestGate.serve_only`."""
+        self._gate.serve_only(serving)
+
+    async def suspects(self) -> list[str]:
+        """See `ServingEngines.suspects`."""
+        return await self._gate.engines.suspects()
+
     def stop(self) -> None:
         """Begin no rollout, and cut the one that runs short; `run` then returns."""
         self._stopping.set()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +20,14 @@ from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.debug.dumps import RolloutDumps, save_tokenizer
-from pipeline.debug.rollout_only import RolloutOnlySession
+from pipeline.debug.rollout_only import RolloutOnlySession, generation_alone
 from pipeline.debug.train_only import train_stored
+from pipeline.engine_return import engines_brought_back
 from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
+from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
@@ -78,6 +79,7 @@ from vime.settings.import_paths import load_function
 from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
+from vime.settings.rules.quantities import demand_of
 
 _Result = TypeVar("_Result")
 
@@ -101,7 +103,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     resolved = with_num_rollout(resolved, source)
     settings = resolved.settings
     if settings.debug.debug_rollout_only:
-        settings = dataclasses.replace(settings, cluster=settings.cluster.without_trainer())
+        settings = generation_alone(settings)
     folder = RunFolder.of(settings)
     fixed = fixed_settings(settings, source)
     folder.make()
@@ -127,7 +129,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             save_tokenizer(settings.checkpoint.hf_checkpoint or "", Path(settings.debug.dump_details) / "tokenizer")
         with (
             Interrupts(view) as interrupts,
-            Cluster(settings.cluster, NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
+            Cluster(demand_of(settings), NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
         ):
             if settings.debug.debug_rollout_only:
                 return interrupts.run(_generate(settings, folder, start, cluster, view, interrupts))
@@ -237,7 +239,8 @@ class _Session:
         self._settings, self._folder, self._start = settings, folder, start
         self._view, self._interrupts = view, interrupts
         self._directory = folder.root / start.plan.directory
-        self._workers = Workers(settings, folder, cluster)
+        self._workers = Workers(settings, folder, cluster, view.note)
+        self._turns = MemoryTurns(settings.cluster, self._workers)
         self._dumps = rollout_dumps(settings, self._workers, view)
         self._clock = StepClock()
         plan = start.plan
@@ -247,6 +250,8 @@ class _Session:
             self._committed = (folder.root / plan.commit_directory, plan.commit_rollout)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
+        self._holds_published = False
+        """Whether the trainer holds the weights of the version that serves."""
 
     async def run(self) -> Ending:
         clients: list[EngineClient] = []
@@ -273,9 +278,12 @@ class _Session:
         await workers.start_coordinator(coordinator_config(self._settings, self._start))
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
-        addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
+        await workers.start_routers()
+        addresses = await self._turns.start_both(
+            lambda: workers.start_engines(self._view.waiting), self._start_trainers
+        )
         await workers.start_producers(addresses)
-        clients.extend(EngineClient(address) for address in addresses)
+        clients.extend(self._turns.engine(address) for address in addresses)
         weights = self._settings.weights
         publisher = WeightPublisher(
             clients,
@@ -285,7 +293,9 @@ class _Session:
             flush_interval=weights.flush_cache_interval,
             timeout_s=weights.update_weight_timeout,
             compare_first=weights.check_weight_update_equal and self._start.commit is None,
+            replace=None if workers.keeper is None else workers.keeper.replace,
         )
+        workers.keep_engines(publisher)
         append_branch(
             self._folder.root,
             Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),
@@ -293,32 +303,35 @@ class _Session:
         await workers.record_processes()
         if weights.check_weight_update_equal and self._start.commit is not None:
             self._view.note("--check-weight-update-equal compares nothing: this run goes on from a commit.")
+        await workers.guarded(self._turns.give_to_trainer())
         first = await workers.guarded(publisher.publish())
+        self._holds_published = first.raised
         if clients:
             self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")
-            await workers.guarded(self._check_parity(addresses, first.fenced))
+            await workers.guarded(self._check_parity(addresses, first))
         await self._release_trainers()
         self._clock.start()
         return publisher
 
-    async def _check_parity(self, addresses: Sequence[str], fenced: Collection[str]) -> None:
-        """Compare each engine but the `fenced` with the trainer on a few sequences. Raises `ParityError`."""
+    async def _check_parity(self, addresses: Sequence[str], published: Publication) -> None:
+        """Compare each engine but the fenced with the trainer on a few sequences. Raises `ParityError`."""
         engine, rollout = self._settings.engine, self._settings.rollout
         if not engine.parity_probes:
             return
         found = []
-        serving = {number: address for number, address in enumerate(addresses) if address not in fenced}
+        serving = {number: address for number, address in enumerate(addresses) if address not in published.fenced}
         probed = await self._workers.probe_engines(list(serving.values()))
-        for number, sequences in zip(serving, probed, strict=True):
-            compared = await engine_parity(
-                f"Engine {number}",
-                sequences,
-                self._workers.score_probe,
-                temperature=rollout.rollout_temperature,
-                threshold=engine.parity_threshold,
-            )
-            self._view.note(str(compared))
-            found.append(compared)
+        async with self._turns.lent_to_trainer(published.version, serving.values()):
+            for number, sequences in zip(serving, probed, strict=True):
+                compared = await engine_parity(
+                    f"Engine {number}",
+                    sequences,
+                    self._workers.score_probe,
+                    temperature=rollout.rollout_temperature,
+                    threshold=engine.parity_threshold,
+                )
+                self._view.note(str(compared))
+                found.append(compared)
         refuse_difference(found, engine.parity_threshold)
 
     async def _start_trainers(self) -> None:
@@ -351,10 +364,15 @@ class _Session:
         last = (self._settings.data.num_rollout or 0) - 1
         interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
         for rollout_id in range(self._start.plan.start_rollout, last + 1):
-            plan = await self._workers.guarded(self._next_plan(rollout_id, publisher.version))
+            planning = self._next_plan(rollout_id, publisher)
+            if self._workers.keeper is not None:
+                planning = engines_brought_back(planning, publisher, self._bring_back)
+            plan = await self._workers.guarded(planning)
             if plan is None:
                 return
+            await self._workers.guarded(self._turns.give_to_trainer())
             await self._revive_trainers()
+            self._holds_published = False
             reports = await self._workers.guarded(self._workers.train(encode(plan)))
             await self._workers.training_completed(plan)
             self._done_rollouts = rollout_id + 1
@@ -379,18 +397,36 @@ class _Session:
         publication = None
         if (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
             publication = await self._workers.guarded(publisher.publish())
-            for address, reason in publication.fenced.items():
-                self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+            self._holds_published = publication.raised
+            self._tell_of_engines(publication)
         if publication is None or not publication.raised:
             await self._workers.keep_version(publisher.version)
         return publication
 
-    async def _next_plan(self, rollout_id: int, policy_version: int) -> BatchPlan | None:
+    async def _bring_back(self, publisher: WeightPublisher) -> None:
+        """Give engines that were replaced the version that serves; a new one to all where that can't be repeated."""
+        publication = None
+        if self._holds_published and publisher.repeats():
+            publication = await publisher.catch_up()
+        if publication is None or publisher.behind:
+            await self._revive_trainers()
+            publication = await publisher.publish()
+            self._holds_published = publication.raised
+            await self._workers.keep_version(publisher.version)
+            await self._release_trainers()
+        self._tell_of_engines(publication)
+
+    def _tell_of_engines(self, publication: Publication) -> None:
+        for address in publication.returned:
+            self._view.note(f"Engine {address} serves again, with version {publication.version}.")
+        for address, reason in publication.fenced.items():
+            self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+
+    async def _next_plan(self, rollout_id: int, publisher: WeightPublisher) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
         data = self._settings.data
         batch = data.rollout_batch_size or 0
-        if self._settings.cluster.trainer_leaves_memory:
-            await self._workers.rest_trainers()
+        await self._turns.trainer_leaves()
         self._clock.waits()
         groups = await wait_for_batch(
             self._workers,
@@ -409,7 +445,7 @@ class _Session:
             plan_settings(self._settings, self._packing),
             branch=self._start.branch,
             rollout_id=rollout_id,
-            policy_version=policy_version,
+            policy_version=publisher.version,
             processed=await self._processed_rewards(chosen),
         )
         await self._workers.record_plan(plan, encode(plan))
@@ -441,7 +477,7 @@ class _Session:
         def process() -> _Result:
             function = load_function(flag, path)
             with closing(open_pool(self._settings, self._workers.coordinator)) as pool:
-                return call(groups, pool, function, HookArgs(self._settings))
+                return call(groups, pool, function, HookArgs(self._workers.settings))
 
         try:
             return await asyncio.wait_for(asyncio.to_thread(process), timeout_s)
@@ -498,7 +534,7 @@ class _Session:
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
-        if self._settings.cluster.num_engines:
+        if self._workers.has_engines:
             self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:

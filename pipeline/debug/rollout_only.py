@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +22,15 @@ from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
 from vime.backends.vllm_utils.protocol import START_VERSION
 from vime.settings.groups import Settings
+
+
+def generation_alone(settings: Settings) -> Settings:
+    """The same job without trainer. An engine that dies ends it: there is nobody who could give a new one weights."""
+    return dataclasses.replace(
+        settings,
+        cluster=settings.cluster.without_trainer(),
+        engine=dataclasses.replace(settings.engine, use_fault_tolerance=False),
+    )
 
 
 class RolloutOnlySession:
@@ -51,6 +61,7 @@ class RolloutOnlySession:
             await workers.start_coordinator(self._config)
             at_start = await workers.identity()
             self._view.note(f"At start: {at_start}")
+            await workers.start_routers()
             addresses = await workers.start_engines(self._view.waiting)
             await workers.start_producers(addresses)
             append_branch(self._folder.root, Branch(self._config.branch, None, ".", START_VERSION))

@@ -30,6 +30,7 @@ from storage.files import append_durably, write_atomically
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.errors import RestoreError, SettingsError
 from vime.settings.groups import Settings
+from vime.settings.rules.quantities import demand_of
 
 BRANCH = "debug"
 
@@ -67,7 +68,7 @@ def train_stored(settings: Settings, view: ProgressView) -> Ending:
             subsample=settings.debug.load_debug_rollout_data_subsample,
         ) as stored,
         Interrupts(view) as interrupts,
-        Cluster(_without_engines(settings, stored).cluster, 0) as cluster,
+        Cluster(demand_of(_without_engines(settings, stored)), 0) as cluster,
     ):
         session = _Session(_without_engines(settings, stored), folder, cluster, view, interrupts, stored)
         return interrupts.run(session.run(start, range(first, num_rollout)))
