@@ -25,6 +25,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
         "--save-interval": 2,
         "--num-steps-per-rollout": 2,
         "--trainer-num-threads": 1,
+        "--custom-rm-path": "tests.end_to_end.rewards.by_index",
         "--parity-probes": 0,  # no trainer agrees with a stand-in
         "--dump-details": folder / "details",
     }
