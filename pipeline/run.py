@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,9 @@ import msgspec
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
+from pipeline.debug.dumps import RolloutDumps, save_tokenizer
+from pipeline.debug.rollout_only import RolloutOnlySession, generation_alone
+from pipeline.debug.train_only import train_stored
 from pipeline.engine_return import engines_brought_back
 from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
@@ -28,7 +32,8 @@ from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
 from pipeline.parity_verdict import engine_parity, refuse_difference
-from pipeline.planner import BatchPlan, PlanSettings, ProcessedRewards, plan_batch, select_groups
+from pipeline.plan_settings import plan_settings
+from pipeline.planner import BatchPlan, ProcessedRewards, plan_batch, select_groups
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
@@ -67,7 +72,7 @@ from storage.files import append_durably, make_folder, write_atomically
 from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RewardError
+from vime.errors import RestoreError, RewardError
 from vime.rollout.dynamic_filter import without_rejections
 from vime.settings.groups import Settings
 from vime.settings.import_paths import load_function
@@ -92,9 +97,13 @@ class Start:
 
 def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     """Run `vime train` to its end. Errors come out as `VimeError`."""
+    if resolved.settings.debug.trains_only:
+        return train_stored(resolved.settings, view)
     source = build_prompt_source(resolved.settings)
     resolved = with_num_rollout(resolved, source)
     settings = resolved.settings
+    if settings.debug.debug_rollout_only:
+        settings = generation_alone(settings)
     folder = RunFolder.of(settings)
     fixed = fixed_settings(settings, source)
     folder.make()
@@ -115,11 +124,54 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             claim_queue(folder.root, folder.queue, has_commits=start.commit is not None)
         _remove_leftovers(folder)
         write_atomically(folder.settings, settings_record(resolved))
+        write_atomically(folder.settings_of(start.branch), settings_record(resolved))
+        if settings.debug.dump_details is not None:
+            save_tokenizer(settings.checkpoint.hf_checkpoint or "", Path(settings.debug.dump_details) / "tokenizer")
         with (
             Interrupts(view) as interrupts,
             Cluster(demand_of(settings), NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
         ):
+            if settings.debug.debug_rollout_only:
+                return interrupts.run(_generate(settings, folder, start, cluster, view, interrupts))
             return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
+
+
+async def _generate(
+    settings: Settings, folder: RunFolder, start: Start, cluster: Cluster, view: ProgressView, interrupts: Interrupts
+) -> Ending:
+    """--debug-rollout-only."""
+    if start.commit is not None:
+        raise RestoreError(
+            f"--debug-rollout-only with --save {folder.root}, whose run has a commit: its weights would not be served.",
+            next_step="Give another --save, and as --hf-checkpoint what --save-hf exported.",
+        )
+    session = RolloutOnlySession(
+        settings,
+        folder,
+        coordinator_config(settings, start),
+        cluster,
+        view,
+        interrupts,
+        lambda workers: rollout_dumps(settings, workers, view),
+    )
+    return await session.run(partial(stop_when_too_many_failed, settings, folder))
+
+
+def rollout_dumps(settings: Settings, workers: Workers, view: ProgressView) -> RolloutDumps:
+    """What writes the samples of each batch that is planned."""
+    return RolloutDumps(
+        settings.debug.rollout_data_template, lambda: open_pool(settings, workers.coordinator), view.note
+    )
+
+
+def stop_when_too_many_failed(settings: Settings, folder: RunFolder, at_start: Identity, counts: QueueCounts) -> None:
+    """Raises `TooManyFailuresError`."""
+    dropped, generated = this_session(counts, at_start)
+    check_failed_fraction(
+        without_rejections(dropped), generated, allowed=settings.rollout.rollout_max_failed_fraction, run=folder.root
+    )
+    accepted = counts.trained + counts.pending - at_start.trained - at_start.pending
+    check_some_accepted(dropped, accepted, batch=settings.data.rollout_batch_size or 1, run=folder.root)
 
 
 def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int], int]:
@@ -189,6 +241,7 @@ class _Session:
         self._directory = folder.root / start.plan.directory
         self._workers = Workers(settings, folder, cluster, view.note)
         self._turns = MemoryTurns(settings.cluster, self._workers)
+        self._dumps = rollout_dumps(settings, self._workers, view)
         self._clock = StepClock()
         plan = start.plan
         self._committed: tuple[Path, int] | None = None
@@ -373,7 +426,7 @@ class _Session:
 
     async def _next_plan(self, rollout_id: int, publisher: WeightPublisher) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
-        data, objective = self._settings.data, self._settings.objective
+        data = self._settings.data
         batch = data.rollout_batch_size or 0
         await self._turns.trainer_leaves()
         self._clock.waits()
@@ -388,23 +441,17 @@ class _Session:
         if groups is None:
             return None
         self._clock.waited()
-        settings = PlanSettings(
-            rollout_batch_size=batch,
-            rollouts_per_step=data.samples_per_step,
-            packing=self._packing,
-            normalize_rewards=objective.centers_rewards,
-            normalize_std=objective.divides_by_std,
-        )
         chosen = await self._filtered(select_groups(groups, batch))
         plan = plan_batch(
             chosen,
-            settings,
+            plan_settings(self._settings, self._packing),
             branch=self._start.branch,
             rollout_id=rollout_id,
             policy_version=publisher.version,
             processed=await self._processed_rewards(chosen),
         )
         await self._workers.record_plan(plan, encode(plan))
+        await self._dumps.save(plan)
         return plan
 
     async def _filtered(self, groups: Sequence[AcceptedGroup]) -> Sequence[AcceptedGroup]:
@@ -442,12 +489,7 @@ class _Session:
             ) from error
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
-        dropped, generated = this_session(counts, self._at_start)
-        allowed = self._settings.rollout.rollout_max_failed_fraction
-        check_failed_fraction(without_rejections(dropped), generated, allowed=allowed, run=self._folder.root)
-        accepted = counts.trained + counts.pending - self._at_start.trained - self._at_start.pending
-        batch = self._settings.data.rollout_batch_size or 1
-        check_some_accepted(dropped, accepted, batch=batch, run=self._folder.root)
+        stop_when_too_many_failed(self._settings, self._folder, self._at_start, counts)
 
     async def _commit(self, rollout_id: int, weight_version: int) -> None:
         """Model, optimizer and RNG of all ranks, then the queue state, then the record that makes them one."""

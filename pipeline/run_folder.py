@@ -40,6 +40,10 @@ class RunFolder:
     def settings(self) -> Path:
         return self.root / "settings.json"
 
+    def settings_of(self, branch: str) -> Path:
+        """Settings of one session; `settings` holds those of the newest."""
+        return session_settings(self.root, branch)
+
     @property
     def bad_prompts(self) -> Path:
         """Records of the prompt file that were skipped."""
@@ -74,3 +78,8 @@ class RunFolder:
         """Create the folders."""
         for folder in (self.root / "rollout", self.root / "training_log", self.logs):
             make_folder(folder)
+
+
+def session_settings(root: Path, branch: str) -> Path:
+    """Settings of one session of the run in `root`."""
+    return root / "rollout" / f"settings_{branch}.json"

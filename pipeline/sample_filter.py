@@ -9,6 +9,7 @@ import msgspec
 
 from pipeline.stored_samples import GroupReader, stored_samples
 from storage.queue_types import AcceptedGroup
+from storage.summary import with_removed
 from vime.errors import RewardError
 from vime.utils.types import Sample
 
@@ -38,9 +39,4 @@ def filter_samples(
 
 def _marked(group: AcceptedGroup, samples: Sequence[Sample]) -> AcceptedGroup:
     removed = [member for member, sample in enumerate(samples) if sample.remove_sample]
-    if not removed:
-        return group
-    sums = [0 if member in removed else mask_sum for member, mask_sum in enumerate(group.summary.mask_sums)]
-    return msgspec.structs.replace(
-        group, summary=msgspec.structs.replace(group.summary, mask_sums=sums, removed=removed)
-    )
+    return msgspec.structs.replace(group, summary=with_removed(group.summary, removed))

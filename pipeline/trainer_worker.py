@@ -12,6 +12,7 @@ from pipeline.parity_probe import ProbeSequence, pack_probe
 from pipeline.planner import BatchPlan
 from pipeline.shard_needs import NO_NEEDS, ShardNeeds
 from pipeline.shards import RankShard, totals
+from pipeline.step_results import RolloutResult, StepResult
 from pipeline.trainer_weights import TrainerWeights
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
@@ -40,17 +41,22 @@ class TrainerWorker:
         critic: Critic | None = None,
         num_critic_only_steps: int = 0,
         postprocess: Callable[[Steps, int], Steps] | None = None,
+        dump: Callable[[int, Steps], None] | None = None,
+        results: Callable[[RolloutResult], None] | None = None,
+        rank: int = 0,
     ) -> None:
         """`weights` is this rank's part in publications; `needs` is what the objective needs of each sample.
 
         `postprocess(steps, rollout_id)` changes what is trained after all else is computed.
 
-        The first `num_critic_only_steps` rollout batches train the critic alone.
+        The first `num_critic_only_steps` rollout batches train the critic alone. `dump` is given each rollout's number
+        and what the actor is about to train on, `results` what the rollout came to on `rank`.
         """
         self._trainer, self._pool, self._training_log = trainer, pool, training_log
         self._needs = needs
         self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
         self._replica, self._postprocess = trainer.data_parallel_rank, postprocess
+        self._dump, self._results, self._rank = dump, results, rank
         self.weights = weights
 
     @property
@@ -63,20 +69,25 @@ class TrainerWorker:
         The metrics are those of the last step of each.
         """
         started = time.monotonic()
-        metrics: dict[str, float] = {}
+        actor_steps: list[StepResult] = []
+        critic_steps: list[StepResult] = []
         with RankShard(self._pool, plan, self._replica, needs=self._needs) as shard:
             steps: Steps = [shard.step(number) for number in range(len(plan.steps))]
             trains_actor = plan.rollout_id >= self._num_critic_only_steps
             if self._critic is not None:
                 steps = self._critic.with_values(steps)
                 learned = self._critic.with_returns(steps)
-                metrics |= self._train_critic(self._critic, plan, learned, log=not trains_actor)
+                critic_steps = self._train_critic(self._critic, plan, learned, log=not trains_actor)
             if trains_actor:
                 prepared = self._trainer.prepare(steps)
                 if self._postprocess is not None:
                     prepared = self._postprocess(prepared, plan.rollout_id)
-                metrics |= self._train_actor(plan, prepared)
+                if self._dump is not None:
+                    self._dump(plan.rollout_id, prepared)
+                actor_steps = self._train_actor(plan, prepared)
             read_s, without_routes = shard.waited_s, shard.samples_without_routes
+        self._log_results(plan, actor_steps, critic_steps)
+        metrics = {name: value for steps_of in (critic_steps, actor_steps) for name, value in _last(steps_of).items()}
         train_s = time.monotonic() - started - read_s
         tokens = sum(sum(token_counts(step)) for step in steps)
         return TrainReport(
@@ -94,24 +105,42 @@ class TrainerWorker:
         """Leave the device's memory to others until there is work again."""
         self._trainer.rest()
 
-    def _train_actor(self, plan: BatchPlan, steps: Steps) -> dict[str, float]:
-        """Metrics of the last step."""
-        metrics: dict[str, float] = {}
+    def _train_actor(self, plan: BatchPlan, steps: Steps) -> list[StepResult]:
+        results = []
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
             metrics = self._trainer.train_step(microbatches, totals(step), StepPlace(plan.rollout_id, number))
+            results.append(StepResult(metrics, self._trainer.sample_losses))
             log_step(self._training_log, plan, number, self._replica)
         self._trainer.rollout_trained(plan.rollout_id)
-        return metrics
+        return results
 
-    def _train_critic(self, critic: Critic, plan: BatchPlan, steps: Steps, *, log: bool) -> dict[str, float]:
-        """Metrics of the last step; with `log` the samples count as trained."""
-        metrics: dict[str, float] = {}
+    def _train_critic(self, critic: Critic, plan: BatchPlan, steps: Steps, *, log: bool) -> list[StepResult]:
+        """With `log` the samples count as trained."""
+        results = []
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
-            metrics = critic.train_step(microbatches, totals(step))
+            results.append(StepResult(critic.train_step(microbatches, totals(step))))
             if log:
                 log_step(self._training_log, plan, number, self._replica)
         critic.finish_batch()
-        return metrics
+        return results
+
+    def _log_results(self, plan: BatchPlan, steps: list[StepResult], critic_steps: list[StepResult]) -> None:
+        if self._results is None:
+            return
+        parameters = self._trainer.parameter_digests()
+        if self._critic is not None:
+            parameters |= {f"critic.{name}": digest for name, digest in self._critic.parameter_digests().items()}
+        self._results(
+            RolloutResult(
+                branch=plan.branch,
+                rollout_id=plan.rollout_id,
+                rank=self._rank,
+                layout=self._trainer.layout,
+                steps=steps,
+                critic_steps=critic_steps,
+                parameters=parameters,
+            )
+        )
 
     def save(self, directory: Path, rollout_id: int) -> None:
         self._trainer.save(directory, rollout_id)
@@ -140,3 +169,8 @@ class TrainerWorker:
         self.weights.close()
         self._trainer.close()
         self._pool.close()
+
+
+def _last(steps: Sequence[StepResult]) -> dict[str, float]:
+    """Metrics of the last step."""
+    return steps[-1].metrics if steps else {}

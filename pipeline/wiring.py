@@ -17,6 +17,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.session_plan import start_source
 from pipeline.shard_needs import shard_needs
+from pipeline.step_results import log_result, results_path
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import Steps, TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
@@ -240,8 +241,19 @@ def build_trainer_worker(
         shard_needs(settings, model.route_part),
         critic=critic,
         num_critic_only_steps=settings.objective.num_critic_only_steps,
+        dump=_train_data_dump(settings, rank),
+        results=partial(log_result, results_path(folder.root, rank)),
+        rank=rank,
         postprocess=_data_postprocess(settings, config.objective),
     )
+
+
+def _train_data_dump(settings: Settings, rank: int) -> Callable[[int, Steps], None] | None:
+    """What writes a rank's training columns; None where the settings ask for none."""
+    from pipeline.debug.train_data import write_train_data
+
+    template = settings.debug.train_data_template
+    return None if template is None else partial(write_train_data, template, rank)
 
 
 def _data_postprocess(settings: Settings, objective: ObjectiveConfig) -> Callable[[Steps, int], Steps] | None:

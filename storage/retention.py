@@ -34,7 +34,10 @@ _File = TypeVar("_File")
 
 
 class Retention:
-    """Released positions and explicit owners of one pool. Belongs to the holder of the coordinator lock."""
+    """Released positions and explicit owners of one pool.
+
+    Only the holder of the coordinator lock releases positions; an owner's claims are its own to make and to end.
+    """
 
     def __init__(self, control_dir: Path) -> None:
         """Raises `CorruptDataError` when the record of released positions can't be read."""

@@ -81,6 +81,14 @@ def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> Gr
     )
 
 
+def with_removed(summary: GroupSummary, removed: Sequence[int]) -> GroupSummary:
+    """The summary with these members not trained."""
+    if not removed:
+        return summary
+    sums = [0 if member in removed else mask_sum for member, mask_sum in enumerate(summary.mask_sums)]
+    return msgspec.structs.replace(summary, mask_sums=sums, removed=list(removed))
+
+
 def source_name(sample: Sample) -> str:
     """The attribute `source` that the user's code may have set, else `metadata["source_name"]`, else unknown."""
     return str(vars(sample).get("source") or sample.metadata.get("source_name") or UNKNOWN_SOURCE)

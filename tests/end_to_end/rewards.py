@@ -7,3 +7,8 @@ from vime.utils.types import Sample
 
 async def digits(args: Any, sample: Sample) -> float:  # noqa: ARG001 - the documented hook signature
     return sum(character.isdigit() for character in sample.response) / 16
+
+
+async def by_index(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    """Differs among the members of a group, whatever they say: a stand-in engine gives all of them the same answer."""
+    return float((sample.index or 0) % 3)

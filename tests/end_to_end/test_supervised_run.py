@@ -12,7 +12,9 @@ import pytest
 
 from recovery.audit import audit_run
 from recovery.commit import committed_rollouts
+from tests.end_to_end.changed_line import changed_line
 from tests.end_to_end.jobs import REPOSITORY
+from tests.end_to_end.standin_jobs import vime
 from tests.support.tiny_models import build_tiny_qwen3
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
@@ -73,3 +75,22 @@ def test_every_record_is_accounted_for(finished: Finished) -> None:
     assert (report.lost, report.trained_twice, report.trained) == ([], [], 6 * 16)
     assert report.identity_holds
     assert committed_rollouts(run) == [5]
+
+
+def test_replay_of_a_stored_rollout_is_bitwise_equal(finished: Finished) -> None:
+    run, _ = finished
+    done = vime("replay", run, "--rollout", 1, "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("bitwise equal (")
+
+
+def test_replay_after_one_changed_line_of_the_loss_says_where_it_differs_first(
+    finished: Finished, tmp_path: Path
+) -> None:
+    run, _ = finished
+    old, new = "return -log_probs", "return -log_probs * 1.001"
+    path = changed_line(tmp_path / "changed", "vime.algorithms.policy_loss", old, new)
+    done = vime("replay", run, "--rollout", 0, "--check", path=path)
+    assert done.returncode == 6, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("not bitwise equal: differs first at rollout 0, step 0, loss of sample "), last

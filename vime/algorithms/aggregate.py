@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from vime.algorithms.ragged import sequence_sums
 from vime.data.batch import StepTotals
 
 
@@ -39,3 +40,8 @@ def token_weights(
 def weighted_sum(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sum of values [R] times weights [R], a scalar; tokens of weight zero don't count, whatever their value."""
     return (values.masked_fill(weights == 0, 0.0) * weights).sum()
+
+
+def weighted_sums(values: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """`weighted_sum` of each sequence: values [R] and weights [R] of sequences of these lengths [S], to [S]."""
+    return sequence_sums(values.masked_fill(weights == 0, 0.0) * weights, lengths)

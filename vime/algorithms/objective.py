@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vime.algorithms.aggregate import token_weights, weighted_sum
+from vime.algorithms.aggregate import token_weights, weighted_sum, weighted_sums
 from vime.algorithms.importance import WeightKind, importance_weights
 from vime.algorithms.kl import kl_terms
 from vime.algorithms.loss_tokens import LossTokens
@@ -58,6 +58,9 @@ class MicrobatchObjective:
         self._stored = self._current if stored is None else stored
         self._old = self._sampler if config.use_rollout_logprobs else self._stored
         self._weights = self._weights_of(self._mask)
+        self.sample_losses: torch.Tensor | None = None
+        """[S] each sequence's part of the loss, of this rank's tokens, once it is computed; detached. None where a
+        reducer of the user's own makes one number of all tokens."""
 
     def loss_and_metrics(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """(loss, metrics by name), scalars; the metrics are detached."""
@@ -73,12 +76,18 @@ class MicrobatchObjective:
         pg_loss = self._reduced(term, mask, weights)
         entropy_loss = weighted_sum(self._entropies, weights)
         loss = pg_loss
+        per_token = term.detach()
         if config.entropy_coef:
             loss = loss - config.entropy_coef * entropy_loss
+            per_token = per_token - config.entropy_coef * self._entropies.detach()
         if config.use_kl_loss:
-            kl_loss = weighted_sum(self._kl_terms(), weights)
+            kl = self._kl_terms()
+            kl_loss = weighted_sum(kl, weights)
             loss = loss + config.kl_loss_coef * kl_loss
             metrics["kl_loss"] = kl_loss
+            per_token = per_token + config.kl_loss_coef * kl.detach()
+        if config.reducer is None:
+            self.sample_losses = weighted_sums(per_token, weights, self._tokens.response_lengths)
         metrics |= {"loss": loss, "pg_loss": pg_loss, "entropy_loss": entropy_loss}
         metrics |= self._comparisons(policy, ppo_kl, weights)
         if self._tokens.old_entropies is not None:

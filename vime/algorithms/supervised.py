@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vime.algorithms.aggregate import token_weights, weighted_sum
+from vime.algorithms.aggregate import token_weights, weighted_sum, weighted_sums
 from vime.algorithms.loss_tokens import LossTokens
 from vime.algorithms.policy_loss import supervised_loss
 from vime.data.batch import StepTotals
@@ -12,8 +12,9 @@ from vime.data.batch import StepTotals
 
 def supervised_objective(
     totals: StepTotals, tokens: LossTokens, log_probs: torch.Tensor, entropies: torch.Tensor, *, per_token: bool
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(loss, metrics) of one microbatch, scalars divided by the denominators of the whole step; metrics are detached.
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+    """(loss, metrics, [S] each sequence's part of the loss) of one microbatch, divided by the denominators of the whole
+    step; all but the loss are detached.
 
     Args:
         totals: sums over all ranks and microbatches of the step.
@@ -24,6 +25,8 @@ def supervised_objective(
     """
     mask = tokens.loss_mask
     weights = token_weights(mask, tokens.response_lengths, tokens.mask_sums, totals, per_token=per_token)
-    loss = weighted_sum(supervised_loss(log_probs.where(mask, 0.0)), weights)
+    losses = supervised_loss(log_probs.where(mask, 0.0))
+    loss = weighted_sum(losses, weights)
     entropy = weighted_sum(entropies.where(mask, 0.0), weights)
-    return loss, {"loss": loss.detach(), "entropy_loss": entropy.detach()}
+    of_samples = weighted_sums(losses.detach(), weights, tokens.response_lengths)
+    return loss, {"loss": loss.detach(), "entropy_loss": entropy.detach()}, of_samples

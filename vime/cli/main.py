@@ -24,6 +24,7 @@ commands:
   parity          compare the engines of a job with its trainer, token by token
   queue           look into a run's queue: groups, leases, dead letters, versions; requeue or drop groups
   sample          show a sample's tokens, or follow it from prompt line to optimizer step and back
+  replay          train one stored rollout again, and compare every number with what the run logged
   audit           count a stopped run's groups from its raw journal and training logs
 """
 
@@ -44,6 +45,7 @@ def _run(words: list[str]) -> int:
         "parity": _parity,
         "queue": _queue,
         "sample": _sample,
+        "replay": _replay,
         "audit": _audit,
     }
     if not words or words[0] in ("-h", "--help"):
@@ -119,6 +121,12 @@ def _sample(words: list[str]) -> int:
     from vime.cli.sample import sample
 
     return sample(words)
+
+
+def _replay(words: list[str]) -> int:
+    from vime.cli.replay import replay_rollout
+
+    return replay_rollout(words)
 
 
 def _audit(words: list[str]) -> int:

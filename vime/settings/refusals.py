@@ -161,10 +161,9 @@ REFUSALS: tuple[Refusal, ...] = (
         "evaluation",
     ),
     *unless_default(
-        "--debug-rollout-only --debug-train-only --save-debug-rollout-data --load-debug-rollout-data "
-        "--load-debug-rollout-data-subsample --load-forge-rollout-data --save-debug-train-data --dump-details",
-        "A run always generates and trains.",
-        "debug modes and archives",
+        "--load-forge-rollout-data",
+        "Stored samples are trained without engines, see --load-debug-rollout-data.",
+        "stored samples beside running engines",
     ),
     *unless_default(
         "--ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm "

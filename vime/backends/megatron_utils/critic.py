@@ -138,6 +138,10 @@ class Critic:
             "critic_lr": found["lr"],
         }
 
+    def parameter_digests(self) -> dict[str, str]:
+        """See `TrainedModel.parameter_digests`."""
+        return self._model.parameter_digests()
+
     def save(self, directory: Path, iteration: int) -> None:
         """Write into the folder of the actor's checkpoint of `iteration`, and to `CriticConfig.save` where given."""
         folder = checkpoint.checkpoint_folder(directory, iteration) / FOLDER

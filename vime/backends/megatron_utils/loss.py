@@ -73,6 +73,17 @@ class StepLoss:
     """Scalars by name of each microbatch, in order."""
     sample_indices: list[tuple[int, ...]] = field(default_factory=list)
     """Samples of each microbatch, in order."""
+    _sample_losses: list[torch.Tensor | None] = field(default_factory=list)
+
+    @property
+    def sample_losses(self) -> dict[int, float]:
+        """Sample -> its part of the step's loss, of all samples that this rank computed a loss of; empty where the
+        user's own function makes one number of all tokens."""
+        found: dict[int, float] = {}
+        for samples, losses in zip(self.sample_indices, self._sample_losses, strict=True):
+            for sample, loss in zip(samples, [] if losses is None else losses.tolist(), strict=False):
+                found[sample] = found.get(sample, 0.0) + loss
+        return found
 
     def __call__(
         self,
@@ -83,9 +94,12 @@ class StepLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return (loss for the schedule, nothing to report through it) for log-probs and entropies [R]."""
         if self.config.recomputes_loss:
-            loss, metrics = checkpoint(self._loss_of, microbatch, log_probs, entropies, centering, use_reentrant=False)
+            loss, metrics, of_samples = checkpoint(
+                self._loss_of, microbatch, log_probs, entropies, centering, use_reentrant=False
+            )
         else:
-            loss, metrics = self._loss_of(microbatch, log_probs, entropies, centering)
+            loss, metrics, of_samples = self._loss_of(microbatch, log_probs, entropies, centering)
+        self._sample_losses.append(None if of_samples is None else self.sum_over_context(of_samples))
         self.metrics.append({**metrics, **_counts(microbatch)})
         self.sample_indices.append(microbatch.sample_indices)
         return loss * self.backward_scale, {}
@@ -96,16 +110,17 @@ class StepLoss:
         log_probs: torch.Tensor,
         entropies: torch.Tensor,
         centering: CenteringTerms | None,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """(loss, metrics) by the kind of loss."""
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]:
+        """(loss, metrics, [S] parts of the loss or None) by the kind of loss."""
         config, totals, per_token = self.config, self.totals, self.config.calculate_per_token_loss
         if config.loss_kind is LossKind.SUPERVISED:
             return supervised_objective(totals, microbatch, log_probs, entropies, per_token=per_token)
         if config.custom_loss is not None:
-            return custom_objective(
+            loss, metrics = custom_objective(
                 config.custom_loss, config.hook_args, totals, microbatch, log_probs, entropies, per_token=per_token
             )
-        return MicrobatchObjective(
+            return loss, metrics, None
+        objective = MicrobatchObjective(
             with_whole_responses(config, microbatch, self.sum_over_context),
             totals,
             microbatch,
@@ -113,7 +128,9 @@ class StepLoss:
             entropies,
             centering=centering,
             sum_over_context=self.sum_over_context,
-        ).loss_and_metrics()
+        )
+        loss, metrics = objective.loss_and_metrics()
+        return loss, metrics, objective.sample_losses
 
 
 def _counts(microbatch: MicrobatchTensors) -> dict[str, torch.Tensor]:

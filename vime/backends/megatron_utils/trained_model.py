@@ -20,6 +20,8 @@ from vime.backends.megatron_utils.host_memory import HostMemory
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.optimizer import build_learner, clear_state, learner_tensors
 from vime.backends.megatron_utils.parallel import is_metric_source, on_all_ranks
+from vime.backends.megatron_utils.parameter_digests import digests_of
+from vime.backends.megatron_utils.parameter_names import global_parameters
 from vime.backends.megatron_utils.trained_parameters import TrainedParameters
 from vime.errors import TrainerError
 
@@ -86,6 +88,11 @@ class TrainedModel:
             raise TrainerError(f"rank {dist.get_rank()}: the optimizer skipped the step on overflow.")
         learner.scheduler.step(self.args.global_batch_size)
         return {**self._reduce(report), "grad_norm": float(grad_norm or 0.0), "lr": lr}
+
+    def parameter_digests(self) -> dict[str, str]:
+        """Digest of each of this rank's parameters by its name in the whole model; experts of a layer share one."""
+        self.take_turn()
+        return digests_of(global_parameters(self.learner.chunks))
 
     def finish_batch(self) -> None:
         """After the last step of a rollout batch: forget the optimizer's state where the settings ask for it."""

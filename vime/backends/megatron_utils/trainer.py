@@ -37,6 +37,7 @@ from vime.backends.megatron_utils.loss import (  # noqa: E402
     with_replayed_fraction,
 )
 from vime.backends.megatron_utils.model import build_core_config, build_model  # noqa: E402
+from vime.backends.megatron_utils.numeric_layout import numeric_layout  # noqa: E402
 from vime.backends.megatron_utils.parallel import (  # noqa: E402
     on_all_ranks,
     seed_everything,
@@ -77,6 +78,8 @@ class MegatronTrainer:
         start_parallel(self._args, init_method, config.timeout_s)
         self.turns = DeviceTurns()
         """For other models of this process that share its device."""
+        self.sample_losses: dict[int, float] = {}
+        """Of the last step; see `StepLoss.sample_losses`."""
         try:
             self._build()
         except BaseException:
@@ -91,6 +94,15 @@ class MegatronTrainer:
     @property
     def data_parallel_size(self) -> int:
         return int(parallel_state.get_data_parallel_world_size())
+
+    @property
+    def layout(self) -> dict[str, str | int]:
+        """What the last bits of a step depend on besides weights, samples and settings."""
+        return numeric_layout(self._args, self._config.num_threads)
+
+    def parameter_digests(self) -> dict[str, str]:
+        """See `TrainedModel.parameter_digests`."""
+        return self._model.parameter_digests()
 
     @property
     def route_part(self) -> RoutePart | None:
@@ -174,6 +186,7 @@ class MegatronTrainer:
             self._forward.run(microbatches, step_loss)
 
         metrics = with_replayed_fraction(self._model.train_step(len(microbatches), step_loss, run))
+        self.sample_losses = step_loss.sample_losses
         return {name: metrics[name] for name in sorted(metrics, key=_place_of_metric)}
 
     def log_probs(

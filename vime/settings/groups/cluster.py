@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from vime.settings.checks import at_least
@@ -58,3 +59,22 @@ class ClusterSettings:
     @property
     def num_engines(self) -> int:
         return self.num_rollout_gpus // self.rollout_num_gpus_per_engine
+
+    def without_trainer(self) -> ClusterSettings:
+        """The same engines, and nobody who trains."""
+        return dataclasses.replace(self._apart(), actor_num_nodes=0, actor_num_gpus_per_node=0)
+
+    def without_engines(self) -> ClusterSettings:
+        """The same trainer, and nobody who generates."""
+        return dataclasses.replace(self._apart(), rollout_num_gpus=0)
+
+    def _apart(self) -> ClusterSettings:
+        """Where one half is left out, nothing is shared in turn."""
+        return dataclasses.replace(
+            self,
+            colocate=False,
+            offload=False,
+            offload_train=None,
+            offload_rollout=None,
+            release_train=False,
+        )

@@ -36,3 +36,27 @@ class DebugSettings:
     memory_recorder: str = flag("torch", "Tool that records memory.", choices=("torch", "memray"))
     memory_snapshot_dir: str = flag(".", "Folder for memory snapshots.")
     memory_snapshot_num_steps: int | None = flag(None, "Steps after which memory is recorded.", check=at_least(1))
+
+    @property
+    def trains_only(self) -> bool:
+        """Whether stored samples are trained without engines."""
+        return self.debug_train_only or self.load_debug_rollout_data is not None
+
+    @property
+    def rollout_data_template(self) -> str | None:
+        """Path of each batch's samples with `{rollout_id}`; None for no file."""
+        if self.dump_details is not None:
+            return f"{_escaped(self.dump_details)}/rollout_data/{{rollout_id}}.pt"
+        return self.save_debug_rollout_data
+
+    @property
+    def train_data_template(self) -> str | None:
+        """Path of each rank's training columns with `{rollout_id}` and `{rank}`; None for no file."""
+        if self.dump_details is not None:
+            return f"{_escaped(self.dump_details)}/train_data/{{rollout_id}}_{{rank}}.pt"
+        return self.save_debug_train_data
+
+
+def _escaped(folder: str) -> str:
+    """A folder as part of a template."""
+    return folder.replace("{", "{{").replace("}", "}}")

@@ -37,6 +37,19 @@ def subsample_has_stored_samples(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def training_alone_has_stored_samples(settings: Settings) -> Iterator[Problem]:
+    """Without engines, samples come from files."""
+    debug = settings.debug
+    if debug.debug_train_only and not debug.debug_rollout_only and debug.load_debug_rollout_data is None:
+        yield problem(
+            settings,
+            "--debug-train-only --load-debug-rollout-data",
+            allowed="both",
+            reason="Without engines, samples come from files.",
+            next_step="Give --load-debug-rollout-data FILE.",
+        )
+
+
 def stored_samples_are_named_once(settings: Settings) -> Iterator[Problem]:
     """One trains without engines, the other beside them."""
     if settings.debug.load_debug_rollout_data is not None and settings.debug.load_forge_rollout_data is not None:
@@ -118,6 +131,7 @@ def _placeholders(template: str) -> set[str] | None:
 RULES = (
     one_half_is_left_out,
     subsample_has_stored_samples,
+    training_alone_has_stored_samples,
     stored_samples_are_named_once,
     dumps_are_named_once,
     dumps_have_different_files,

@@ -86,7 +86,7 @@ def engine_workers(spec: EngineSpec) -> EngineWorkers:
 
 def trains_only(settings: Settings) -> bool:
     """Whether stored samples are trained without engines."""
-    return settings.debug.debug_train_only or settings.debug.load_debug_rollout_data is not None
+    return settings.debug.trains_only
 
 
 def debug_mode(settings: Settings) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.reference.ragged_batches import flat, random_step, tokens, totals
-from vime.algorithms.objective_config import ObjectiveConfig
+from vime.algorithms.objective_config import LossKind, ObjectiveConfig
 from vime.backends.megatron_utils.loss import METRIC_NAMES, StepLoss, icepop_function, vanilla_tis_function
 
 RATIOS = [[0.25, 1.0, 4.0], [8.0]]
@@ -72,3 +72,35 @@ def test_a_step_loss_scales_what_megatron_averages_and_reports_every_microbatch(
     assert step_loss.sample_indices == [(member,) for member in range(len(step))]
     assert scaled == pytest.approx(8.0 * sum(metrics["loss"].item() for metrics in step_loss.metrics))
     assert sum(metrics["num_tokens"].item() for metrics in step_loss.metrics) == sum(sum(item.mask) for item in step)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ObjectiveConfig(),
+        ObjectiveConfig(calculate_per_token_loss=True, entropy_coef=0.1, use_kl_loss=True, kl_loss_coef=0.3),
+        ObjectiveConfig(loss_kind=LossKind.SUPERVISED),
+    ],
+)
+def test_each_samples_part_of_the_loss_is_what_it_adds_alone(config: ObjectiveConfig) -> None:
+    step = random_step(3)
+    members = list(range(len(step)))
+    together, alone = (StepLoss(config, totals(step), backward_scale=1.0) for _ in range(2))
+    for loss, microbatches in ((together, [members]), (alone, [[member] for member in members])):
+        for numbers in microbatches:
+            sequences = [step[number] for number in numbers]
+            microbatch = SimpleNamespace(**vars(tokens(step, numbers)), routes=None)
+            loss(microbatch, flat(sequences, "log_probs"), flat(sequences, "entropies"))  # type: ignore[arg-type]
+    losses = [metrics["loss"].item() for metrics in alone.metrics]
+    assert together.sample_losses == pytest.approx(dict(enumerate(losses)), rel=1e-5, abs=1e-7)
+    assert sum(together.sample_losses.values()) == pytest.approx(together.metrics[0]["loss"].item(), rel=1e-5)
+    assert len({round(loss, 9) for loss in losses}) > 2
+
+
+def test_a_reducer_of_the_users_own_leaves_no_losses_of_samples() -> None:
+    step = random_step(3)
+    config = ObjectiveConfig(reducer=lambda *_: lambda term: term.sum())
+    loss = StepLoss(config, totals(step), backward_scale=1.0)
+    microbatch = SimpleNamespace(**vars(tokens(step, list(range(len(step))))), routes=None)
+    loss(microbatch, flat(step, "log_probs"), flat(step, "entropies"))  # type: ignore[arg-type]
+    assert loss.sample_losses == {}

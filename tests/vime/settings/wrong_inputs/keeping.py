@@ -85,6 +85,8 @@ CASES = (
     Case("--load-debug-rollout-data-subsample 0.5",
          "--load-debug-rollout-data-subsample 0.5 without --load-debug-rollout-data", "both",
          "Give --load-debug-rollout-data FILE.", "subsample_has_stored_samples"),
+    Case("--debug-train-only", "--debug-train-only without --load-debug-rollout-data", "both",
+         "Give --load-debug-rollout-data FILE.", "training_alone_has_stored_samples"),
     Case("--load-debug-rollout-data $DIR/prompts.jsonl --load-forge-rollout-data $DIR/prompts.jsonl",
          "with --load-forge-rollout-data $DIR/prompts.jsonl", "one of them", "Leave out one of the two.",
          "stored_samples_are_named_once"),

@@ -211,7 +211,7 @@ CASES = (
     _right("--custom-rm-path right_hooks.bound", _HOOKS),
     # Half a pair
     _right("--custom-rm-path right_hooks.reward", _HOOKS, leave_out="--rm-type"),
-    _right("--debug-train-only", leave_out="--rm-type --prompt-data"),
+    _right("--debug-train-only --load-debug-rollout-data {rollout_id}.pt", leave_out="--rm-type --prompt-data"),
     _right("--no-offload-rollout"),
     _right("--colocate --no-offload-rollout"),
     _right("--rollout-max-context-len 64"),
