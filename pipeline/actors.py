@@ -15,6 +15,8 @@ import msgspec
 import ray
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.evaluation.evaluator import Evaluator
+from pipeline.evaluation.wiring import build_evaluator
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, encode
 from pipeline.parity_probe import ProbeSequence, probe_engines
 from pipeline.planner import BatchPlan
@@ -221,6 +223,7 @@ class ProducerActor:
         log_to_file(RunFolder.of(self._settings).log(f"producer_{number}"))
         self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
         self._producer: Producer | None = None
+        self._evaluator: Evaluator | None = None
 
     async def pid(self) -> int:
         return os.getpid()
@@ -230,6 +233,10 @@ class ProducerActor:
         queue = RayQueueClient(self._coordinator)
         pool = open_pool(self._settings, self._coordinator)
         self._producer, self._closers = await build_producer(self._settings, queue, pool, self._addresses, self._number)
+        built = await asyncio.to_thread(build_evaluator, self._settings, self._producer.gate, len(self._addresses))
+        if built is not None:
+            self._evaluator, closers = built
+            self._closers = [*self._closers, *closers]
 
     async def run(self) -> None:
         """Produce until stopped; raises what went wrong."""
@@ -252,8 +259,21 @@ class ProducerActor:
         """See `probe_engines`."""
         return encode(await probe_engines(self._settings, addresses))
 
+    async def evaluate(self, step: int, branch: str) -> bytes:
+        """See `Evaluator.evaluate`."""
+        return encode(await self._evaluating().evaluate(step, branch))
+
+    async def evaluation_generated(self, step: int) -> None:
+        """See `Evaluator.generated`."""
+        await self._evaluating().generated(step)
+
     async def stats(self) -> bytes:
         return encode(self._started().stats())
+
+    def _evaluating(self) -> Evaluator:
+        if self._evaluator is None:
+            raise RuntimeError("this run has no evaluation data sets")
+        return self._evaluator
 
     def _started(self) -> Producer:
         if self._producer is None:

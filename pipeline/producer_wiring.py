@@ -94,7 +94,7 @@ async def build_sample_maker(
             salt_by_version=settings.weights.prefix_cache_salt == "version",
         ),
         gate,
-        _generator(settings),
+        build_generator(settings),
         None if rollout.group_rm and rewards is not None else reward,
         HookArgs(settings),
         teacher,
@@ -102,7 +102,8 @@ async def build_sample_maker(
     return maker, [] if teacher is None else [teacher.close]
 
 
-def _generator(settings: Settings) -> Generator:
+def build_generator(settings: Settings) -> Generator:
+    """What fills the run's samples, with a tokenizer of its own."""
     from transformers import AutoTokenizer
 
     data = settings.data

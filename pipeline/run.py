@@ -17,6 +17,9 @@ import msgspec
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
+from pipeline.evaluation.prompts import set_aside_words
+from pipeline.evaluation.session import Evaluations
+from pipeline.evaluation.wiring import evaluates_first, evaluation_schedule, open_eval_sets
 from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
@@ -92,9 +95,11 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         hold_to_fixed(folder.root, fixed)
         for words in start.plan.words:
             view.note(words)
-        for words in set_bad_prompts_aside(source, folder.bad_prompts):
+        left_out = [words for each in open_eval_sets(settings) for words in set_aside_words(each)]
+        for words in [*set_bad_prompts_aside(source, folder.bad_prompts), *left_out]:
             view.note(words)
-        if start.plan.mode is RestoreMode.COMPLETE:
+        evaluates = evaluates_first(settings, folder.root, step=start.plan.start_rollout, parent=start.parent)
+        if start.plan.mode is RestoreMode.COMPLETE and not evaluates:
             return Ending.DONE
         for words in transport_words(settings, None if start.state is None else start.state.memory):
             view.note(words)
@@ -108,7 +113,8 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             Interrupts(view) as interrupts,
             Cluster(settings.cluster, NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
         ):
-            return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
+            session = _Session(settings, folder, start, cluster, view, interrupts, evaluates_first=evaluates)
+            return interrupts.run(session.run())
 
 
 def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int], int]:
@@ -126,7 +132,7 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
     data, queue = settings.data, settings.queue
     batch = data.rollout_batch_size or 0
     trained = [] if start.state is None else start.state.trained
-    left = (data.num_rollout or 0) - start.plan.start_rollout
+    left = max(0, (data.num_rollout or 0) - start.plan.start_rollout)
     return CoordinatorConfig(
         branch=start.branch,
         trained=trained,
@@ -171,6 +177,8 @@ class _Session:
         cluster: Cluster,
         view: ProgressView,
         interrupts: Interrupts,
+        *,
+        evaluates_first: bool,
     ) -> None:
         self._settings, self._folder, self._start = settings, folder, start
         self._view, self._interrupts = view, interrupts
@@ -184,6 +192,15 @@ class _Session:
             self._committed = (folder.root / plan.commit_directory, plan.commit_rollout)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
+        self._evaluates_first = evaluates_first
+        self._evaluations = Evaluations(
+            self._workers,
+            folder,
+            view,
+            evaluation_schedule(settings),
+            branch=start.branch,
+            publication_wait_s=settings.evaluation.eval_publication_wait,
+        )
 
     async def run(self) -> Ending:
         clients: list[EngineClient] = []
@@ -191,9 +208,9 @@ class _Session:
             publisher = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
+                await self._finish_evaluations(publisher)
                 failed = await self._workers.stop_producers()
-                if self._committed is None or self._committed[1] != self._done_rollouts - 1:
-                    await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+                await self._commit_last(publisher)
             if failed is not None:
                 raise failed
             self._say_goodbye(await self._workers.identity())
@@ -203,6 +220,17 @@ class _Session:
             for client in clients:
                 await client.close()
             await self._workers.stop()
+
+    async def _finish_evaluations(self, publisher: WeightPublisher) -> None:
+        """Wait for what is still being evaluated, with all training saved."""
+        if self._evaluations.are_going_on:
+            await self._commit_last(publisher)
+            await self._workers.guarded(self._evaluations.finish(lambda: self._interrupts.stop_asked))
+
+    async def _commit_last(self, publisher: WeightPublisher) -> None:
+        """Commit the newest rollout batch, unless it is."""
+        if self._committed is None or self._committed[1] != self._done_rollouts - 1:
+            await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
 
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
         workers = self._workers
@@ -287,6 +315,8 @@ class _Session:
     async def _train_all(self, publisher: WeightPublisher) -> None:
         last = (self._settings.data.num_rollout or 0) - 1
         interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
+        if self._evaluates_first:
+            self._evaluations.begin(self._done_rollouts)
         for rollout_id in range(self._start.plan.start_rollout, last + 1):
             plan = await self._workers.guarded(self._next_plan(rollout_id, publisher.version))
             if plan is None:
@@ -299,22 +329,27 @@ class _Session:
             publication: Publication | None = None
             if interval is not None and (rollout_id + 1) % interval == 0:
                 await self._workers.guarded(self._commit(rollout_id, publisher.version))
-            if rollout_id < last and not self._interrupts.stop_asked:
-                publication = await self._publish(publisher, rollout_id)
+            evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
+            if (rollout_id < last or evaluates) and not self._interrupts.stop_asked:
+                publication = await self._publish(publisher, rollout_id, is_due=evaluates)
                 await self._release_trainers()
+                if evaluates:
+                    self._evaluations.begin(rollout_id + 1)
             self._clock.published()
             counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
             record = step_record(plan, last + 1, reports, publication, counts, stats, self._clock)
             append_durably(self._folder.metrics, msgspec.json.encode(record))
             self._view.step(record)
+            self._evaluations.collect()
             self._stop_when_too_many_failed(counts)
             if self._interrupts.stop_asked:
                 return
 
-    async def _publish(self, publisher: WeightPublisher, rollout_id: int) -> Publication | None:
-        """Publish if it is due after this rollout batch."""
+    async def _publish(self, publisher: WeightPublisher, rollout_id: int, *, is_due: bool) -> Publication | None:
+        """Publish if it is due after this rollout batch, by `is_due` or by the interval of publications."""
         publication = None
-        if (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
+        if is_due or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
+            await self._workers.guarded(self._evaluations.before_publication())
             publication = await self._workers.guarded(publisher.publish())
             for address, reason in publication.fenced.items():
                 self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
@@ -429,7 +464,7 @@ class _Session:
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
-        if self._settings.cluster.num_engines:
+        if self._settings.cluster.num_engines and self._done_rollouts > self._start.plan.start_rollout:
             self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:

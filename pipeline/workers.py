@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pipeline.actors import CoordinatorActor, EngineActor, ProducerActor, TrainerActor, encode_settings
 from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
+from pipeline.evaluation.records import EvaluationRecord
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
 from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
@@ -214,6 +215,15 @@ class Workers:
     async def stats(self) -> list[ProducerStats]:
         contents = await self._on_producers(lambda producer: producer.stats.remote())
         return [decode(content, ProducerStats) for content in contents]
+
+    async def evaluate(self, step: int, branch: str) -> EvaluationRecord:
+        """The first producer evaluates the policy that serves; see `Evaluator`."""
+        evaluated = await answer(self.producers[0].evaluate.remote(step, branch), "producer 0")
+        return decode(evaluated, EvaluationRecord)
+
+    async def evaluation_generated(self, step: int) -> None:
+        """Returns when every response of an evaluation is there."""
+        await answer(self.producers[0].evaluation_generated.remote(step), "producer 0")
 
     async def on_trainers(self, call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
         """The same call on every rank, at once."""

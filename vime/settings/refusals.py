@@ -94,13 +94,6 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=lambda settings: " ".join(settings.router_args) or None,
     ),
     # Prompts and batches
-    Refusal(
-        "--num-rollout",
-        "1 or more",
-        "Without training there is only evaluation.",
-        "evaluation",
-        refused_value=lambda settings: 0 if settings.data.num_rollout == 0 else None,
-    ),
     *unless_default(
         "--buffer-filter-path", "The queue hands out groups, oldest policy version first.", "a buffer of one's own"
     ),
@@ -179,14 +172,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     # Evaluation, debugging, logging
-    *unless_default(
-        "--eval-interval --eval-prompt-data --eval-config --skip-eval-before-train --eval-function-path "
-        "--n-samples-per-eval-prompt --eval-temperature --eval-top-p --eval-top-k --eval-max-response-len "
-        "--eval-max-prompt-len --eval-min-new-tokens --eval-max-context-len --eval-input-key --eval-label-key "
-        "--eval-tool-key --eval-reward-key",
-        "There is no evaluation.",
-        "evaluation",
-    ),
+    *unless_default("--eval-function-path", "Evaluation is vime's own.", "evaluation by a function of one's own"),
     *unless_default(
         "--debug-rollout-only --debug-train-only --save-debug-rollout-data --load-debug-rollout-data "
         "--load-debug-rollout-data-subsample --load-forge-rollout-data --save-debug-train-data --dump-details",

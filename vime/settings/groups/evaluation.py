@@ -16,6 +16,12 @@ class EvaluationSettings:
     eval_prompt_data: tuple[str, ...] | None = flag(None, "Names and paths of the data sets: NAME PATH NAME PATH ...")
     eval_config: str | None = flag(None, "YAML file with data sets and their own settings.")
     skip_eval_before_train: bool = flag(False, "Don't evaluate before the first step.")
+    eval_publication_wait: float = flag(
+        600.0,
+        "Seconds after its beginning in which an evaluation holds up publications until every response is there, so "
+        "that one policy version makes all; after that, or with 0, its result may be mixed.",
+        check=at_least(0),
+    )
     eval_function_path: str | None = flag(None, "Import path of the evaluation's rollout function.", check=dotted_path)
     n_samples_per_eval_prompt: int = flag(1, "Samples generated for each prompt.", check=at_least(1))
     eval_temperature: float | None = flag(None, "Sampling temperature.", check=at_least(0))

@@ -1,0 +1,130 @@
+"""From settings to an evaluator, and to what closes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pipeline.evaluation.evaluator import EvaluatedSet, Evaluator, EvaluatorSettings
+from pipeline.evaluation.prompts import EvalSet, eval_sampling, open_eval_set
+from pipeline.evaluation.records import read_evaluations
+from pipeline.evaluation.schedule import EvaluationSchedule, is_evaluated
+from pipeline.generate_settings import request_seed_of
+from pipeline.producer_wiring import build_generator
+from pipeline.request_gate import RequestGate
+from pipeline.run_folder import RunFolder
+from pipeline.sample_maker import MakerSettings, SampleMaker
+from recovery.branch import read_branches
+from recovery.commit import CommitParent
+from vime.errors import DataError
+from vime.rollout.prompt_text import PromptText
+from vime.rollout.rewards import Rewards
+from vime.settings.groups import Settings
+from vime.settings.parse import HookArgs
+from vime.settings.schemas.eval_sets import evaluation_sets
+
+Closer = Callable[[], Awaitable[None]]
+
+
+def open_eval_sets(settings: Settings) -> list[EvalSet]:
+    """The run's evaluation data sets; empty when it has none.
+
+    Raises:
+        DataError: one can't be used, or the tokenizer that counts its tokens can't be loaded.
+        SettingsError: --eval-config can't be read.
+    """
+    sets = evaluation_sets(settings)
+    if not sets:
+        return []
+    text = _prompt_text(settings)
+    return [open_eval_set(options, settings, text) for options in sets]
+
+
+def build_evaluator(settings: Settings, gate: RequestGate, num_engines: int) -> tuple[Evaluator, list[Closer]] | None:
+    """What evaluates through `gate`, and what must be awaited to close what it uses; None without data sets.
+
+    Rewards are apart from those of training, so that neither waits for the other's graders.
+    """
+    opened = open_eval_sets(settings)
+    if not opened:
+        return None
+    rewards = _rewards(settings, opened)
+    sets = [
+        EvaluatedSet(
+            prompts=each,
+            sampling=eval_sampling(each.options, settings, request_seed_of(settings)),
+            reward=rewards[_reward_name(each)].of_sample,
+            reward_key=each.options.reward_key,
+        )
+        for each in opened
+    ]
+    rollout = settings.rollout
+    maker_settings = MakerSettings(
+        sampling=sets[0].sampling,
+        reward_timeout_s=rollout.reward_timeout,
+        reward_key=None,
+        salt_by_version=settings.weights.prefix_cache_salt == "version",
+    )
+    hook_args = HookArgs(settings)
+    evaluator = Evaluator(
+        EvaluatorSettings(
+            run_folder=RunFolder.of(settings).root,
+            max_requests=rollout.vllm_server_concurrency * max(1, num_engines),
+            max_attempts=rollout.rollout_max_attempts,
+            reward_timeout_s=rollout.reward_timeout,
+        ),
+        sets,
+        SampleMaker(maker_settings, gate, build_generator(settings), None, hook_args),
+        hook_args,
+    )
+    return evaluator, [each.close for each in rewards.values()]
+
+
+def evaluates_first(settings: Settings, run: Path, *, step: int, parent: CommitParent | None) -> bool:
+    """Whether a session that begins at `step`, with the weights of the commit `parent`, evaluates them first.
+
+    Not when they have a result already; in a run that only evaluates always.
+    """
+    schedule = evaluation_schedule(settings)
+    if schedule.evaluates_only or not schedule.is_due(step):
+        return schedule.evaluates_only
+    metrics = run / "metrics.jsonl"
+    records = read_evaluations(metrics.read_bytes()) if metrics.exists() else []
+    return not is_evaluated(step, parent, records, read_branches(run))
+
+
+def evaluation_schedule(settings: Settings) -> EvaluationSchedule:
+    return EvaluationSchedule.of(settings, has_data=bool(evaluation_sets(settings)))
+
+
+def _rewards(settings: Settings, sets: list[EvalSet]) -> dict[tuple[str | None, str | None], Rewards]:
+    """One for each reward that a data set names."""
+    return {
+        (rm_type, path): Rewards(
+            dataclasses.replace(
+                settings, rollout=dataclasses.replace(settings.rollout, rm_type=rm_type, custom_rm_path=path)
+            )
+        )
+        for rm_type, path in {_reward_name(each) for each in sets}
+    }
+
+
+def _reward_name(each: EvalSet) -> tuple[str | None, str | None]:
+    return each.options.rm_type, each.options.custom_rm_path
+
+
+def _prompt_text(settings: Settings) -> PromptText:
+    """How prompts are rendered, to count their tokens."""
+    from transformers import AutoTokenizer
+
+    data, checkpoint = settings.data, settings.checkpoint.hf_checkpoint
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{checkpoint}: its tokenizer can't be loaded: {error}.", next_step="Restore its files in --hf-checkpoint."
+        ) from error
+    return PromptText(
+        tokenizer, apply_chat_template=data.apply_chat_template, template_kwargs=data.apply_chat_template_kwargs
+    )
