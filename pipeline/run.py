@@ -225,7 +225,10 @@ class _Session:
         """Wait for what is still being evaluated, with all training saved."""
         if self._evaluations.are_going_on:
             await self._commit_last(publisher)
-            await self._workers.guarded(self._evaluations.finish(lambda: self._interrupts.stop_asked))
+            await self._workers.guarded(self._evaluations.finish(self._stop_asked))
+
+    def _stop_asked(self) -> bool:
+        return self._interrupts.stop_asked
 
     async def _commit_last(self, publisher: WeightPublisher) -> None:
         """Commit the newest rollout batch, unless it is."""
@@ -349,7 +352,7 @@ class _Session:
         """Publish if it is due after this rollout batch, by `is_due` or by the interval of publications."""
         publication = None
         if is_due or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
-            await self._workers.guarded(self._evaluations.before_publication())
+            await self._workers.guarded(self._evaluations.before_publication(self._stop_asked))
             publication = await self._workers.guarded(publisher.publish())
             for address, reason in publication.fenced.items():
                 self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
@@ -370,7 +373,7 @@ class _Session:
             stall_timeout_s=self._settings.queue.stall_timeout,
             report=self._view.waiting,
             check=self._stop_when_too_many_failed,
-            stop_asked=lambda: self._interrupts.stop_asked,
+            stop_asked=self._stop_asked,
         )
         if groups is None:
             return None

@@ -66,15 +66,20 @@ class Evaluations:
         generating = asyncio.create_task(self._producers.evaluation_generated(step))
         self._running.append(_Running(step, task, generating, time.monotonic()))
 
-    async def before_publication(self) -> None:
+    async def before_publication(self, stop_asked: Callable[[], bool]) -> None:
         """Wait until every response is there, so that one policy makes all; after a time the result may be mixed.
 
-        Rewards aren't waited for.
+        Rewards aren't waited for, nor is anything when the user asks to stop.
         """
         for running in self._running:
-            left_s = running.started + self._publication_wait_s - time.monotonic()
+            until = running.started + self._publication_wait_s
             waited_for = [running.task, running.generating]
-            await asyncio.wait(waited_for, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+            while (left_s := until - time.monotonic()) > 0 and not stop_asked():
+                done, _ = await asyncio.wait(
+                    waited_for, timeout=min(left_s, POLL_S), return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    break
         self.collect()
 
     def collect(self) -> None:
