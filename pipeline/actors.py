@@ -398,5 +398,9 @@ class RayQueueClient:
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
         await self._actor.release.remote(group_index, lease, reason)
 
+    async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
+        done: list[bool] = await self._actor.yield_groups.remote(encode(returns))
+        return done
+
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         await self._actor.drop.remote(group_index, lease, reason)

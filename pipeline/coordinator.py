@@ -55,6 +55,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     lease_seconds: float
     batch: int = 1
     """Groups that one rollout batch trains."""
+    surplus: int = 0
+    """Groups that may be generated beyond what the run needs, because a filter may reject as many."""
     max_staleness: int | None = None
     """Most versions that a token may be older than the one under which its batch is planned; None: no bound."""
     online_gc: bool = False
@@ -115,11 +117,12 @@ class Coordinator:
         """Hand out up to `max_groups` groups, to be generated under `policy_version` or a later one."""
         self.sweep()
         untrained = len(self._waiting) + len(self._leased)
-        still_needed = self._config.groups_wanted - len(self._trained) - untrained
-        room = min(max_groups, still_needed, self._most_untrained(policy_version) - untrained)
+        still_needed = self._config.groups_wanted - len(self._trained) - len(self._waiting)
+        wanted = still_needed + self._config.surplus - len(self._leased) if still_needed > 0 else 0
+        room = min(max_groups, wanted, self._most_untrained(policy_version) - untrained)
         self._backpressured = room <= 0
         if room <= 0:
-            return LeaseReply(LeaseStatus.DONE if still_needed <= 0 else LeaseStatus.BACKPRESSURE)
+            return LeaseReply(LeaseStatus.DONE if wanted <= 0 else LeaseStatus.BACKPRESSURE)
         if not self._storage.has_space():
             return LeaseReply(LeaseStatus.DISK_LOW)
         leased = self._queue.lease(worker_id, room)

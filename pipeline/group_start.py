@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import uuid
+from collections.abc import Collection, Sequence
 
 from pipeline.messages import Work
 from storage.columns import decode_group
@@ -30,14 +31,46 @@ def read_start(work: Work, pool: PayloadPool, num_samples: int) -> list[Sample]:
 
 def is_done(sample: Sample) -> bool:
     """Whether a sample is finished and rewarded."""
-    return sample.status in FINISHED and sample.reward is not None
+    return is_generated(sample) and sample.reward is not None
+
+
+def is_generated(sample: Sample) -> bool:
+    """Whether a sample is finished, with or without a reward."""
+    return sample.status in FINISHED and sample.response_length > 0
+
+
+def can_continue(sample: Sample) -> bool:
+    """Whether a sample is the beginning of a response that was aborted."""
+    return sample.status is Sample.Status.ABORTED and sample.response_length > 0
+
+
+def redone(samples: Sequence[Sample], failed: Collection[int]) -> list[Sample]:
+    """The samples, but a fresh one in place of each rollout with a sample whose `id` is in `failed`."""
+    rollouts = {rollout_of(sample) for sample in samples if id(sample) in failed}
+    kept: list[Sample] = []
+    for sample in samples:
+        if rollout_of(sample) not in rollouts:
+            kept.append(sample)
+        elif all(rollout_of(other) != rollout_of(sample) for other in kept):
+            kept.append(anew(sample))
+    return kept
+
+
+def rollout_of(sample: Sample) -> int | None:
+    """The execution that a sample is a segment of."""
+    return sample.index if sample.rollout_id is None else sample.rollout_id
+
+
+def oldest_of(group: Sequence[Sample]) -> int | None:
+    """Oldest policy version among the tokens of a group, None when nothing was sampled."""
+    return min((version for sample in group if (version := sample.min_version()) is not None), default=None)
 
 
 def anew(sample: Sample) -> Sample:
-    """The sample before it had a response."""
+    """The sample before it had a response; of a segment, before its whole rollout had one."""
     fresh = Sample(
         group_index=sample.group_index,
-        index=sample.index,
+        index=rollout_of(sample),
         prompt=sample.prompt,
         label=sample.label,
         metadata=copy.deepcopy(sample.metadata),

@@ -91,6 +91,8 @@ class ProducerStats(msgspec.Struct, frozen=True):
     wall_s: float
     failed_samples: dict[str, int] = {}
     """Reason -> failed samples of every attempt, whether the group was tried again or dropped."""
+    drifted_tokens: int = 0
+    """Sampled tokens that a generate function replaced; their samples were set aside."""
 
 
 class TrainReport(msgspec.Struct, frozen=True):

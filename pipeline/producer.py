@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.failed_groups import FailedGroups, Failure, most_telling
-from pipeline.group_maker import GroupMaker, MadeGroup
-from pipeline.group_start import read_start
+from pipeline.group_maker import GroupMaker, MadeGroup, UnfinishedGroup
+from pipeline.group_start import oldest_of, read_start
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, ProducerStats, Work
 from pipeline.producer_counts import ProducerCounts
 from pipeline.request_gate import RequestGate
 from pipeline.stopwatch import Stopwatch
+from storage.columns import EncodedGroup
 from storage.contracts import PayloadPool
+from storage.queue_types import GroupReturn, Stage
 from storage.writer import GroupWriter, WriteLimits
-from vime.errors import EngineError, GenerationAborted
+from vime.errors import EngineError, SampleError
+from vime.rollout.dynamic_filter import DynamicFilter, rejection
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ class QueueClient(Protocol):
     async def heartbeat(self, leases: list[bytes]) -> list[bool]: ...
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]: ...
     async def release(self, group_index: int, lease: bytes, reason: str) -> None: ...
+    async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]: ...
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None: ...
 
 
@@ -47,11 +51,11 @@ class ProducerSettings:
 
 
 @dataclass(frozen=True)
-class _Finished:
-    """A group on its way to the pool."""
+class _Outgoing:
+    """A group on its way to the pool: made, or to be gone on with."""
 
     work: Work
-    made: MadeGroup
+    outcome: MadeGroup | UnfinishedGroup
 
 
 class Producer:
@@ -65,17 +69,18 @@ class Producer:
         gate: RequestGate,
         groups: GroupMaker,
         failed_groups: FailedGroups,
+        dynamic_filter: DynamicFilter,
         write_limits: WriteLimits | None = None,
     ) -> None:
         """`groups` sends its requests through `gate`."""
         self._settings, self._queue, self._pool = settings, queue, pool
-        self.gate, self._groups = gate, groups
+        self.gate, self._groups, self._filter = gate, groups, dynamic_filter
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[bytes, tuple[Work, asyncio.Task[None]]] = {}
         self._failed = failed_groups
         self._failures: dict[int, int] = {}
-        self._writer: GroupWriter[_Finished] = GroupWriter(pool, settings.worker_id, write_limits)
+        self._writer: GroupWriter[_Outgoing] = GroupWriter(pool, settings.worker_id, write_limits)
         self._num_putting = 0
         self._generated: set[bytes] = set()
         self._queue_is_full = False
@@ -109,6 +114,7 @@ class Producer:
             blocked_s=self._blocked.total_s(),
             wall_s=self.gate.wall_s(),
             failed_samples=dict(self._failed.num_samples_by_reason),
+            drifted_tokens=self._groups.num_drifted_tokens,
         )
 
     async def run(self) -> None:
@@ -154,40 +160,66 @@ class Producer:
 
     async def _produce(self, work: Work) -> None:
         """One group, from lease to outbox. A failed group goes back to the queue, or is set aside at last."""
-        try:
-            start = await asyncio.to_thread(read_start, work, self._pool, self._settings.n_samples_per_prompt)
-            outcome = await self._groups.make(start)
-        except GenerationAborted as error:
-            self._counts.groups_aborted += 1
-            await self._release(work, f"aborted: {error.message}")
-            return
+        start = await asyncio.to_thread(read_start, work, self._pool, self._settings.n_samples_per_prompt)
+        outcome = await self._groups.make(start)
         if isinstance(outcome, MadeGroup):
-            self._failures.pop(work.group_index, None)
-            self._generated.add(work.lease)
-            await self._put(_Finished(work, outcome))
-        else:
+            await self._group_made(work, outcome)
+        elif outcome.failures:
             await self._group_failed(work, outcome)
+        else:
+            self._counts.groups_aborted += 1
+            await self._give_back(work, outcome)
 
-    async def _put(self, finished: _Finished) -> None:
+    async def _group_made(self, work: Work, made: MadeGroup) -> None:
+        """Publish a group, or have it dropped where the filter rejects it."""
+        try:
+            judged = await self._filter.judge(made.samples)
+        except SampleError as error:
+            failures = [Failure(made.samples, error)]
+            await self._group_failed(work, UnfinishedGroup(made.samples, failures, error.message))
+            return
+        self._failures.pop(work.group_index, None)
+        if judged.keep:
+            await self._put(_Outgoing(work, made), made.group)
+        else:
+            await self._queue.drop(work.group_index, work.lease, rejection(judged))
+            self._held.pop(work.lease, None)
+
+    async def _put(self, outgoing: _Outgoing, group: EncodedGroup) -> None:
         """Hand a group to the writer, which may make this wait; that counts as blocked."""
+        self._generated.add(outgoing.work.lease)
         self._num_putting += 1
         self._note_blocked()
         try:
-            await self._writer.put(finished.made.group, finished.work.lease, finished)
+            await self._writer.put(group, outgoing.work.lease, outgoing)
         finally:
             self._num_putting -= 1
             self._note_blocked()
-            self._generated.discard(finished.work.lease)
+            self._generated.discard(outgoing.work.lease)
+
+    async def _give_back(self, work: Work, unfinished: UnfinishedGroup) -> None:
+        """Have the queue hand out the group again, with what it has; without it where that can't be stored."""
+        if not unfinished.has_responses:
+            await self._release(work, unfinished.reason)
+            return
+        try:
+            encoded = await asyncio.to_thread(self._groups.encode, unfinished.samples)
+        except SampleError as error:
+            logger.warning("group %d is generated anew: %s", work.group_index, error)
+            await self._release(work, unfinished.reason)
+            return
+        await self._put(_Outgoing(work, unfinished), encoded)
 
     def _note_blocked(self) -> None:
         self._blocked.set(self._queue_is_full or self._num_putting > 0)
 
-    async def _group_failed(self, work: Work, failures: list[Failure]) -> None:
+    async def _group_failed(self, work: Work, unfinished: UnfinishedGroup) -> None:
         """Write letters of the samples that failed, then try the group again or drop it for good.
 
         An engine's failure says nothing of a sample: it gets a letter only when the group is dropped.
         """
-        group_index, cause = work.group_index, most_telling(failures)
+        group_index, failures = work.group_index, unfinished.failures
+        cause = most_telling(failures)
         attempts = self._failures[group_index] = self._failures.get(group_index, 0) + 1
         logger.warning("group %d failed, attempt %d (%s): %s", group_index, attempts, cause.reason, cause.error)
         dropping = attempts >= self._settings.max_attempts
@@ -197,21 +229,31 @@ class Producer:
             self._held.pop(work.lease, None)
         else:
             await asyncio.sleep(RETRY_S)
-            await self._release(work, str(cause.error))
+            await self._give_back(work, unfinished)
 
     async def _release(self, work: Work, reason: str) -> None:
         await self._queue.release(work.group_index, work.lease, reason)
         self._held.pop(work.lease, None)
 
     async def _publish_loop(self) -> None:
-        """Have accepted what became durable, all of one transaction together."""
+        """Have accepted, or taken back, what became durable: all of one transaction together."""
         async for batch in self._writer.batches():
-            replies = await self._queue.accept(
-                [AcceptRequest(finished.work.lease, ref, finished.made.summary) for finished, ref in batch]
-            )
-            for (finished, _), reply in zip(batch, replies, strict=True):
-                self._held.pop(finished.work.lease, None)
-                self._counts.answered(finished.made.samples, accepted=reply.position is not None)
+            made = [(item.work, item.outcome, ref) for item, ref in batch if isinstance(item.outcome, MadeGroup)]
+            if made:
+                replies = await self._queue.accept(
+                    [AcceptRequest(work.lease, ref, group.summary) for work, group, ref in made]
+                )
+                for (_, group, _), reply in zip(made, replies, strict=True):
+                    self._counts.answered(group.samples, accepted=reply.position is not None)
+            returns = [
+                GroupReturn(item.work.lease, ref, Stage.PARTIAL, oldest_of(item.outcome.samples))
+                for item, ref in batch
+                if isinstance(item.outcome, UnfinishedGroup)
+            ]
+            if returns:
+                await self._queue.yield_groups(returns)
+            for item, _ in batch:
+                self._held.pop(item.work.lease, None)
 
     async def _all_accepted(self) -> None:
         """Until every finished group is with the queue."""

@@ -18,9 +18,13 @@ from storage.contracts import PayloadPool
 from storage.dead_letters import DeadLetterBox
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
+from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import SampleGenerator
 from vime.rollout.no_reward import no_reward
+from vime.rollout.own_functions import OwnFunctions
+from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import RewardFunction, Rewards
+from vime.rollout.sample_hooks import SampleHooks
 from vime.rollout.supervised import RecordReader
 from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
@@ -42,16 +46,19 @@ async def build_producer(
     engines = [EngineClient(address) for address in engine_addresses]
     gate = RequestGate(engines)
     rewards = build_rewards(settings)
-    samples, closers = await build_sample_maker(settings, gate, rewards)
+    functions, args = OwnFunctions(), HookArgs(settings)
+    samples, closers = await build_sample_maker(settings, gate, rewards, functions)
     groups = GroupMaker(
         GroupSettings(
             reward_timeout_s=rollout.reward_timeout,
             reward_key=rollout.reward_key,
             needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
             sc_dtype=settings.queue.rollout_queue_sc_dtype,
+            continues_aborted=rollout.partial_rollout,
+            masks_continued=rollout.mask_offpolicy_in_partial_rollout,
         ),
         samples,
-        HookArgs(settings),
+        args,
         rewards.of_group if rewards is not None and rollout.group_rm else None,
     )
     producer_settings = ProducerSettings(
@@ -64,9 +71,11 @@ async def build_producer(
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
     failed = FailedGroups(box, pool if keeps_all else None)
-    producer = Producer(producer_settings, queue, pool, gate, groups, failed)
+    dynamic_filter = DynamicFilter(functions, args, rollout.dynamic_sampling_filter_path)
+    producer = Producer(producer_settings, queue, pool, gate, groups, failed, dynamic_filter)
 
     async def close_pool() -> None:
+        functions.close()
         pool.close()
 
     closers += [engine.close for engine in engines]
@@ -80,25 +89,33 @@ def build_rewards(settings: Settings) -> Rewards | None:
 
 
 async def build_sample_maker(
-    settings: Settings, gate: RequestGate, rewards: Rewards | None
+    settings: Settings, gate: RequestGate, rewards: Rewards | None, functions: OwnFunctions
 ) -> tuple[SampleMaker, list[Closer]]:
-    """What makes the run's samples, and what must be awaited to close what it uses; `rewards` stay the caller's."""
+    """What makes the run's samples, and what must be awaited to close what it uses.
+
+    `rewards` and `functions`, which call those of the user's own, stay the caller's.
+    """
     rollout = settings.rollout
     reward: RewardFunction | None = no_reward if rewards is None else rewards.of_sample
     teacher = await _engine_teacher(settings)
+    args = HookArgs(settings)
     maker = SampleMaker(
         MakerSettings(
             sampling=rollout_sampling(settings),
             reward_timeout_s=rollout.reward_timeout,
             reward_key=rollout.reward_key,
             salt_by_version=settings.weights.prefix_cache_salt == "version",
+            generate_function_path=rollout.custom_generate_function_path,
         ),
         gate,
         build_generator(settings),
         None if rollout.group_rm and rewards is not None else reward,
-        HookArgs(settings),
+        args,
         teacher,
+        OwnGenerate(functions, args),
+        SampleHooks(functions, args, rollout.rollout_sample_hook_path),
     )
+
     return maker, [] if teacher is None else [teacher.close]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pipeline.group_start import is_done, read_start
+from pipeline.group_start import is_done, oldest_of, read_start
 from pipeline.lease_keeper import LeaseKeeper
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, Work
 from storage.columns import EncodedGroup
@@ -135,7 +135,7 @@ class QueueDataSource:
             part = storable[start : start + MAX_GROUPS_PER_CALL]
             refs = self._publish([(encoded, leases[number]) for number, encoded in part])
             returns = [
-                GroupReturn(leases[number], ref, stage_of(groups[number]), _min_version(groups[number]))
+                GroupReturn(leases[number], ref, stage_of(groups[number]), oldest_of(groups[number]))
                 for (number, _), ref in zip(part, refs, strict=True)
             ]
             for (number, _), went_back in zip(part, self._queue.yield_groups(returns), strict=True):
@@ -262,10 +262,6 @@ def stage_of(group: Sequence[Sample]) -> Stage:
     if all(map(is_done, group)):
         return Stage.COMPLETED
     return Stage.PARTIAL if any(sample.response_length for sample in group) else Stage.FRESH
-
-
-def _min_version(group: Sequence[Sample]) -> int | None:
-    return min((version for sample in group if (version := sample.min_version()) is not None), default=None)
 
 
 def _lease_of(group: Sequence[Sample]) -> bytes:

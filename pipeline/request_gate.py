@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from pipeline.serving_engines import ServingEngines
@@ -25,8 +26,12 @@ class RequestGate:
         self._started: float | None = None
         self.policy_version = 0
         """Version under which requests start now."""
-        self.num_requests = 0
-        """In flight."""
+        self._num_requests = self._num_busy = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight; a generate function that runs counts as one where it sends its requests by itself."""
+        return max(self._num_requests, self._num_busy)
 
     def pause(self) -> None:
         """Start no request until `resume`; running ones go on."""
@@ -60,11 +65,12 @@ class RequestGate:
         """
         await self.opened()
         engine = self._engines.of_group(group_index)
-        self._count(+1)
-        try:
+        with self._counted("_num_requests"):
             return await self._engines.request(engine, work(engine, self.policy_version))
-        finally:
-            self._count(-1)
+
+    def busy(self) -> AbstractContextManager[None]:
+        """While a generate function of the user's own runs, which may send requests past the gate."""
+        return self._counted("_num_busy")
 
     def idle_s(self) -> float:
         """Seconds in which no request was in flight, since the gate was first resumed."""
@@ -74,6 +80,12 @@ class RequestGate:
         """Seconds since the gate was first resumed."""
         return 0.0 if self._started is None else time.monotonic() - self._started
 
-    def _count(self, change: int) -> None:
-        self.num_requests += change
-        self._idle.set(self.num_requests == 0)
+    @contextmanager
+    def _counted(self, name: str) -> Iterator[None]:
+        vars(self)[name] += 1
+        self._idle.set(False)
+        try:
+            yield
+        finally:
+            vars(self)[name] -= 1
+            self._idle.set(self.num_requests == 0)

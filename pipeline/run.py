@@ -64,6 +64,7 @@ from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import RewardError
+from vime.rollout.dynamic_filter import without_rejections
 from vime.settings.groups import Settings
 from vime.settings.import_paths import load_function
 from vime.settings.parse import HookArgs
@@ -137,7 +138,8 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
         branch=start.branch,
         trained=trained,
         groups_wanted=len(PositionRanges(trained)) + left * batch,
-        max_groups=queue.rollout_queue_max_groups or 2 * batch,
+        max_groups=queue.rollout_queue_max_groups or max(2 * batch, data.over_sampling_batch_size or 0),
+        surplus=max(0, (data.over_sampling_batch_size or batch) - batch),
         lease_seconds=queue.rollout_queue_lease_seconds,
         next_group_index=0 if start.state is None else start.state.next_group_index,
         memory=None if start.state is None else start.state.memory,
@@ -417,7 +419,7 @@ class _Session:
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
         dropped, generated = this_session(counts, self._at_start)
         allowed = self._settings.rollout.rollout_max_failed_fraction
-        check_failed_fraction(dropped, generated, allowed=allowed, run=self._folder.root)
+        check_failed_fraction(without_rejections(dropped), generated, allowed=allowed, run=self._folder.root)
         accepted = counts.trained + counts.pending - self._at_start.trained - self._at_start.pending
         batch = self._settings.data.rollout_batch_size or 1
         check_some_accepted(dropped, accepted, batch=batch, run=self._folder.root)

@@ -89,7 +89,8 @@ def newest_commit(run: Path, branches: dict[str, dict[str, Any]], counted: dict[
 
 
 def sample_twice(steps: Iterable[Step]) -> list[str]:
-    counts = Counter(sample for _, _, samples in steps for sample in samples)
+    """Samples of more than one step; segments of one rollout share their number, and are trained in one step."""
+    counts = Counter(sample for _, _, samples in steps for sample in set(samples))
     return [f"sample {sample}: trained {count} times" for sample, count in sorted(counts.items()) if count > 1]
 
 

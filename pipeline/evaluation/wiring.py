@@ -18,8 +18,11 @@ from pipeline.sample_maker import MakerSettings, SampleMaker
 from recovery.branch import read_branches
 from recovery.commit import CommitParent
 from vime.errors import DataError
+from vime.rollout.own_functions import OwnFunctions
+from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.prompt_text import PromptText
 from vime.rollout.rewards import Rewards
+from vime.rollout.sample_hooks import SampleHooks
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.settings.schemas.eval_sets import evaluation_sets
@@ -60,13 +63,21 @@ def build_evaluator(settings: Settings, gate: RequestGate, num_engines: int) -> 
         for each in opened
     ]
     rollout = settings.rollout
-    maker_settings = MakerSettings(
-        sampling=sets[0].sampling,
-        reward_timeout_s=rollout.reward_timeout,
-        reward_key=None,
-        salt_by_version=settings.weights.prefix_cache_salt == "version",
+    functions, hook_args = OwnFunctions(), HookArgs(settings)
+    maker = SampleMaker(
+        MakerSettings(
+            sampling=sets[0].sampling,
+            reward_timeout_s=rollout.reward_timeout,
+            reward_key=None,
+            salt_by_version=settings.weights.prefix_cache_salt == "version",
+        ),
+        gate,
+        build_generator(settings),
+        None,
+        hook_args,
+        own=OwnGenerate(functions, hook_args),
+        hooks=SampleHooks(functions, hook_args, rollout.rollout_sample_hook_path),
     )
-    hook_args = HookArgs(settings)
     evaluator = Evaluator(
         EvaluatorSettings(
             run_folder=RunFolder.of(settings).root,
@@ -75,10 +86,14 @@ def build_evaluator(settings: Settings, gate: RequestGate, num_engines: int) -> 
             reward_timeout_s=rollout.reward_timeout,
         ),
         sets,
-        SampleMaker(maker_settings, gate, build_generator(settings), None, hook_args),
+        maker,
         hook_args,
     )
-    return evaluator, [each.close for each in rewards.values()]
+
+    async def close_functions() -> None:
+        functions.close()
+
+    return evaluator, [close_functions, *(each.close for each in rewards.values())]
 
 
 def evaluates_first(settings: Settings, run: Path, *, step: int, parent: CommitParent | None) -> bool:

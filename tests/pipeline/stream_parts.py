@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
@@ -23,13 +24,18 @@ from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.memory_parts import PartTable
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
+from storage.queue_types import GroupReturn
 from storage.writer import WriteLimits
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.data.prompts import PromptSource
+from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.own_functions import OwnFunctions
+from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction
+from vime.rollout.sample_hooks import SampleHooks
 from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
@@ -62,6 +68,7 @@ class LocalQueue:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self.released: list[str] = []
+        self.yielded: list[GroupReturn] = []
 
     async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
         return self.coordinator.lease(worker_id, max_groups, policy_version)
@@ -75,6 +82,10 @@ class LocalQueue:
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
         self.released.append(reason)
         self.coordinator.release(group_index, lease, reason)
+
+    async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
+        self.yielded += returns
+        return self.coordinator.yield_groups(returns)
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
         self.coordinator.drop(group_index, lease, reason)
@@ -138,7 +149,9 @@ async def stream(
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
     source = PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2))
-    config = CoordinatorConfig("branch", [], groups_wanted, max_groups, lease_seconds=60.0)
+    config = CoordinatorConfig(
+        "branch", [], groups_wanted, max_groups, lease_seconds=60.0, surplus=changes.get("surplus", 0)
+    )
     coordinator, opened = (_in_memory if in_memory else _on_disk)(folder, source, config)
     queue = LocalQueue(coordinator)
     engines_serve = generator is None
@@ -152,14 +165,27 @@ async def stream(
         grouped.reward_timeout_s,
         grouped.reward_key,
         salt_by_version=True,
+        generate_function_path=changes.get("generate_function_path"),
     )
-    with closing(opened) as pool:
+    functions = OwnFunctions()
+    hooks = SampleHooks(functions, None, changes.get("hook_paths", ()))
+    with closing(functions), closing(opened) as pool:
         async with EngineClient(engine.address) as client:
             gate = RequestGate([client] if engines_serve else [])
-            samples = SampleMaker(making, gate, generator, None if group_reward else reward, None, teacher)
+            samples = SampleMaker(
+                making,
+                gate,
+                generator,
+                None if group_reward else reward,
+                None,
+                teacher,
+                OwnGenerate(functions, None),
+                hooks,
+            )
             groups = GroupMaker(grouped, samples, None, group_reward)
             failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
-            producer = Producer(settings, queue, pool, gate, groups, failed, write_limits)
+            dynamic_filter = DynamicFilter(functions, SimpleNamespace(reward_key=None), changes.get("filter_path"))
+            producer = Producer(settings, queue, pool, gate, groups, failed, dynamic_filter, write_limits)
             running = asyncio.create_task(producer.run())
             if not paused:
                 producer.resume_admission(1)

@@ -13,6 +13,7 @@ from vime.backends.vllm_utils.protocol import NO_COLUMNS, GenerateRequest, Sampl
 from vime.errors import GenerationAborted, SampleError
 from vime.rollout.prompt_text import PromptText, Tokenizer
 from vime.rollout.sampling import SamplingSettings
+from vime.utils.routed_experts import num_routed
 from vime.utils.types import Sample
 
 
@@ -73,7 +74,7 @@ class SampleGenerator:
             sampling=sampling.of_request(sample, remaining),
             cache_salt=cache_salt,
             columns=NO_COLUMNS if evaluation else self._settings.columns,
-            routes_from=len(sample.tokens) - 1 if sample.response_length else 0,
+            routes_from=num_routed(sample.rollout_routed_experts),
         )
         result = await engine.generate(request)
         sample.append_response_tokens(None, result.token_ids, result.log_probs, meta_info=answer_info(request, result))

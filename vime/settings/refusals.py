@@ -106,7 +106,6 @@ REFUSALS: tuple[Refusal, ...] = (
             None if settings.rollout.custom_generate_function_path else settings.data.multimodal_keys
         ),
     ),
-    *unless_default("--over-sampling-batch-size", "Groups are not filtered.", "dynamic sampling"),
     # Generation and rewards
     Refusal(
         "--rollout-function-path",
@@ -119,17 +118,10 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
     ),
     *unless_default(
-        "--custom-generate-function-path --rollout-sample-hook-path "
         "--rollout-sample-filter-path --rollout-all-samples-process-path --rollout-data-postprocess-path "
         "--custom-convert-samples-to-train-data-path",
         "The hook is not called.",
         "rollout hooks",
-    ),
-    *unless_default("--dynamic-sampling-filter-path", "Groups are not filtered.", "dynamic sampling"),
-    *unless_default(
-        "--partial-rollout --mask-offpolicy-in-partial-rollout",
-        "An aborted group is generated anew.",
-        "continuation of aborted samples",
     ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective

@@ -32,6 +32,13 @@ def join_routes(routes: Any, where: str) -> Routes:
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
+def num_routed(routes: Any) -> int:
+    """Number of tokens that have routes, from the first one on."""
+    if routes is None:
+        return 0
+    return sum(map(len, routes)) if isinstance(routes, list) else len(routes)
+
+
 def continue_routes(earlier: Any, rows: Any, start: int, num_rows: int, where: str) -> Routes:
     """Routes of a sample after an answer of the engine that covers `num_rows` rows from row `start` on.
 

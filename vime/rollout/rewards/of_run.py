@@ -62,7 +62,7 @@ class Rewards:
             timeout_s=self._timeout_s,
             proxy=rollout.http_proxy,
         )
-        self._side = SideLoop()
+        self._side = SideLoop("rewards")
 
     @property
     def of_sample(self) -> TimedReward:

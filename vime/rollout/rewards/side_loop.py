@@ -14,7 +14,9 @@ RESPONSE_S = 1.0
 class SideLoop:
     """Runs coroutines. A loop that one of them has blocked for good is left behind, and the next gets a new one."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """`name` is that of its thread."""
+        self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -41,7 +43,7 @@ class SideLoop:
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=[self._loop], name="rewards", daemon=True).start()
+            threading.Thread(target=_run, args=[self._loop], name=self._name, daemon=True).start()
         return self._loop
 
 

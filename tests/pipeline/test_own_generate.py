@@ -1,0 +1,140 @@
+"""Generate functions and sample hooks of the user's own in the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.columns import decode_group
+from tests.pipeline.own_generate_functions import TOOL_TOKENS
+from tests.pipeline.stream_parts import Parts, stream
+from tests.support.standin_engine import StandinEngine
+from vime.backends.vllm_utils.protocol import SampleColumns
+from vime.utils.types import Sample
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+FUNCTIONS = "tests.pipeline.own_generate_functions"
+COLUMNS = SampleColumns(num_candidates=3, routes=True, nucleus=True)
+
+
+def own(name: str) -> dict[str, Any]:
+    return {"generate_function_path": f"{FUNCTIONS}.{name}"}
+
+
+async def accepted(parts: Parts, count: int) -> list[list[Sample]]:
+    await parts.until_pending(count)
+    groups = await parts.coordinator.wait_for_groups(count, 1) or []
+    stored = [parts.pool.read_group(group.ref) for group in groups]
+    return [decode_group(group.header, group.columns) for group in stored]
+
+
+def check_two_turns(sample: Sample) -> None:
+    """Five tokens of the model's, three of the tool's, five of the model's: as they were said."""
+    assert sample.response_length == 13
+    assert sample.tokens[sample.prompt_length + 5 : sample.prompt_length + 8] == TOOL_TOKENS
+    assert sample.loss_mask == [1] * 5 + [0] * 3 + [1] * 5
+    assert (sample.rollout_log_probs or [])[5:8] == [0.0] * 3
+    assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1  # type: ignore[arg-type]
+    assert len(sample.rollout_topk_token_ids) == 13  # type: ignore[arg-type]
+    offsets = sample.rollout_top_p_token_offsets
+    assert offsets is not None
+    assert len(offsets) == 14
+    assert offsets[5] == offsets[8]
+
+
+async def test_turns_of_a_tool_lie_between_the_models_own_tokens_and_are_not_trained(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async with stream(
+        tmp_path, engine, groups_wanted=2, columns=COLUMNS, response_tokens=40, **own("two_turns")
+    ) as parts:
+        samples = [sample for group in await accepted(parts, 2) for sample in group]
+        assert parts.producer.stats().drifted_tokens == 0
+    for sample in samples:
+        check_two_turns(sample)
+        assert sample.version_spans == [(1, 0, 5), (1, 8, 13)]
+
+
+async def test_a_conversation_that_was_aborted_in_its_middle_goes_on_there(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    engine.faults.num_tokens_before_abort = 3
+    async with stream(
+        tmp_path, engine, groups_wanted=1, columns=COLUMNS, response_tokens=40, continues_aborted=True,
+        **own("two_turns"),
+    ) as parts:  # fmt: skip
+        while not parts.producer.stats().groups_aborted:
+            await asyncio.sleep(0.01)
+        engine.version = "2"
+        engine.faults.num_tokens_before_abort = None
+        samples = (await accepted(parts, 1))[0]
+    for sample in samples:
+        check_two_turns(sample)
+        assert {version for version, _, _ in sample.version_spans} == {1, 2}
+
+
+async def test_segments_of_one_rollout_are_planned_and_trained_as_one(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(tmp_path, engine, groups_wanted=1, **own("two_segments")) as parts:
+        samples = (await accepted(parts, 1))[0]
+        (group,) = await parts.coordinator.wait_for_groups(1, 1) or []
+    assert [sample.rollout_id for sample in samples] == [0, 0, 1, 1]
+    assert group.summary.rollout_ids == [0, 0, 1, 1]
+    assert [sample.reward for sample in samples] == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("raising", "generate_raised"),
+        ("returning_text", "generate_answer"),
+        ("hotter", "sampling_params"),
+        ("retokenising", "retokenised"),
+    ],
+)
+async def test_a_generate_function_that_fails_sets_its_sample_aside_with_a_reason(
+    tmp_path: Path, engine: StandinEngine, name: str, reason: str
+) -> None:
+    async with stream(tmp_path, engine, groups_wanted=2, max_attempts=1, **own(name)) as parts:
+        groups = await accepted(parts, 2)
+        assert {group[0].group_index for group in groups} == {1, 2}
+        assert parts.coordinator.counts().dropped == {reason: 1}
+        assert parts.producer.stats().drifted_tokens == (2 if name == "retokenising" else 0)
+
+
+async def test_a_generate_function_that_blocks_its_loop_holds_up_no_control_call(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async with stream(tmp_path, engine, groups_wanted=1, **own("blocking")) as parts:
+        while parts.producer.stats().in_flight_requests == 0:
+            await asyncio.sleep(0.005)
+        started = time.monotonic()
+        parts.producer.pause_admission()
+        await asyncio.sleep(0.05)
+        assert time.monotonic() - started < 0.2
+        parts.producer.resume_admission(1)
+        assert len(await accepted(parts, 1)) == 1
+
+
+async def test_a_function_is_told_of_evaluation_only_where_it_takes_that(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(tmp_path, engine, groups_wanted=1, **own("evaluating")) as parts:
+        assert [sample.metadata["evaluation"] for sample in (await accepted(parts, 1))[0]] == [False, False]
+
+
+async def test_hooks_see_each_sample_before_its_reward_in_their_order(tmp_path: Path, engine: StandinEngine) -> None:
+    paths = (f"{FUNCTIONS}.count_calls", f"{FUNCTIONS}.replace_sample")
+    async with stream(tmp_path, engine, groups_wanted=1, hook_paths=paths) as parts:
+        samples = (await accepted(parts, 1))[0]
+    assert [sample.metadata["hooks"] for sample in samples] == [["count", "replaced"]] * 2
+
+
+async def test_a_hook_that_returns_no_sample_sets_its_sample_aside(tmp_path: Path, engine: StandinEngine) -> None:
+    async with stream(
+        tmp_path, engine, groups_wanted=1, max_attempts=1, hook_paths=(f"{FUNCTIONS}.odd_hook",)
+    ) as parts:
+        assert (await accepted(parts, 1))[0][0].group_index == 1
+        assert parts.coordinator.counts().dropped == {"sample_hook_answer": 1}

@@ -1,0 +1,1 @@
+"""Filters of groups that come with vime, for --dynamic-sampling-filter-path."""

@@ -1,0 +1,39 @@
+"""Stock generation, for generate functions of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vime.errors import SampleError
+from vime.rollout.sample_call import current_call
+from vime.utils.types import Sample
+
+
+async def generate(args: Any, sample: Sample, sampling_params: Mapping[str, Any] | None = None) -> Sample:  # noqa: ARG001
+    """Have an engine of the run say what comes after `sample.tokens`, or after its prompt where there are none yet.
+
+    The tokens are appended with their log-probabilities, policy versions and whatever else training needs of them, and
+    `response`, `response_length`, `loss_mask` and `status` follow. When the request was aborted, the status is ABORTED:
+    return the sample then. `sampling_params` are those that the generate function got, or some of them changed.
+
+    Raises:
+        SampleError: the sample is finished and nothing was appended since, or a parameter can't be changed.
+        EngineError: the engine failed or could not be reached.
+    """
+    call = current_call()
+    sampling = call.sampling.changed(sampling_params or {}, evaluation=call.evaluation)
+    if sample.status not in (Sample.Status.PENDING, Sample.Status.ABORTED) and not _ends_with_others_tokens(sample):
+        raise SampleError(
+            f"sample {sample.index} of group {sample.group_index}: its status is {sample.status.value}, allowed: "
+            "pending or aborted.",
+            next_step="Append what the environment said before asking for more.",
+            reason="status",
+        )
+    await call.continue_sample(sample, sampling)
+    return sample
+
+
+def _ends_with_others_tokens(sample: Sample) -> bool:
+    """Whether the last token is a tool's or an environment's."""
+    return bool(sample.response_length and sample.loss_mask and not sample.loss_mask[-1])
