@@ -15,8 +15,7 @@ import msgspec
 import ray
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
-from pipeline.evaluation.evaluator import Evaluator
-from pipeline.evaluation.wiring import build_evaluator
+from pipeline.evaluation.wiring import AnyEvaluator, build_evaluator
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, encode
 from pipeline.parity_probe import ProbeSequence, probe_engines
 from pipeline.planner import BatchPlan
@@ -41,6 +40,7 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.errors import VimeError
 from vime.settings.groups import Settings
+from vime.settings.parse import HookArgs
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class ProducerActor:
         log_to_file(RunFolder.of(self._settings).log(f"producer_{number}"))
         self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
         self._producer: Producer | None = None
-        self._evaluator: Evaluator | None = None
+        self._evaluator: AnyEvaluator | None = None
 
     async def pid(self) -> int:
         return os.getpid()
@@ -233,7 +233,9 @@ class ProducerActor:
         queue = RayQueueClient(self._coordinator)
         pool = open_pool(self._settings, self._coordinator)
         self._producer, self._closers = await build_producer(self._settings, queue, pool, self._addresses, self._number)
-        built = await asyncio.to_thread(build_evaluator, self._settings, self._producer.gate, len(self._addresses))
+        built = await asyncio.to_thread(
+            build_evaluator, self._settings, self._producer.gate, len(self._addresses), HookArgs(self._settings)
+        )
         if built is not None:
             self._evaluator, closers = built
             self._closers = [*self._closers, *closers]
@@ -270,7 +272,7 @@ class ProducerActor:
     async def stats(self) -> bytes:
         return encode(self._started().stats())
 
-    def _evaluating(self) -> Evaluator:
+    def _evaluating(self) -> AnyEvaluator:
         if self._evaluator is None:
             raise RuntimeError("this run has no evaluation data sets")
         return self._evaluator

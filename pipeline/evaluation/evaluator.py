@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.evaluation.answers import answer_of, write_answers
+from pipeline.evaluation.log_function import EvalLog
 from pipeline.evaluation.prompts import EvalSet
 from pipeline.evaluation.records import EvalAnswer, EvaluationRecord
-from pipeline.evaluation.scores import data_set_metrics, data_set_result, one_version, versions_of
+from pipeline.evaluation.scores import evaluation_record
 from pipeline.group_start import anew
 from pipeline.sample_maker import SampleMaker
 from vime.errors import EngineError, GenerationAborted
@@ -64,12 +65,21 @@ class _Answering:
             self.generated.set()
 
 
+_Answered = tuple[EvalAnswer, Sample]
+
+
 class Evaluator:
     """Makes evaluations; several may go on at once. `maker` leaves samples unscored."""
 
     def __init__(
-        self, settings: EvaluatorSettings, sets: Sequence[EvaluatedSet], maker: SampleMaker, hook_args: Any
+        self,
+        settings: EvaluatorSettings,
+        sets: Sequence[EvaluatedSet],
+        maker: SampleMaker,
+        hook_args: Any,
+        log: EvalLog | None = None,
     ) -> None:
+        self._log = log
         self._settings, self._sets, self._maker, self._hook_args = settings, list(sets), maker, hook_args
         self._requests = asyncio.Semaphore(settings.max_requests)
         self._going_on: dict[int, _Answering] = {}
@@ -79,45 +89,35 @@ class Evaluator:
 
         An answer that fails is counted under its reason, and nowhere else. Raises `StorageError`.
         """
+        names = [each.prompts.name for each in self._sets]
         number = sum(len(each.prompts.source) * each.prompts.num_attempts for each in self._sets)
         answering = self._going_on[step] = _Answering(number, asyncio.Event(), time.monotonic())
         try:
-            answers = await asyncio.gather(*(self._answer_set(each, answering) for each in self._sets))
+            every = await asyncio.gather(*(self._answer_set(each, answering) for each in self._sets))
         finally:
             answering.generated.set()
             del self._going_on[step]
+        answers = {name: [answer for answer, _ in made] for name, made in zip(names, every, strict=True)}
         path = self._settings.run_folder / "evaluations" / f"{step}.jsonl"
-        await asyncio.to_thread(write_answers, path, [answer for of_set in answers for answer in of_set])
-        return self._record(step, branch, answers, answering, path)
+        await asyncio.to_thread(write_answers, path, [answer for of_set in answers.values() for answer in of_set])
+        record = evaluation_record(
+            answers,
+            evaluation=step,
+            branch=branch,
+            generate_s=answering.generate_s,
+            seconds=time.monotonic() - answering.started,
+            answers_file=str(path.relative_to(self._settings.run_folder)),
+        )
+        if self._log is None:
+            return record
+        return await self._log(record, {name: _for_hooks(made) for name, made in zip(names, every, strict=True)})
 
     async def generated(self, step: int) -> None:
         """Wait until every response of an evaluation that goes on is there; rewards may be missing."""
         if step in self._going_on:
             await self._going_on[step].generated.wait()
 
-    def _record(
-        self, step: int, branch: str, answers: Sequence[list[EvalAnswer]], answering: _Answering, path: Path
-    ) -> EvaluationRecord:
-        names = [each.prompts.name for each in self._sets]
-        metrics: dict[str, float] = {}
-        for name, of_set in zip(names, answers, strict=True):
-            metrics |= data_set_metrics(name, of_set)
-        scored = [answer for of_set in answers for answer in of_set if answer.reward is not None]
-        versions = versions_of(scored)
-        return EvaluationRecord(
-            evaluation=step,
-            branch=branch,
-            time_s=time.time(),
-            generate_s=answering.generate_s,
-            seconds=time.monotonic() - answering.started,
-            policy_version=one_version(versions, scored),
-            policy_versions=versions,
-            metrics=metrics,
-            data_sets=[data_set_result(name, of_set) for name, of_set in zip(names, answers, strict=True)],
-            answers_file=str(path.relative_to(self._settings.run_folder)),
-        )
-
-    async def _answer_set(self, evaluated: EvaluatedSet, answering: _Answering) -> list[EvalAnswer]:
+    async def _answer_set(self, evaluated: EvaluatedSet, answering: _Answering) -> list[_Answered]:
         """Answers in the order of their prompts; the first error of the evaluation itself ends all."""
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -126,7 +126,7 @@ class Evaluator:
             ]
         return [task.result() for task in tasks]
 
-    async def _answer(self, evaluated: EvaluatedSet, sample: Sample, source: str, answering: _Answering) -> EvalAnswer:
+    async def _answer(self, evaluated: EvaluatedSet, sample: Sample, source: str, answering: _Answering) -> _Answered:
         attempt = (sample.index or 0) % evaluated.prompts.num_attempts
         error: Exception | None = None
         try:
@@ -138,7 +138,7 @@ class Evaluator:
             await self._score(evaluated, sample)
         except Exception as failure:  # the boundary to what engines, rewards and user code do to one sample
             error = failure
-        return answer_of(
+        answer = answer_of(
             evaluated.prompts.name,
             sample,
             attempt=attempt,
@@ -146,6 +146,7 @@ class Evaluator:
             reward_key=evaluated.reward_key,
             error=error,
         )
+        return answer, sample
 
     async def _generate(self, start: Sample, sampling: SamplingSettings) -> Sample:
         """A response from its beginning, so that no answer is made of two attempts.
@@ -178,3 +179,12 @@ class Evaluator:
                 key=evaluated.reward_key,
             )
         reward_value(sample, evaluated.reward_key)
+
+
+def _for_hooks(answered: Sequence[_Answered]) -> dict[str, list[Any]]:
+    """A data set as the user's functions get it; the reward of an answer that failed is None."""
+    return {
+        "rewards": [answer.reward for answer, _ in answered],
+        "truncated": [sample.status is Sample.Status.TRUNCATED for _, sample in answered],
+        "samples": [sample for _, sample in answered],
+    }

@@ -71,6 +71,9 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Relative to the run folder."""
     problem: str = ""
     """Why there is no result."""
+    warnings: list[str] = []
+    is_reported: bool = False
+    """The user's own function has reported it."""
 
 
 class _Kind(msgspec.Struct):

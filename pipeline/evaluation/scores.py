@@ -1,17 +1,50 @@
-"""The numbers of an evaluation, from its answers. Pure."""
+"""The numbers of an evaluation, from its answers. Pure but for the clock."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pipeline.evaluation.records import DataSetResult, EvalAnswer
+from pipeline.evaluation.records import DataSetResult, EvalAnswer, EvaluationRecord
 from vime.algorithms.pass_rate import pass_rates
 from vime.utils.types import Sample
 
 TRUNCATED = Sample.Status.TRUNCATED.value
+
+
+def evaluation_record(
+    answers: Mapping[str, Sequence[EvalAnswer]],
+    *,
+    evaluation: int,
+    branch: str,
+    generate_s: float,
+    seconds: float,
+    answers_file: str,
+    more_metrics: Mapping[str, float] | None = None,
+    problem: str = "",
+) -> EvaluationRecord:
+    """The record of an evaluation, from the answers of each data set; `more_metrics` go before those made of them."""
+    metrics: dict[str, float] = {}
+    for name, of_set in answers.items():
+        metrics |= data_set_metrics(name, of_set)
+    scored = [answer for of_set in answers.values() for answer in of_set if answer.reward is not None]
+    versions = versions_of(scored)
+    return EvaluationRecord(
+        evaluation=evaluation,
+        branch=branch,
+        time_s=time.time(),
+        generate_s=generate_s,
+        seconds=seconds,
+        policy_version=one_version(versions, scored),
+        policy_versions=versions,
+        metrics=metrics | dict(more_metrics or {}),
+        data_sets=[data_set_result(name, of_set) for name, of_set in answers.items()],
+        answers_file=answers_file,
+        problem=problem,
+    )
 
 
 def data_set_result(name: str, answers: Sequence[EvalAnswer]) -> DataSetResult:

@@ -103,7 +103,9 @@ class Evaluations:
 
     def _keep(self, record: EvaluationRecord) -> None:
         append_durably(self._folder.metrics, msgspec.json.encode(record))
-        for line in evaluation_words(record):
+        for warning in record.warnings:
+            self._view.note(f"warning: {warning}")
+        for line in [] if record.is_reported else evaluation_words(record):
             self._view.note(line)
         if self.schedule.evaluates_only:
             refuse_without_result(record)

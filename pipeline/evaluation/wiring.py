@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pipeline.evaluation.evaluator import EvaluatedSet, Evaluator, EvaluatorSettings
+from pipeline.evaluation.log_function import EvalLog
+from pipeline.evaluation.own_function import OwnEvaluator, own_eval_function
 from pipeline.evaluation.prompts import EvalSet, eval_sampling, open_eval_set
 from pipeline.evaluation.records import read_evaluations
 from pipeline.evaluation.schedule import EvaluationSchedule, is_evaluated
@@ -27,6 +29,7 @@ from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.settings.schemas.eval_sets import evaluation_sets
 
+AnyEvaluator = Evaluator | OwnEvaluator
 Closer = Callable[[], Awaitable[None]]
 
 
@@ -44,14 +47,33 @@ def open_eval_sets(settings: Settings) -> list[EvalSet]:
     return [open_eval_set(options, settings, text) for options in sets]
 
 
-def build_evaluator(settings: Settings, gate: RequestGate, num_engines: int) -> tuple[Evaluator, list[Closer]] | None:
-    """What evaluates through `gate`, and what must be awaited to close what it uses; None without data sets.
+def build_evaluator(
+    settings: Settings, gate: RequestGate, num_engines: int, hook_args: HookArgs
+) -> tuple[AnyEvaluator, list[Closer]] | None:
+    """What evaluates, and what must be awaited to close what it uses; None without data sets."""
+    opened, own = open_eval_sets(settings), own_eval_function(settings)
+    if not opened:
+        return None
+    path = settings.logging.custom_eval_rollout_log_function_path
+    log = None if path is None else EvalLog(path, hook_args)
+    if own is None:
+        return _built_in_evaluator(settings, opened, gate, num_engines, hook_args, log)
+    attempts = {each.name: each.num_attempts for each in opened}
+    return OwnEvaluator(own, hook_args, RunFolder.of(settings).root, attempts, log), []
+
+
+def _built_in_evaluator(
+    settings: Settings,
+    opened: list[EvalSet],
+    gate: RequestGate,
+    num_engines: int,
+    hook_args: HookArgs,
+    log: EvalLog | None,
+) -> tuple[Evaluator, list[Closer]]:
+    """vime's own, which asks through `gate`.
 
     Rewards are apart from those of training, so that neither waits for the other's graders.
     """
-    opened = open_eval_sets(settings)
-    if not opened:
-        return None
     rewards = _rewards(settings, opened)
     sets = [
         EvaluatedSet(
@@ -63,7 +85,7 @@ def build_evaluator(settings: Settings, gate: RequestGate, num_engines: int) -> 
         for each in opened
     ]
     rollout = settings.rollout
-    functions, hook_args = OwnFunctions(), HookArgs(settings)
+    functions = OwnFunctions()
     maker = SampleMaker(
         MakerSettings(
             sampling=sets[0].sampling,
@@ -88,6 +110,7 @@ def build_evaluator(settings: Settings, gate: RequestGate, num_engines: int) -> 
         sets,
         maker,
         hook_args,
+        log,
     )
 
     async def close_functions() -> None:

@@ -164,7 +164,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     # Evaluation, debugging, logging
-    *unless_default("--eval-function-path", "Evaluation is vime's own.", "evaluation by a function of one's own"),
     *unless_default(
         "--debug-rollout-only --debug-train-only --save-debug-rollout-data --load-debug-rollout-data "
         "--load-debug-rollout-data-subsample --load-forge-rollout-data --save-debug-train-data --dump-details",
@@ -186,7 +185,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default(
         "--log-passrate --log-multi-turn --log-correct-samples --log-reward-category "
-        "--custom-rollout-log-function-path --custom-eval-rollout-log-function-path",
+        "--custom-rollout-log-function-path",
         "The report has fixed columns.",
         "more reports",
     ),
