@@ -39,13 +39,17 @@ class DataSetResult(msgspec.Struct, frozen=True):
     """One data set in one evaluation."""
 
     name: str
+    """As `--eval-prompt-data` or `--eval-config` calls it."""
     prompts: int
+    """Prompts that were asked."""
     answers: int
+    """Answers to all of them, failed ones included."""
     failed: dict[str, int]
     """Reason -> answers that failed; they count in no other number."""
     policy_version: int | None
     """The one version that made every answer; None when several did, or none is known."""
     policy_versions: list[int]
+    """All that made one, ascending."""
 
 
 class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +58,7 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: int
     """Rollout batches that were trained before: 0 before training."""
     branch: str
+    """The session that evaluated."""
     time_s: float
     """Unix time at its end."""
     generate_s: float
@@ -65,13 +70,15 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
     policy_versions: list[int]
     """All that made one, ascending."""
     metrics: dict[str, float]
-    """`eval/<name>` and more; see docs/evaluation.md."""
+    """`eval/NAME` and more."""
     data_sets: list[DataSetResult]
+    """What each data set consisted of; see below."""
     answers_file: str = ""
     """Relative to the run folder."""
     problem: str = ""
     """Why there is no result."""
     warnings: list[str] = []
+    """What else is to be told, a sentence each."""
     is_reported: bool = False
     """The user's own function has reported it."""
 
