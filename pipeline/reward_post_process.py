@@ -5,26 +5,17 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from pipeline.batch_samples import GroupReader, read_samples
 from pipeline.planner import ProcessedRewards
-from storage.columns import ROUTES, Array, decode_group, read_header
 from storage.queue_types import AcceptedGroup
-from storage.refs import GroupRef
 from vime.errors import RewardError
 from vime.utils.types import Sample
 
 FLAG = "--custom-reward-post-process-path"
 PostProcess = Callable[[Any, list[Sample]], Any]
 """`f(args, samples)` -> (raw rewards, rewards), one of each for every sample."""
-_LARGE = frozenset({"top_k_ids", "top_k_log_probs", "top_p_ids", "top_p_offsets", "top_p_log_probs", ROUTES})
-
-
-class GroupReader(Protocol):
-    """What is needed of a pool."""
-
-    def read_header(self, ref: GroupRef) -> bytes: ...
-    def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]: ...
 
 
 def process_rewards(
@@ -36,7 +27,7 @@ def process_rewards(
         RewardError: it raised, or returned something else than two lists with a finite number for each sample.
         StorageError: a group can't be read.
     """
-    batch = [_samples(group, pool) for group in groups]
+    batch = [read_samples(group.ref, pool) for group in groups]
     samples = [sample for members in batch for sample in members]
     try:
         answer = function(args, samples)
@@ -52,12 +43,6 @@ def process_rewards(
 
 
 _NAMES = ("raw_rewards", "rewards")
-
-
-def _samples(group: AcceptedGroup, pool: GroupReader) -> list[Sample]:
-    header = pool.read_header(group.ref)
-    names = [column.name for column in read_header(header).columns if column.name not in _LARGE]
-    return decode_group(header, pool.read_columns(group.ref, names), leave_out=_LARGE)
 
 
 def _numbers(name: str, values: Any, samples: Sequence[Sample]) -> list[float]:

@@ -14,17 +14,18 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.batch_report import BatchReport
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.evaluation.prompts import set_aside_words
+from pipeline.evaluation.prompts import open_eval_sets, set_aside_words
 from pipeline.evaluation.session import Evaluations
-from pipeline.evaluation.wiring import evaluates_first, evaluation_schedule, open_eval_sets
+from pipeline.evaluation.start import evaluates_first, evaluation_schedule
 from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
-from pipeline.messages import QueueCounts, encode
+from pipeline.messages import QueueCounts, TrainReport, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
 from pipeline.parity_verdict import engine_parity, refuse_difference
@@ -70,6 +71,7 @@ from vime.settings.import_paths import load_function
 from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
+from vime.utils.types import Sample
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ class _Session:
             self._committed = (folder.root / plan.commit_directory, plan.commit_rollout)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
+        self._report = BatchReport(settings, HookArgs(settings), lambda: open_pool(settings, self._workers.coordinator))
         self._evaluates_first = evaluates_first
         self._evaluations = Evaluations(
             self._workers,
@@ -327,7 +330,7 @@ class _Session:
             if plan is None:
                 return
             await self._revive_trainers()
-            reports = await self._workers.guarded(self._workers.train(encode(plan)))
+            samples, reports = await self._workers.guarded(self._read_and_train(plan))
             await self._workers.training_completed(plan)
             self._done_rollouts = rollout_id + 1
             self._clock.trained()
@@ -342,13 +345,23 @@ class _Session:
                     self._evaluations.begin(rollout_id + 1)
             self._clock.published()
             counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
-            record = step_record(plan, last + 1, reports, publication, counts, stats, self._clock)
+            record = step_record(
+                plan, last + 1, reports, publication, counts, stats, self._clock, self._report.numbers(samples)
+            )
             append_durably(self._folder.metrics, msgspec.json.encode(record))
-            self._view.step(record)
+            is_told, warning = await self._report.tell(record, samples)
+            if warning:
+                self._view.note(f"warning: {warning}")
+            if not is_told:
+                self._view.step(record)
             self._evaluations.collect()
             self._stop_when_too_many_failed(counts)
             if self._interrupts.stop_asked:
                 return
+
+    async def _read_and_train(self, plan: BatchPlan) -> tuple[list[Sample], list[TrainReport]]:
+        """Train a batch, and read the samples that its report needs; afterwards they may be gone."""
+        return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
 
     async def _publish(self, publisher: WeightPublisher, rollout_id: int, *, is_due: bool) -> Publication | None:
         """Publish if it is due after this rollout batch, by `is_due` or by the interval of publications."""

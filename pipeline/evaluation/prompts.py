@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from vime.data.cursor import PromptCursor
 from vime.data.prompts import PromptLimit, PromptSource
-from vime.errors import DataError
+from vime.errors import BadRecordError, DataError
 from vime.rollout.prompt_text import PromptText
 from vime.rollout.request_seed import request_seed
 from vime.rollout.sampling import SamplingSettings
 from vime.settings.groups import Settings
 from vime.settings.schemas.eval_config import EvalDataset
+from vime.settings.schemas.eval_sets import evaluation_sets
 from vime.utils.types import Sample
 
 
@@ -56,8 +57,24 @@ class EvalSet:
                 yield sample, self.source.where(task.row)
 
 
-def open_eval_set(options: EvalDataset, settings: Settings, text: PromptText) -> EvalSet:
+def open_eval_sets(settings: Settings) -> list[EvalSet]:
+    """The run's evaluation data sets; empty when it has none.
+
+    Raises:
+        DataError: one can't be used, or the tokenizer that counts its tokens can't be loaded.
+        SettingsError: --eval-config can't be read.
+    """
+    sets = evaluation_sets(settings)
+    if not sets:
+        return []
+    text = _prompt_text(settings) if any(_most_tokens(options) for options in sets) else None
+    return [open_eval_set(options, settings, text) for options in sets]
+
+
+def open_eval_set(options: EvalDataset, settings: Settings, text: PromptText | None) -> EvalSet:
     """Open the prompts of a data set; prompts that are too long, and bad ones, are dealt with as those of training.
+
+    `text` counts the tokens of prompts, where the data set limits them.
 
     Raises:
         DataError: it can't be used; the message names the data set.
@@ -77,7 +94,8 @@ def open_eval_set(options: EvalDataset, settings: Settings, text: PromptText) ->
             max_bad_fraction=settings.rollout.rollout_max_failed_fraction,
         )
     except DataError as error:
-        raise DataError(
+        kind = BadRecordError if isinstance(error, BadRecordError) else DataError
+        raise kind(
             f"evaluation data set {options.name}: {error.message}",
             next_step="Correct the file, or the data set's own options in --eval-prompt-data or --eval-config.",
         ) from error
@@ -113,9 +131,29 @@ def eval_sampling(options: EvalDataset, settings: Settings, seed: int | None) ->
     )
 
 
-def _limit(options: EvalDataset, text: PromptText) -> PromptLimit | None:
-    """Most tokens of a prompt: its own limit, else what the context leaves beside one token of response."""
-    most = options.max_prompt_len
-    if most is None and options.max_context_len is not None:
-        most = options.max_context_len - 1
-    return None if most is None else PromptLimit(most, text.count_tokens)
+def _limit(options: EvalDataset, text: PromptText | None) -> PromptLimit | None:
+    most = _most_tokens(options)
+    return None if most is None or text is None else PromptLimit(most, text.count_tokens)
+
+
+def _most_tokens(options: EvalDataset) -> int | None:
+    """Of a prompt: its own limit, else what the context leaves beside one token of response."""
+    if options.max_prompt_len is None and options.max_context_len is not None:
+        return options.max_context_len - 1
+    return options.max_prompt_len
+
+
+def _prompt_text(settings: Settings) -> PromptText:
+    """How prompts are rendered, to count their tokens."""
+    from transformers import AutoTokenizer
+
+    data, checkpoint = settings.data, settings.checkpoint.hf_checkpoint
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{checkpoint}: its tokenizer can't be loaded: {error}.", next_step="Restore its files in --hf-checkpoint."
+        ) from error
+    return PromptText(
+        tokenizer, apply_chat_template=data.apply_chat_template, template_kwargs=data.apply_chat_template_kwargs
+    )

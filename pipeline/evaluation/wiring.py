@@ -4,47 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from pipeline.evaluation.evaluator import EvaluatedSet, Evaluator, EvaluatorSettings
 from pipeline.evaluation.log_function import EvalLog
 from pipeline.evaluation.own_function import OwnEvaluator, own_eval_function
-from pipeline.evaluation.prompts import EvalSet, eval_sampling, open_eval_set
-from pipeline.evaluation.records import read_evaluations
-from pipeline.evaluation.schedule import EvaluationSchedule, is_evaluated
+from pipeline.evaluation.prompts import EvalSet, eval_sampling, open_eval_sets
 from pipeline.generate_settings import request_seed_of
 from pipeline.producer_wiring import build_generator
 from pipeline.request_gate import RequestGate
 from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import MakerSettings, SampleMaker
-from recovery.branch import read_branches
-from recovery.commit import CommitParent
-from vime.errors import DataError
 from vime.rollout.own_functions import OwnFunctions
 from vime.rollout.own_generate import OwnGenerate
-from vime.rollout.prompt_text import PromptText
 from vime.rollout.rewards import Rewards
 from vime.rollout.sample_hooks import SampleHooks
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
-from vime.settings.schemas.eval_sets import evaluation_sets
 
 AnyEvaluator = Evaluator | OwnEvaluator
 Closer = Callable[[], Awaitable[None]]
-
-
-def open_eval_sets(settings: Settings) -> list[EvalSet]:
-    """The run's evaluation data sets; empty when it has none.
-
-    Raises:
-        DataError: one can't be used, or the tokenizer that counts its tokens can't be loaded.
-        SettingsError: --eval-config can't be read.
-    """
-    sets = evaluation_sets(settings)
-    if not sets:
-        return []
-    text = _prompt_text(settings)
-    return [open_eval_set(options, settings, text) for options in sets]
 
 
 def build_evaluator(
@@ -119,23 +97,6 @@ def _built_in_evaluator(
     return evaluator, [close_functions, *(each.close for each in rewards.values())]
 
 
-def evaluates_first(settings: Settings, run: Path, *, step: int, parent: CommitParent | None) -> bool:
-    """Whether a session that begins at `step`, with the weights of the commit `parent`, evaluates them first.
-
-    Not when they have a result already; in a run that only evaluates always.
-    """
-    schedule = evaluation_schedule(settings)
-    if schedule.evaluates_only or not schedule.is_due(step):
-        return schedule.evaluates_only
-    metrics = run / "metrics.jsonl"
-    records = read_evaluations(metrics.read_bytes()) if metrics.exists() else []
-    return not is_evaluated(step, parent, records, read_branches(run))
-
-
-def evaluation_schedule(settings: Settings) -> EvaluationSchedule:
-    return EvaluationSchedule.of(settings, has_data=bool(evaluation_sets(settings)))
-
-
 def _rewards(settings: Settings, sets: list[EvalSet]) -> dict[tuple[str | None, str | None], Rewards]:
     """One for each reward that a data set names."""
     return {
@@ -150,19 +111,3 @@ def _rewards(settings: Settings, sets: list[EvalSet]) -> dict[tuple[str | None, 
 
 def _reward_name(each: EvalSet) -> tuple[str | None, str | None]:
     return each.options.rm_type, each.options.custom_rm_path
-
-
-def _prompt_text(settings: Settings) -> PromptText:
-    """How prompts are rendered, to count their tokens."""
-    from transformers import AutoTokenizer
-
-    data, checkpoint = settings.data, settings.checkpoint.hf_checkpoint
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{checkpoint}: its tokenizer can't be loaded: {error}.", next_step="Restore its files in --hf-checkpoint."
-        ) from error
-    return PromptText(
-        tokenizer, apply_chat_template=data.apply_chat_template, template_kwargs=data.apply_chat_template_kwargs
-    )

@@ -11,7 +11,7 @@ from pipeline.evaluation.records import EvaluationRecord, read_evaluations
 from tests.end_to_end.jobs import Job
 from tests.end_to_end.test_publication_in_a_run import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(600)]
 
 
 def evaluations(job: Job) -> list[EvaluationRecord]:

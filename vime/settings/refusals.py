@@ -183,10 +183,4 @@ REFUSALS: tuple[Refusal, ...] = (
         "Metrics go to metrics.jsonl in the run folder.",
         "other metric sinks",
     ),
-    *unless_default(
-        "--log-passrate --log-multi-turn --log-correct-samples --log-reward-category "
-        "--custom-rollout-log-function-path",
-        "The report has fixed columns.",
-        "more reports",
-    ),
 )

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.evaluation.records import EvaluationRecord, read_evaluations
 from pipeline.evaluation.schedule import EvaluationSchedule, is_evaluated
-from pipeline.evaluation.wiring import evaluates_first
+from pipeline.evaluation.start import evaluates_first
 from recovery.branch import Branch, append_branch
 from recovery.commit import CommitParent
 from storage.files import append_durably

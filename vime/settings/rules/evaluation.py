@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
+from vime.settings.rules.quantities import FULLY_ASYNC
 from vime.settings.schemas.eval_sets import named_eval_files
 
 
@@ -95,6 +96,18 @@ def evaluation_has_engines(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def evaluation_functions_evaluate(settings: Settings) -> Iterator[Problem]:
+    """The stream of rollouts has no end that an evaluation could wait for."""
+    if settings.evaluation.eval_function_path == FULLY_ASYNC:
+        yield problem(
+            settings,
+            "--eval-function-path",
+            allowed="vime.rollout.vllm_rollout.generate_rollout, or a function of your own",
+            reason="That function makes rollouts only.",
+            next_step="Leave it out for vime's own evaluation.",
+        )
+
+
 def evaluation_leaves_room_for_a_response(settings: Settings) -> Iterator[Problem]:
     """A prompt as long as the context leaves no token for the response."""
     evaluation = settings.evaluation
@@ -129,6 +142,7 @@ RULES = (
     evaluation_has_data,
     a_run_without_training_evaluates,
     evaluation_has_engines,
+    evaluation_functions_evaluate,
     evaluation_data_is_used,
     evaluation_data_comes_in_pairs,
     evaluation_scores_single_samples,
