@@ -23,6 +23,7 @@ from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
 from pipeline.producer_wiring import build_producer
 from pipeline.prompt_source import build_prompt_source
+from pipeline.rollout_runner import RolloutRunner
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.transports.memory import open_memory_coordinator
@@ -222,7 +223,7 @@ class ProducerActor:
         self._settings = _decode_settings(settings)
         log_to_file(RunFolder.of(self._settings).log(f"producer_{number}"))
         self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
-        self._producer: Producer | None = None
+        self._producer: Producer | RolloutRunner | None = None
         self._evaluator: AnyEvaluator | None = None
 
     async def pid(self) -> int:
@@ -231,8 +232,9 @@ class ProducerActor:
     async def start(self) -> None:
         """Open the pool, the tokenizer and the engine clients."""
         queue = RayQueueClient(self._coordinator)
-        pool = open_pool(self._settings, self._coordinator)
-        self._producer, self._closers = await build_producer(self._settings, queue, pool, self._addresses, self._number)
+        self._producer, self._closers = await build_producer(
+            self._settings, self._coordinator, queue, self._addresses, self._number
+        )
         built = await asyncio.to_thread(
             build_evaluator, self._settings, self._producer.gate, len(self._addresses), HookArgs(self._settings)
         )
@@ -277,7 +279,7 @@ class ProducerActor:
             raise RuntimeError("this run has no evaluation data sets")
         return self._evaluator
 
-    def _started(self) -> Producer:
+    def _started(self) -> Producer | RolloutRunner:
         if self._producer is None:
             raise RuntimeError("start() has not been called")
         return self._producer

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipeline.batch_samples import read_samples
 from pipeline.planner import BatchPlan
 from pipeline.progress import StepRecord
+from pipeline.stored_samples import stored_samples
 from storage.contracts import PayloadPool
 from vime.algorithms.pass_rate import CORRECT, pass_rates
 from vime.rollout.rewards import reward_value
@@ -80,7 +80,7 @@ class BatchReport:
 
     def _read(self, plan: BatchPlan) -> list[Sample]:
         with closing(self._open_pool()) as pool:
-            return [sample for group in plan.groups for sample in read_samples(group.ref, pool)]
+            return [sample for group in plan.groups for sample in stored_samples(group.ref, pool)]
 
 
 def pass_rate_numbers(samples: Sequence[Sample], reward_key: str | None) -> dict[str, float]:

@@ -41,6 +41,8 @@ class PlannedSample(msgspec.Struct, frozen=True):
     age_versions: int
     truncated: bool
     source_name: str = UNKNOWN_SOURCE
+    removed: bool = False
+    """Not trained: its mask counts as zeros."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -192,6 +194,7 @@ def _plan_samples(
                     age_versions=_age(policy_version, summary.min_versions[member]),
                     truncated=summary.statuses[member] == Sample.Status.TRUNCATED.value,
                     source_name=summary.source_names[member] if summary.source_names else UNKNOWN_SOURCE,
+                    removed=member in summary.removed,
                 )
             )
     return samples

@@ -5,21 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
 from pipeline.generate_settings import generate_settings, rollout_sampling
 from pipeline.group_maker import GroupMaker, GroupSettings
+from pipeline.messages import QueueCounts, decode
 from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.queue_data_source import QueueDataSource
 from pipeline.request_gate import RequestGate
+from pipeline.rollout_kind import is_stream
+from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings
 from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
-from storage.contracts import PayloadPool
+from pipeline.transports.ray_parts import answer_of
+from pipeline.wiring import build_data_source, open_pool
+from recovery.branch import read_branches
 from storage.dead_letters import DeadLetterBox
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
 from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import SampleGenerator
+from vime.rollout.group_collector import GroupCollector
 from vime.rollout.no_reward import no_reward
 from vime.rollout.own_functions import OwnFunctions
 from vime.rollout.own_generate import OwnGenerate
@@ -39,15 +47,16 @@ def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
 
 
 async def build_producer(
-    settings: Settings, queue: QueueClient, pool: PayloadPool, engine_addresses: Sequence[str], number: int
-) -> tuple[Producer, list[Closer]]:
-    """A producer, and what must be awaited to close what it uses."""
-    rollout = settings.rollout
+    settings: Settings, coordinator: Any, queue: QueueClient, engine_addresses: Sequence[str], number: int
+) -> tuple[Producer | RolloutRunner, list[Closer]]:
+    """What makes the run's groups, and what must be awaited to close what it uses.
+
+    `coordinator` is the handle of its actor, `queue` the same as producers call it.
+    """
     engines = [EngineClient(address) for address in engine_addresses]
-    gate = RequestGate(engines)
-    rewards = build_rewards(settings)
-    functions, args = OwnFunctions(), HookArgs(settings)
+    gate, functions, rewards = RequestGate(engines), OwnFunctions(), build_rewards(settings)
     samples, closers = await build_sample_maker(settings, gate, rewards, functions)
+    args, rollout = HookArgs(settings), settings.rollout
     groups = GroupMaker(
         GroupSettings(
             reward_timeout_s=rollout.reward_timeout,
@@ -61,25 +70,68 @@ async def build_producer(
         args,
         rewards.of_group if rewards is not None and rollout.group_rm else None,
     )
-    producer_settings = ProducerSettings(
-        worker_id=f"producer-{number}-{os.getpid()}",
-        n_samples_per_prompt=settings.data.n_samples_per_prompt,
-        max_groups_in_flight=max_groups_in_flight(settings, len(engines)),
-        lease_seconds=settings.queue.rollout_queue_lease_seconds,
-        max_attempts=rollout.rollout_max_attempts,
-    )
-    box = DeadLetterBox(RunFolder.of(settings).dead_letters, producer_settings.worker_id)
-    keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
-    failed = FailedGroups(box, pool if keeps_all else None)
     dynamic_filter = DynamicFilter(functions, args, rollout.dynamic_sampling_filter_path)
-    producer = Producer(producer_settings, queue, pool, gate, groups, failed, dynamic_filter)
+
+    async def close_functions() -> None:
+        functions.close()
+
+    closers += [*(engine.close for engine in engines), *([] if rewards is None else [rewards.close]), close_functions]
+    in_flight, worker_id = max_groups_in_flight(settings, len(engines)), f"producer-{number}-{os.getpid()}"
+    if not is_stream(settings):
+        return _build_runner(settings, coordinator, gate, groups, dynamic_filter, in_flight, worker_id), closers
+    pool = open_pool(settings, coordinator)
+    box = DeadLetterBox(RunFolder.of(settings).dead_letters, worker_id)
+    keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
+    producer = Producer(
+        ProducerSettings(
+            worker_id=worker_id,
+            n_samples_per_prompt=settings.data.n_samples_per_prompt,
+            max_groups_in_flight=in_flight,
+            lease_seconds=settings.queue.rollout_queue_lease_seconds,
+            max_attempts=rollout.rollout_max_attempts,
+        ),
+        queue,
+        pool,
+        gate,
+        groups,
+        FailedGroups(box, pool if keeps_all else None),
+        dynamic_filter,
+    )
 
     async def close_pool() -> None:
-        functions.close()
         pool.close()
 
-    closers += [engine.close for engine in engines]
-    return producer, [*closers, *([] if rewards is None else [rewards.close]), close_pool]
+    return producer, [*closers, close_pool]
+
+
+def _build_runner(
+    settings: Settings,
+    coordinator: Any,
+    gate: RequestGate,
+    groups: GroupMaker,
+    dynamic_filter: DynamicFilter,
+    in_flight: int,
+    worker_id: str,
+) -> RolloutRunner:
+    attempts = GroupAttempts(groups)
+
+    def open_source() -> QueueDataSource:
+        branch = read_branches(RunFolder.of(settings).root)[-1].branch
+        return build_data_source(settings, coordinator, branch=branch, worker_id=worker_id)
+
+    def first_rollout() -> int:
+        counts = decode(answer_of(coordinator.counts.remote()), QueueCounts)
+        return (counts.trained + counts.pending) // (settings.data.rollout_batch_size or 1)
+
+    return RolloutRunner(
+        RunnerSettings(settings.rollout.rollout_function_path, first_rollout, open_source),
+        gate,
+        attempts,
+        GroupCollector(
+            attempts, dynamic_filter, max_attempts=settings.rollout.rollout_max_attempts, max_running=in_flight
+        ),
+        HookArgs(settings),
+    )
 
 
 def build_rewards(settings: Settings) -> Rewards | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,6 +86,7 @@ class QueueDataSource:
         """`check` raises `SampleError` for a group that can't be trained, `encode` for one that can't be stored."""
         self._queue, self._pool, self._settings, self._check, self._encode = queue, pool, settings, check, encode
         self._keeper = LeaseKeeper(queue.heartbeat, settings.lease_seconds)
+        self._ending = threading.Event()
         self.metadata: dict[str, Any] = {}
         """The user's own; `save` keeps it, `load` brings it back."""
         self.policy_version = 0
@@ -98,7 +99,7 @@ class QueueDataSource:
         its end; none at the end. Raises what the heartbeats failed with.
         """
         groups: list[Group] = []
-        while len(groups) < num_samples:
+        while len(groups) < num_samples and not self._ending.is_set():
             self._keeper.check()
             wanted = min(MAX_GROUPS_PER_CALL, num_samples - len(groups))
             reply = self._queue.lease(self._settings.worker_id, wanted, self.policy_version)
@@ -108,8 +109,12 @@ class QueueDataSource:
             if reply.status is LeaseStatus.DONE or (groups and not reply.work):
                 break
             if not reply.work:
-                time.sleep(POLL_S)
+                self._ending.wait(POLL_S)
         return groups
+
+    def end(self) -> None:
+        """Give out no more groups, and have a call that waits for some return."""
+        self._ending.set()
 
     def add_samples(self, groups: Sequence[Group]) -> list[bool]:
         """Give groups back unfinished or finished, for anybody to go on with; for each whether it was still ours.
@@ -262,6 +267,14 @@ def stage_of(group: Sequence[Sample]) -> Stage:
     if all(map(is_done, group)):
         return Stage.COMPLETED
     return Stage.PARTIAL if any(sample.response_length for sample in group) else Stage.FRESH
+
+
+def inherit_stamps(group: Sequence[Sample], origin: Sequence[Sample]) -> None:
+    """Give samples that have none the stamps of the group that they were made from."""
+    stamps = {name: value for name, value in vars(origin[0]).items() if name.startswith("_queue_")}
+    for sample in group:
+        if "_queue_lease" not in vars(sample):
+            _stamp(sample, **{**stamps, "_queue_generation_start": 0})
 
 
 def _lease_of(group: Sequence[Sample]) -> bytes:

@@ -7,8 +7,8 @@ import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pipeline.batch_samples import GroupReader, read_samples
 from pipeline.planner import ProcessedRewards
+from pipeline.stored_samples import GroupReader, stored_samples
 from storage.queue_types import AcceptedGroup
 from vime.errors import RewardError
 from vime.utils.types import Sample
@@ -27,7 +27,7 @@ def process_rewards(
         RewardError: it raised, or returned something else than two lists with a finite number for each sample.
         StorageError: a group can't be read.
     """
-    batch = [read_samples(group.ref, pool) for group in groups]
+    batch = [stored_samples(group.ref, pool) for group in groups]
     samples = [sample for members in batch for sample in members]
     try:
         answer = function(args, samples)

@@ -7,10 +7,11 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,7 +35,10 @@ from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.reward_post_process import FLAG, process_rewards
+from pipeline.rollout_kind import is_stream
 from pipeline.run_folder import RunFolder
+from pipeline.sample_filter import FLAG as SAMPLE_FILTER
+from pipeline.sample_filter import filter_samples
 from pipeline.session_lock import session_lock
 from pipeline.session_plan import plan_session
 from pipeline.step_metrics import StepClock, step_record
@@ -59,6 +63,7 @@ from recovery.commit import (
 from recovery.fixed import hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of
 from recovery.retention import releasable
+from storage.contracts import PayloadPool
 from storage.disk_reserve import GIB
 from storage.files import append_durably, make_folder, write_atomically
 from storage.positions import PositionRanges
@@ -72,6 +77,8 @@ from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
 from vime.utils.types import Sample
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -400,33 +407,50 @@ class _Session:
             normalize_rewards=objective.centers_rewards,
             normalize_std=objective.divides_by_std,
         )
+        chosen = await self._filtered(select_groups(groups, batch))
         plan = plan_batch(
-            groups,
+            chosen,
             settings,
             branch=self._start.branch,
             rollout_id=rollout_id,
             policy_version=policy_version,
-            processed=await self._processed_rewards(select_groups(groups, batch)),
+            processed=await self._processed_rewards(chosen),
         )
         await self._workers.record_plan(plan, encode(plan))
         return plan
 
+    async def _filtered(self, groups: Sequence[AcceptedGroup]) -> Sequence[AcceptedGroup]:
+        """The groups, after the user's function marked samples not to train. Raises `RewardError`."""
+        path = self._settings.rollout.rollout_sample_filter_path
+        if path is None or not is_stream(self._settings):
+            return groups
+        return await self._on_batch(SAMPLE_FILTER, path, groups, filter_samples)
+
     async def _processed_rewards(self, groups: Sequence[AcceptedGroup]) -> ProcessedRewards | None:
         """What the user's function makes of the rewards; None without one. Raises `RewardError`."""
-        path, timeout_s = self._settings.rollout.custom_reward_post_process_path, self._settings.rollout.reward_timeout
-        if path is None:
-            return None
+        path = self._settings.rollout.custom_reward_post_process_path
+        return None if path is None else await self._on_batch(FLAG, path, groups, process_rewards)
 
-        def process() -> ProcessedRewards:
-            function = load_function(FLAG, path)
+    async def _on_batch(
+        self,
+        flag: str,
+        path: str,
+        groups: Sequence[AcceptedGroup],
+        call: Callable[[Sequence[AcceptedGroup], PayloadPool, Any, HookArgs], _Result],
+    ) -> _Result:
+        """What `call(groups, pool, function, args)` makes of a batch with a function of the user's own."""
+        timeout_s = self._settings.rollout.reward_timeout
+
+        def process() -> _Result:
+            function = load_function(flag, path)
             with closing(open_pool(self._settings, self._workers.coordinator)) as pool:
-                return process_rewards(groups, pool, function, HookArgs(self._settings))
+                return call(groups, pool, function, HookArgs(self._settings))
 
         try:
             return await asyncio.wait_for(asyncio.to_thread(process), timeout_s)
         except TimeoutError as error:
             raise RewardError(
-                f"{FLAG} took longer than {timeout_s:g} s.", next_step="Raise --reward-timeout if it needs longer."
+                f"{flag} took longer than {timeout_s:g} s.", next_step="Raise --reward-timeout if it needs longer."
             ) from error
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:

@@ -162,8 +162,9 @@ def _read(members: Sequence[StoredMember], filler: bool, needs: ShardNeeds) -> P
         return [member.rows(name, length) for member, length in zip(members, lengths, strict=True)]
 
     masks = rows("loss_mask", response_lengths)
-    if filler:
-        masks = [np.zeros_like(mask) for mask in masks]
+    masks = [
+        np.zeros_like(mask) if filler or sample.removed else mask for mask, sample in zip(masks, samples, strict=True)
+    ]
     wanted = needs.candidates
     return PackedMicrobatch(
         tokens=np.concatenate(rows("tokens", total_lengths)),

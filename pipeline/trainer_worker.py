@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,15 +39,18 @@ class TrainerWorker:
         *,
         critic: Critic | None = None,
         num_critic_only_steps: int = 0,
+        postprocess: Callable[[Steps, int], Steps] | None = None,
     ) -> None:
         """`weights` is this rank's part in publications; `needs` is what the objective needs of each sample.
+
+        `postprocess(steps, rollout_id)` changes what is trained after all else is computed.
 
         The first `num_critic_only_steps` rollout batches train the critic alone.
         """
         self._trainer, self._pool, self._training_log = trainer, pool, training_log
         self._needs = needs
         self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
-        self._replica = trainer.data_parallel_rank
+        self._replica, self._postprocess = trainer.data_parallel_rank, postprocess
         self.weights = weights
 
     @property
@@ -70,6 +73,8 @@ class TrainerWorker:
                 metrics |= self._train_critic(self._critic, plan, learned, log=not trains_actor)
             if trains_actor:
                 prepared = self._trainer.prepare(steps)
+                if self._postprocess is not None:
+                    prepared = self._postprocess(prepared, plan.rollout_id)
                 metrics |= self._train_actor(plan, prepared)
             read_s, without_routes = shard.waited_s, shard.samples_without_routes
         train_s = time.monotonic() - started - read_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ from pipeline.sample_columns import sample_columns
 from pipeline.session_plan import start_source
 from pipeline.shard_needs import shard_needs
 from pipeline.storage_declaration import read_declaration
-from pipeline.trainer_worker import TrainerWorker
+from pipeline.trainer_worker import Steps, TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
+from pipeline.user_functions import user_function
 from pipeline.weight_wiring import trainer_weights
 from storage.checks import check_enqueue
 from storage.columns import encode_group
@@ -37,6 +39,7 @@ from vime.settings.rules.quantities import context_parallel_size, has_critic
 from vime.settings.schemas.megatron_config import Role
 
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
+    from vime.algorithms.objective_config import ObjectiveConfig
     from vime.backends.megatron_utils.config import TrainerConfig
     from vime.backends.megatron_utils.critic import CriticConfig
 
@@ -201,7 +204,8 @@ def build_trainer_worker(
     from vime.backends.megatron_utils.critic import Critic
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
-    model = MegatronTrainer(trainer_config(settings, world_size), rank, world_size, init_method)
+    config = trainer_config(settings, world_size)
+    model = MegatronTrainer(config, rank, world_size, init_method)
     critic = None
     if has_critic(settings):
         critic = Critic(critic_config(settings, world_size), rank, world_size, model.turns)
@@ -213,4 +217,15 @@ def build_trainer_worker(
         shard_needs(settings, model.route_part),
         critic=critic,
         num_critic_only_steps=settings.objective.num_critic_only_steps,
+        postprocess=_data_postprocess(settings, config.objective),
     )
+
+
+def _data_postprocess(settings: Settings, objective: ObjectiveConfig) -> Callable[[Steps, int], Steps] | None:
+    """The user's function on a rollout after its advantages, None without one. Raises `SettingsError`."""
+    from vime.backends.megatron_utils.data_postprocess import FLAG, postprocessed
+
+    function = user_function(FLAG, settings.rollout.rollout_data_postprocess_path)
+    if function is None:
+        return None
+    return lambda steps, rollout_id: postprocessed(steps, rollout_id, objective, function)

@@ -37,6 +37,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is reported in place of the rewards: `metadata["raw_reward"]` where a member has it. Empty: the rewards."""
     source_names: list[str] = []
     """Where each prompt comes from. Empty: all unknown."""
+    removed: list[int] = []
+    """Members that are not trained though their stored mask may say so; `mask_sums` has 0 for them."""
 
 
 def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> GroupSummary:

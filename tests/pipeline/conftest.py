@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline import producer
+from pipeline import producer, rollout_runner
 from tests.support.standin_engine import StandinEngine
 
 
@@ -22,3 +22,4 @@ def engine() -> Iterator[StandinEngine]:
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed group goes back to the queue at once."""
     monkeypatch.setattr(producer, "RETRY_S", 0.01)
+    monkeypatch.setattr(rollout_runner, "RETRY_S", 0.01)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,13 @@ from pipeline.failed_groups import FailedGroups
 from pipeline.group_maker import GroupMaker, GroupSettings
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
+from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.request_gate import RequestGate
+from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker, Teacher
 from pipeline.transports.memory import open_memory_coordinator
-from storage.checks import EnqueueRequirements
+from storage.checks import EnqueueRequirements, check_enqueue
+from storage.columns import encode_group
 from storage.contracts import PayloadPool
 from storage.dead_letters import DeadLetterBox, letters_folder
 from storage.memory_parts import PartTable
@@ -32,6 +36,7 @@ from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.data.prompts import PromptSource
 from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import GenerateSettings, SampleGenerator
+from vime.rollout.group_collector import GroupCollector
 from vime.rollout.own_functions import OwnFunctions
 from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction
@@ -91,13 +96,24 @@ class LocalQueue:
         self.coordinator.drop(group_index, lease, reason)
 
 
+class BlockingLocalQueue:
+    """The same for code in other threads."""
+
+    def __init__(self, queue: LocalQueue, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue, self._loop = queue, loop
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._queue, name)
+        return lambda *args: asyncio.run_coroutine_threadsafe(call(*args), self._loop).result()
+
+
 @dataclass
 class Parts:
     """What a test drives."""
 
     coordinator: Coordinator
     queue: LocalQueue
-    producer: Producer
+    producer: Any
     client: EngineClient
     running: asyncio.Task[None]
     pool: PayloadPool
@@ -143,9 +159,13 @@ async def stream(
     write_limits: WriteLimits | None = None,
     generator: Generator | None = None,
     teacher: Teacher | None = None,
+    rollout_args: SimpleNamespace | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
-    """A running producer, admitted at policy version 1 unless `paused`; with a `generator` it has no engine."""
+    """A running producer, admitted at policy version 1 unless `paused`; with a `generator` it has no engine.
+
+    With `rollout_args` rollouts are made by the function that they name, one after another.
+    """
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
     source = PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2))
@@ -185,7 +205,9 @@ async def stream(
             groups = GroupMaker(grouped, samples, None, group_reward)
             failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
             dynamic_filter = DynamicFilter(functions, SimpleNamespace(reward_key=None), changes.get("filter_path"))
-            producer = Producer(settings, queue, pool, gate, groups, failed, dynamic_filter, write_limits)
+            producer: Any = Producer(settings, queue, pool, gate, groups, failed, dynamic_filter, write_limits)
+            if rollout_args is not None:
+                producer = _runner(folder, rollout_args, queue, pool, gate, groups, dynamic_filter)
             running = asyncio.create_task(producer.run())
             if not paused:
                 producer.resume_admission(1)
@@ -200,3 +222,26 @@ async def stream(
 def _known(settings: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The changes that are about these settings."""
     return {name: value for name, value in changes.items() if name in settings.__dataclass_fields__}
+
+
+def _runner(
+    folder: Path,
+    args: SimpleNamespace,
+    queue: LocalQueue,
+    pool: Any,
+    gate: RequestGate,
+    groups: GroupMaker,
+    dynamic_filter: DynamicFilter,
+) -> RolloutRunner:
+    loop = asyncio.get_running_loop()
+
+    def open_source() -> QueueDataSource:
+        settings = DataSourceSettings("runner", "branch", 40, 2, 60.0, folder / "state")
+        check = partial(check_enqueue, needs=EnqueueRequirements())
+        blocking: Any = BlockingLocalQueue(queue, loop)
+        return QueueDataSource(blocking, pool, settings, check=check, encode=encode_group)
+
+    attempts = GroupAttempts(groups)
+    collector = GroupCollector(attempts, dynamic_filter, max_attempts=2, max_running=4)
+    settings = RunnerSettings(args.rollout_function_path, lambda: 3, open_source)
+    return RolloutRunner(settings, gate, attempts, collector, args)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -157,3 +159,30 @@ async def test_members_of_a_group_reward_that_are_finished_wait_for_the_aborted_
     assert scored == [2]
     assert [sample.response_length for sample in samples] == [30, 30]
     assert min(attempts.values()) > 1
+
+
+async def test_many_publications_at_any_moment_lose_no_token_and_fail_no_request(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    engine.faults.step_s, moments = 0.002, random.Random(0)
+    async with stream(
+        tmp_path, engine, groups_wanted=12, max_groups=12, response_tokens=100, columns=COLUMNS, continues_aborted=True
+    ) as parts:
+        for version in range(2, 27):
+            await asyncio.sleep(moments.random() * 0.03)
+            parts.producer.pause_admission()
+            await parts.client.pause("abort")
+            engine.version = str(version)
+            await parts.client.resume()
+            parts.producer.resume_admission(version)
+        samples = await accepted_samples(parts, 12)
+        assert parts.producer.stats().failed_samples == {}
+        assert parts.coordinator.counts().dropped == {}
+    assert len(samples) == 24
+    for sample in samples:
+        stops = [0, *(stop for _, _, stop in sample.version_spans)]
+        assert [(start, stop) for _, start, stop in sample.version_spans] == list(itertools.pairwise(stops))
+        assert stops[-1] == 100
+        versions = [version for version, _, _ in sample.version_spans]
+        assert versions == sorted(set(versions))
+    assert max(len(sample.version_spans) for sample in samples) > 2

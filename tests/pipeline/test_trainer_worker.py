@@ -176,6 +176,21 @@ def weights_of(trainer: ReadingTrainer) -> TrainerWeights:
     return TrainerWeights(as_trainer(trainer), 1, PublishSettings())
 
 
+def test_a_function_on_the_rollout_data_comes_after_preparation_and_before_the_first_step(tmp_path: Path) -> None:
+    worked: list[str] = []
+    trainer = ReadingTrainer(worked)
+
+    def postprocess(steps: Any, rollout_id: int) -> Any:
+        worked.append(f"postprocess {rollout_id}")
+        return steps
+
+    with planned(tmp_path) as (pool, plan):
+        TrainerWorker(
+            as_trainer(trainer), pool, tmp_path / "log.jsonl", weights_of(trainer), postprocess=postprocess
+        ).train(plan)
+    assert worked[:3] == ["actor prepare", "postprocess 0", "actor step"]
+
+
 def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_path: Path) -> None:
     trainer = ReadingTrainer()
     needs = ShardNeeds(CandidateNeeds(2), RoutePart((1,), (1,), 2), teacher=True)

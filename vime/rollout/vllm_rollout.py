@@ -1,11 +1,14 @@
-"""Stock generation, for generate functions of the user's own."""
+"""Stock generation: of a sample, for generate functions of the user's own, and of a rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from vime.errors import SampleError
+from vime.errors import SampleError, SettingsError
+from vime.rollout.base_types import RolloutFnTrainOutput
+from vime.rollout.collected_output import as_output
+from vime.rollout.rollout_call import current_rollout
 from vime.rollout.sample_call import current_call
 from vime.utils.types import Sample
 
@@ -37,3 +40,27 @@ async def generate(args: Any, sample: Sample, sampling_params: Mapping[str, Any]
 def _ends_with_others_tokens(sample: Sample) -> bool:
     """Whether the last token is a tool's or an environment's."""
     return bool(sample.response_length and sample.loss_mask and not sample.loss_mask[-1])
+
+
+def generate_rollout(
+    args: Any,
+    rollout_id: int,  # noqa: ARG001 - the documented signature
+    data_source: Any,
+    evaluation: bool = False,
+) -> RolloutFnTrainOutput:
+    """`args.rollout_batch_size` groups that the dynamic filter keeps, in the order of their samples.
+
+    `args.over_sampling_batch_size` groups are begun at a time while those in work could not fill the rollout; what is
+    left over at its end comes first in the next. Fewer groups at the end of the prompts.
+
+    Raises:
+        SettingsError: asked for an evaluation, which vime makes without a rollout function.
+    """
+    if evaluation:
+        raise SettingsError(
+            "generate_rollout was called for an evaluation, allowed: for training.",
+            next_step="Leave out --eval-function-path: vime evaluates by itself.",
+        )
+    call, size = current_rollout(), args.rollout_batch_size
+    collected = call.run(call.collector.collect(data_source, size, pull=args.over_sampling_batch_size or size))
+    return as_output(args, collected, data_source)

@@ -107,18 +107,7 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
     ),
     # Generation and rewards
-    Refusal(
-        "--rollout-function-path",
-        "vime.rollout.vllm_rollout.generate_rollout or vime.rollout.fully_async_rollout.generate_rollout_fully_async",
-        "Rollouts are one asynchronous stream.",
-        "rollout hooks",
-        accepts=(
-            "vime.rollout.vllm_rollout.generate_rollout",
-            "vime.rollout.fully_async_rollout.generate_rollout_fully_async",
-        ),
-    ),
     *unless_default(
-        "--rollout-sample-filter-path --rollout-all-samples-process-path --rollout-data-postprocess-path "
         "--custom-convert-samples-to-train-data-path",
         "The hook is not called.",
         "rollout hooks",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,26 +19,34 @@ def custom_advantages(
     batches: Iterable[PackedMicrobatch], config: ObjectiveConfig, function: Callable[[Any, dict[str, Any]], None]
 ) -> list[Advantages]:
     """Advantages of each microbatch from the user's function, which is called once for the rank's sequences."""
-    data, sizes = _rollout_data(batches, config)
+    data, sizes = rollout_data(batches, config)
     function(config.hook_args, data)
+    return taken_advantages(data, sizes, "--custom-advantage-function-path")
+
+
+def taken_advantages(data: Mapping[str, Any], sizes: Sequence[int], flag: str) -> list[Advantages]:
+    """Advantages and returns of each microbatch, which has `sizes` response tokens, as a function left them.
+
+    Raises `TrainerError`, naming the function's `flag`, for other lengths.
+    """
     expected = data["response_lengths"]
     for name in ("advantages", "returns"):
         found = [len(values) for values in data.get(name, ())]
         if found != expected:
             raise TrainerError(
-                f"--custom-advantage-function-path left rollout_data[{name!r}] with lengths {found}, "
+                f"{flag} left rollout_data[{name!r}] with lengths {found}, "
                 f"allowed: {expected}, one tensor for each sequence with one value for each response token.",
                 next_step="Correct the function.",
             )
     advantages, returns = (
-        pieces(torch.cat([torch.as_tensor(item, dtype=torch.float32) for item in data[name]]), sizes)
+        pieces(torch.cat([torch.as_tensor(item, dtype=torch.float32) for item in data[name]]), list(sizes))
         for name in ("advantages", "returns")
     )
     return [Advantages(*pair) for pair in zip(advantages, returns, strict=True)]
 
 
-def _rollout_data(batches: Iterable[PackedMicrobatch], config: ObjectiveConfig) -> tuple[dict[str, Any], list[int]]:
-    """What a custom function reads and writes, lists with one entry per sequence; response tokens per microbatch."""
+def rollout_data(batches: Iterable[PackedMicrobatch], config: ObjectiveConfig) -> tuple[dict[str, Any], list[int]]:
+    """What functions on a rollout read, lists with one entry per sequence; and response tokens per microbatch."""
     sizes = []
     per_token: dict[str, list[torch.Tensor]] = {"loss_masks": [], "rollout_log_probs": [], "kl": []}
     data: dict[str, Any] = {"tokens": [], "response_lengths": [], "total_lengths": [], "rewards": []}

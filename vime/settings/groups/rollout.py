@@ -55,7 +55,9 @@ class RolloutSettings:
         None, "Import path of `f(args, groups, data_source)` that sees kept and dropped groups.", check=dotted_path
     )
     rollout_data_postprocess_path: str | None = flag(
-        None, "Import path of `f(args, rollout_id, rollout_data)` that runs after advantages.", check=dotted_path
+        None,
+        "Import path of `f(args, rollout_id, rollout_data)` that may change a rollout's advantages and returns last.",
+        check=dotted_path,
     )
     custom_reward_post_process_path: str | None = flag(
         None, "Import path of `f(args, samples)` that returns raw and normalised rewards.", check=dotted_path

@@ -1,4 +1,4 @@
-"""Samples of a rollout batch, read from the pool for functions and reports that look at whole samples."""
+"""The samples of accepted groups, for functions of the user's own on a whole batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GroupReader(Protocol):
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]: ...
 
 
-def read_samples(ref: GroupRef, pool: GroupReader) -> list[Sample]:
+def stored_samples(ref: GroupRef, pool: GroupReader) -> list[Sample]:
     """The samples of a group, without candidates and routes. Raises `StorageError`."""
     header = pool.read_header(ref)
     names = [column.name for column in read_header(header).columns if column.name not in _LARGE]

@@ -1,0 +1,1 @@
+"""The `multi_turn_tool` example: conversations with a calculator."""

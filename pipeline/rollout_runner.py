@@ -1,0 +1,179 @@
+"""--rollout-function-path: rollouts by a function of the user's own, over the queue as its data source."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.failed_groups import most_telling
+from pipeline.group_maker import GroupMaker, MadeGroup
+from pipeline.messages import ProducerStats
+from pipeline.producer_counts import ProducerCounts
+from pipeline.queue_data_source import QueueDataSource, inherit_stamps
+from pipeline.request_gate import RequestGate
+from vime.errors import FailedSampleError, RunFailedError, VimeError
+from vime.rollout.base_types import RolloutFnTrainOutput, flat_group
+from vime.rollout.group_collector import Attempt, Group, GroupCollector
+from vime.rollout.rollout_call import RolloutCall, bind
+from vime.settings.import_paths import load_function
+from vime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+FLAG = "--rollout-function-path"
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """The settings that a runner depends on."""
+
+    path: str
+    first_rollout: Callable[[], int]
+    """Number of the rollout that the first call is for; asked when the weights are there."""
+    open_source: Callable[[], QueueDataSource]
+    """The queue as the function gets it; opened then, too."""
+
+
+class GroupAttempts:
+    """A `GroupMaker` as rollout functions use it: groups keep the stamps of their lease."""
+
+    def __init__(self, groups: GroupMaker) -> None:
+        self._groups = groups
+        self.failed_samples: dict[str, int] = {}
+        self.num_aborted = 0
+
+    async def attempt(self, group: Group) -> Attempt:
+        """Work on a group once."""
+        outcome = await self._groups.make(group)
+        samples = list(outcome.samples)
+        inherit_stamps(samples, group)
+        if isinstance(outcome, MadeGroup):
+            return Attempt(samples)
+        if not outcome.failures:
+            self.num_aborted += 1
+            return Attempt(samples, aborted=True)
+        for failure in outcome.failures:
+            self.failed_samples[failure.reason] = self.failed_samples.get(failure.reason, 0) + len(failure.samples)
+        cause = most_telling(outcome.failures)
+        await asyncio.sleep(RETRY_S)
+        return Attempt(samples, cause.reason, str(cause.error))
+
+
+class RolloutRunner:
+    """Calls the function for one rollout after another, in a thread, and hands its groups to the trainer."""
+
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        gate: RequestGate,
+        attempts: GroupAttempts,
+        collector: GroupCollector,
+        hook_args: Any,
+    ) -> None:
+        """`collector` uses `attempts`, whose requests go through `gate`."""
+        self._settings, self.gate = settings, gate
+        self._source: QueueDataSource | None = None
+        self._attempts, self._collector, self._hook_args = attempts, collector, hook_args
+        self._counts = ProducerCounts()
+        self._stopping = asyncio.Event()
+
+    def pause_admission(self) -> None:
+        """Start no request until `resume_admission`; running ones go on."""
+        self.gate.pause()
+
+    def resume_admission(self, policy_version: int, serving: Collection[str] | None = None) -> None:
+        """See `RequestGate.resume`."""
+        if self._source is not None:
+            self._source.policy_version = policy_version
+        self.gate.resume(policy_version, serving)
+
+    def stop(self) -> None:
+        """Begin no rollout, and cut the one that runs short; `run` then returns."""
+        self._stopping.set()
+        self._collector.end()
+        if self._source is not None:
+            self._source.end()
+        self.gate.open_to_end()
+
+    def stats(self) -> ProducerStats:
+        return ProducerStats(
+            groups_published=self._counts.groups_published,
+            samples_published=self._counts.samples_published,
+            tokens_generated=self._counts.tokens_generated,
+            spanning_samples=self._counts.spanning_samples,
+            groups_aborted=self._attempts.num_aborted,
+            groups_stale=self._counts.groups_stale,
+            in_flight_requests=self.gate.num_requests,
+            idle_s=self.gate.idle_s(),
+            blocked_s=0.0,
+            wall_s=self.gate.wall_s(),
+            failed_samples=dict(self._attempts.failed_samples),
+        )
+
+    async def run(self) -> None:
+        """Until stopped. Raises `RunFailedError` when the function raises or returns something else than groups."""
+        await self.gate.opened()
+        if self._stopping.is_set():
+            return
+        function = load_function(FLAG, self._settings.path)
+        source = self._source = await asyncio.to_thread(self._settings.open_source)
+        source.policy_version = self.gate.policy_version
+        try:
+            await self._rollouts(function, source, await asyncio.to_thread(self._settings.first_rollout))
+        finally:
+            await self._collector.close(source)
+            await asyncio.to_thread(source.close)
+
+    async def _rollouts(self, function: Callable[..., Any], source: QueueDataSource, rollout_id: int) -> None:
+        call = RolloutCall(self._collector, asyncio.get_running_loop())
+        while not self._stopping.is_set():
+            output = await asyncio.to_thread(self._called, function, rollout_id, source, call)
+            if not output.samples:
+                await self._stopping.wait()
+                return
+            await asyncio.to_thread(self._accept, output, source)
+            rollout_id += 1
+
+    def _called(
+        self, function: Callable[..., Any], rollout_id: int, source: QueueDataSource, call: RolloutCall
+    ) -> RolloutFnTrainOutput:
+        """One call of the function, in a thread of its own."""
+        bind(call)
+        try:
+            output = function(self._hook_args, rollout_id, source, evaluation=False)
+        except VimeError:
+            raise
+        except Exception as error:  # the boundary to user code
+            raise self._failed(rollout_id, f"raised {type(error).__name__}: {error}") from error
+        groups = output.samples if isinstance(output, RolloutFnTrainOutput) else output
+        if not isinstance(groups, Sequence) or not all(_is_group(group) for group in groups):
+            raise self._failed(
+                rollout_id, f"returned a value of type {type(output).__name__}, allowed: lists of samples"
+            )
+        return output if isinstance(output, RolloutFnTrainOutput) else RolloutFnTrainOutput(groups)
+
+    def _failed(self, rollout_id: int, what: str) -> RunFailedError:
+        return RunFailedError(
+            f"{FLAG} {self._settings.path}, rollout {rollout_id}: it {what}.", next_step="Correct the function."
+        )
+
+    def _accept(self, output: RolloutFnTrainOutput, source: QueueDataSource) -> None:
+        """Hand the groups to the trainer; one that can't be trained is set aside."""
+        for group in map(flat_group, output.samples):
+            try:
+                (position,) = source.accept_samples([group])
+            except FailedSampleError as error:
+                logger.warning("group %s is set aside: %s", group[0].group_index, error.message)
+                source.drop_samples([group], error.reason)
+            else:
+                self._counts.answered(group, accepted=position is not None)
+        if output.on_accepted is not None:
+            output.on_accepted()
+
+
+def _is_group(group: Any) -> bool:
+    return isinstance(group, Sequence) and bool(group) and all(isinstance(s, Sample) for s in flat_group(group))

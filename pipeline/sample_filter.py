@@ -1,0 +1,46 @@
+"""--rollout-sample-filter-path: which samples of a batch are not trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from pipeline.stored_samples import GroupReader, stored_samples
+from storage.queue_types import AcceptedGroup
+from vime.errors import RewardError
+from vime.utils.types import Sample
+
+FLAG = "--rollout-sample-filter-path"
+SampleFilter = Callable[[Any, list[list[Sample]]], None]
+"""`f(args, groups)`, which sets `remove_sample`."""
+
+
+def filter_samples(
+    groups: Sequence[AcceptedGroup], pool: GroupReader, function: SampleFilter, args: Any
+) -> list[AcceptedGroup]:
+    """The groups, with the samples counted as removed that the function removes; without candidates and routes.
+
+    Raises:
+        RewardError: the function raised.
+        StorageError: a group can't be read.
+    """
+    batch = [stored_samples(group.ref, pool) for group in groups]
+    try:
+        function(args, [list(samples) for samples in batch])
+    except Exception as error:  # the boundary to user code
+        raise RewardError(
+            f"{FLAG} raised {type(error).__name__}: {error}.", next_step="Correct the function."
+        ) from error
+    return [_marked(group, samples) for group, samples in zip(groups, batch, strict=True)]
+
+
+def _marked(group: AcceptedGroup, samples: Sequence[Sample]) -> AcceptedGroup:
+    removed = [member for member, sample in enumerate(samples) if sample.remove_sample]
+    if not removed:
+        return group
+    sums = [0 if member in removed else mask_sum for member, mask_sum in enumerate(group.summary.mask_sums)]
+    return msgspec.structs.replace(
+        group, summary=msgspec.structs.replace(group.summary, mask_sums=sums, removed=removed)
+    )
