@@ -48,7 +48,8 @@ The forms take turns at being first. Ratios are of the same repeat.
 LARGE = GroupShape()
 QUICK_LARGE = GroupShape(num_tokens=256, num_layers=4, head=16)
 SMALL_GROUP = GroupShape(num_tokens=1390, num_layers=0, head=0)
-SMALL = 64
+SMALL = 256
+"""Several transactions of the most groups that one takes, so that what starting and ending costs is spread."""
 FORMS = ("ours", "straw_record", "reference", "raw")
 
 

@@ -105,12 +105,17 @@ class ChunkLayout:
         """All chunks of the column `content`, in the order of its bytes."""
         step = self.rows_per_chunk * self.row_bytes
         blocks = [(stop - start) * self.row_bytes for start, stop in pairwise(self.row_offsets)]
-        edges = [0]
-        for num_bytes in filter(None, blocks * self.num_layers):
-            start, stop = edges[-1], edges[-1] + num_bytes
-            edges += range(start + step, stop, step)
-            edges.append(stop)
-        return [content[start:stop] for start, stop in pairwise(edges)]
+        found: list[memoryview] = []
+        start = 0
+        for num_bytes in blocks * self.num_layers:
+            stop = start + num_bytes
+            while start + step < stop:
+                found.append(content[start : start + step])
+                start += step
+            if num_bytes:
+                found.append(content[start:stop])
+            start = stop
+        return found
 
     def everything(self) -> Iterator[Run]:
         """What to read for the whole column."""

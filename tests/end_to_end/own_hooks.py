@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from vime.rollout.vllm_rollout import generate_rollout
 from vime.utils.types import Sample
 
 NUM_PROMPTS = 20
@@ -57,3 +58,20 @@ def shifted(args: Any, samples: list[Sample]) -> tuple[list[float], list[float]]
     rewards = [float(sample.reward) for sample in samples if isinstance(sample.reward, float)]
     mean = sum(rewards) / len(rewards)
     return [100 + reward for reward in rewards], [reward - mean for reward in rewards]
+
+
+def rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Vime's own rollout; notes what it was asked for."""
+    with Path(args.save, "rollouts.jsonl").open("a") as notes:
+        notes.write(json.dumps([rollout_id, data_source.policy_version]) + "\n")
+    return generate_rollout(args, rollout_id, data_source, evaluation)
+
+
+def note_all(args: Any, groups: list[list[Sample]], data_source: Any) -> None:
+    """Notes the groups that a rollout kept and those that it rejected."""
+    with Path(args.save, "groups.jsonl").open("a") as notes:
+        notes.write(json.dumps([[group[0].group_index for group in groups], len(data_source)]) + "\n")
+
+
+def keep_even(args: Any, samples: list[Sample], **_: Any) -> bool:  # noqa: ARG001
+    return (samples[0].group_index or 0) % 2 == 0
