@@ -21,7 +21,7 @@ from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.evaluation.prompts import open_eval_sets, set_aside_words
 from pipeline.evaluation.session import Evaluations
-from pipeline.evaluation.start import evaluates_first, evaluation_schedule
+from pipeline.evaluation.start import evaluates_first, evaluation_schedule, highest_evaluated_version
 from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
@@ -111,6 +111,8 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         evaluates = evaluates_first(settings, folder.root, step=start.plan.start_rollout, parent=start.parent)
         if start.plan.mode is RestoreMode.COMPLETE and not evaluates:
             return Ending.DONE
+        if start.plan.mode is RestoreMode.COMPLETE and settings.data.num_rollout:
+            view.note(f"The evaluation after step {start.plan.start_rollout} is missing and is made now.")
         for words in transport_words(settings, None if start.state is None else start.state.memory):
             view.note(words)
         check_sources(settings)
@@ -323,9 +325,14 @@ class _Session:
             await self._workers.record_processes()
 
     async def _start_version(self) -> int:
-        """Versions never go back: also those that an abandoned session published, or wrote to disk, count."""
+        """Versions never go back: also those that an abandoned session published, evaluated or wrote to disk count."""
         committed = 0 if self._start.commit is None else self._start.commit.weight_version
-        return max(committed, await self._workers.highest_version(), await self._workers.highest_version_on_disk())
+        return max(
+            committed,
+            highest_evaluated_version(self._folder.root),
+            await self._workers.highest_version(),
+            await self._workers.highest_version_on_disk(),
+        )
 
     async def _train_all(self, publisher: WeightPublisher) -> None:
         last = (self._settings.data.num_rollout or 0) - 1

@@ -42,7 +42,8 @@ def test_evaluations_have_one_version_each_and_only_a_missing_one_is_made_by_a_r
     (job.run / "metrics.jsonl").write_bytes(b"".join(line for line in lines if b'"evaluation":3' not in line))
     assert evaluations(job) == kept
     output = run(job)
-    assert "Evaluation after step 3 (policy version 5)" in output
+    assert "The evaluation after step 3 is missing and is made now." in output
+    assert "Evaluation after step 3 (policy version 4)" in output
     assert [record.evaluation for record in evaluations(job)] == [0, 2, 3]
     assert "Nothing to do: already at 3 of 3." in run(job)
     assert len(evaluations(job)) == 3

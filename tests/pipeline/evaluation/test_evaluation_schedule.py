@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.evaluation.records import EvaluationRecord, read_evaluations
 from pipeline.evaluation.schedule import EvaluationSchedule, is_evaluated
-from pipeline.evaluation.start import evaluates_first
+from pipeline.evaluation.start import evaluates_first, highest_evaluated_version
 from recovery.branch import Branch, append_branch
 from recovery.commit import CommitParent
 from storage.files import append_durably
@@ -87,6 +87,14 @@ def test_a_resume_repeats_no_evaluation_and_makes_up_for_a_missing_one(tmp_path:
     assert not evaluates_first(flags, run, step=4, parent=COMMIT)
     assert not evaluates_first(flags, run, step=3, parent=CommitParent("first", 2))
     assert evaluates_first(settings("--num-rollout", "0"), run, step=4, parent=COMMIT)
+
+
+def test_versions_that_results_are_labelled_with_are_not_used_again(tmp_path: Path) -> None:
+    assert highest_evaluated_version(tmp_path) == 0
+    for versions in ([4, 5], [3]):
+        labelled = msgspec.structs.replace(record(4, "first"), policy_versions=versions)
+        append_durably(tmp_path / "metrics.jsonl", msgspec.json.encode(labelled))
+    assert highest_evaluated_version(tmp_path) == 5
 
 
 def test_lines_of_steps_and_torn_lines_are_no_evaluations() -> None:
