@@ -48,3 +48,11 @@ def report(rollout_id: int, args: Any, data: dict[str, Any], extra_metrics: dict
 
 def report_badly(rollout_id: int, args: Any, data: dict[str, Any], extra_metrics: dict[str, float]) -> bool:  # noqa: ARG001
     raise KeyError("board")
+
+
+async def one(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    return 1.0
+
+
+async def quarter(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    return 0.25
