@@ -30,7 +30,8 @@ FLAG = "--custom-rollout-log-function-path"
 class BatchReport:
     """Reads the samples of batches where a flag asks for it, and reports."""
 
-    def __init__(self, settings: Settings, hook_args: Any, open_pool: Callable[[], PayloadPool]) -> None:
+    def __init__(self, settings: Settings, hook_args: Callable[[], Any], open_pool: Callable[[], PayloadPool]) -> None:
+        """`hook_args` are asked for when a function of the user's own is called."""
         self._settings, self._hook_args, self._open_pool = settings, hook_args, open_pool
 
     async def samples(self, plan: BatchPlan) -> list[Sample]:
@@ -70,7 +71,7 @@ class BatchReport:
         def call() -> Any:
             function = load_function(FLAG, path)
             metrics = msgspec.to_builtins(record)
-            return function(record.rollout_id, self._hook_args, samples, metrics, record.step_s)
+            return function(record.rollout_id, self._hook_args(), samples, metrics, record.step_s)
 
         try:
             return await asyncio.to_thread(call) is True, ""

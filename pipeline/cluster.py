@@ -1,53 +1,59 @@
-"""Ray, as a run uses it: one private instance a run, placement checked before it is asked for, nothing left behind."""
+"""Ray, as a run uses it: placement checked before it is asked for, a place for each process, nothing left behind."""
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
 import shutil
 import tempfile
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.devices import CPU_SLOTS_PER_CORE, cpu_slots, visible_gpus
+from pipeline.devices import cpu_slots, visible_gpus
 from pipeline.guard import guarded
-from vime.errors import RunFailedError, SettingsError
-from vime.settings.groups import ClusterSettings
+from pipeline.node_devices import CPU_SLOT, ProcessPlace, device_kind, live_nodes, reserve, runtime_env, spawn_at
+from vime.errors import RunFailedError
+from vime.settings.machine import Node
+from vime.settings.placement import Demand, NoRoom, Placement, Seat, no_room, place
 
 _Result = TypeVar("_Result")
 
-CPU_SLOT = "vime_slot"
-"""Custom resource that stands for one GPU on a machine without CUDA."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Where only control messages travel through Ray; where samples do, Ray takes its own share of the memory."""
 
+RELEASE_S = 10.0
+"""How long Ray may take to free what a run has left that ended just before."""
+
 
 class Cluster:
-    """A Ray instance with one bundle for each worker. Use with `with`."""
+    """A Ray instance in which each process of a run has its place. Use with `with`.
 
-    def __init__(self, settings: ClusterSettings, num_producers: int, *, carries_samples: bool = False) -> None:
-        self._num_workers = settings.num_trainer_ranks + settings.num_rollout_gpus
-        self._num_producers = num_producers
+    `RAY_ADDRESS` in the environment names a cluster to join, of one node or several; else the run has one of its own.
+    """
+
+    def __init__(self, demand: Demand, num_producers: int, *, carries_samples: bool = False) -> None:
+        """Raises `SettingsError` when this machine lacks the devices and no cluster is joined."""
+        self._demand, self._num_producers = demand, num_producers
         self._object_store_bytes = None if carries_samples else OBJECT_STORE_BYTES
-        gpus = visible_gpus()
-        self._has_cuda = gpus > 0
-        have = gpus if self._has_cuda else cpu_slots()
-        if self._num_workers > have:
-            kind = "GPUs" if self._has_cuda else f"worker processes ({CPU_SLOTS_PER_CORE} a core)"
-            raise SettingsError(
-                f"The run needs {settings.num_trainer_ranks} (training) + {settings.num_rollout_gpus} (generation) = "
-                f"{self._num_workers} {kind}, this machine has {have}.",
-                next_step="Lower --actor-num-gpus-per-node or --rollout-num-gpus.",
-            )
-        self._slots = have
+        self._joined = os.environ.get("RAY_ADDRESS")
+        self._gpus = visible_gpus()
+        if not self._joined:
+            self._placed([Node(platform.node() or "this machine", self._gpus or cpu_slots())])
         self._exits = ExitStack()
+        self.host = "127.0.0.1"
+        """Address of this node, as the run's other processes reach it."""
+        self._trainers: list[ProcessPlace] = []
+        self._engines: list[list[ProcessPlace]] = []
 
     def __enter__(self) -> Self:
         try:
@@ -58,54 +64,94 @@ class Cluster:
         return self
 
     def _start(self) -> None:
-        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         self.temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))
         self._exits.callback(shutil.rmtree, self.temporary, ignore_errors=True)
+        if self._joined:
+            ray.init(address=self._joined, log_to_driver=False, logging_level=logging.ERROR)
+        else:
+            self._start_own()
+        deadline = time.monotonic() + RELEASE_S
+        while self._waits_for_others() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        nodes = live_nodes()
+        if len(nodes) > 1:
+            self.host = ray.util.get_node_ip_address()
+        resource = device_kind(nodes)
+        placement = self._placed([node.offer(resource) for node in nodes])
+        self._seat(placement, reserve(placement, nodes, resource))
+
+    def _waits_for_others(self) -> bool:
+        """Whether the run would fit if the devices were free that are in use, as those of a run that has just ended."""
+        nodes = live_nodes()
+        offered = [node.offer(device_kind(nodes)) for node in nodes]
+        empty = [Node(node.name, node.gpus + node.in_use) for node in offered]
+        return isinstance(place(offered, self._demand), NoRoom) and not isinstance(place(empty, self._demand), NoRoom)
+
+    def _start_own(self) -> None:
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         self._exits.enter_context(guarded(self.temporary))
         ray.init(
             address="local",
-            num_cpus=self._num_workers + self._num_producers + 2,
-            resources=None if self._has_cuda else {CPU_SLOT: self._slots},
+            num_cpus=self._demand.num_gpus + self._num_producers + 2,
+            num_gpus=self._gpus,
+            resources=None if self._gpus else {CPU_SLOT: cpu_slots()},
             object_store_memory=self._object_store_bytes,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
             _temp_dir=str(self.temporary),
         )
-        bundle = {"GPU": 1} if self._has_cuda else {CPU_SLOT: 1}
-        self._placement = ray.util.placement_group([bundle] * self._num_workers, strategy="PACK")
-        ray.get(self._placement.ready(), timeout=60)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         ray.shutdown()
         self._exits.close()
 
     def spawn_worker(self, actor: type, bundle: int, *args: Any, env: dict[str, str] | None = None) -> Any:
-        """Start an actor on one bundle (one GPU, or one slot)."""
-        resources: dict[str, Any] = {"num_gpus": 1} if self._has_cuda else {"resources": {CPU_SLOT: 1}}
-        strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
-        remote = ray.remote(num_cpus=0, **resources)(actor)
-        return remote.options(scheduling_strategy=strategy, runtime_env=_runtime_env(env)).remote(*args)
+        """Start a trainer rank's actor, or behind all ranks an engine's, where it has its devices."""
+        num_ranks = len(self._trainers)
+        where = self._trainers[bundle] if bundle < num_ranks else self._engines[bundle - num_ranks][0]
+        return spawn_at(where, actor, *args, env=env)
+
+    def engine_places(self, number: int) -> list[ProcessPlace]:
+        """Where the engine's parts run, one for each node that it lies on; its actor runs at the first."""
+        return self._engines[number]
 
     def end(self, actor: Any) -> None:
-        """End an actor's process; its bundle is free for another one then."""
+        """End an actor's process; its place is free for another one then."""
         ray.kill(actor)
 
     def spawn(self, actor: type, *args: Any, restarts: int = 0) -> Any:
-        """Start an actor that needs no GPU; `restarts` < 0 lets Ray restart it for ever."""
-        remote = ray.remote(num_cpus=0)(actor)
-        options = {"max_restarts": restarts, "max_task_retries": restarts}
-        return remote.options(runtime_env=_runtime_env(None), **options).remote(*args)
+        """Start an actor that needs no device on the driver's node; `restarts` < 0 lets Ray restart it for ever."""
+        strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"max_restarts": restarts, "max_task_retries": restarts, "scheduling_strategy": strategy}
+        return ray.remote(num_cpus=0)(actor).options(runtime_env=runtime_env(None), **options).remote(*args)
+
+    def _placed(self, nodes: Sequence[Node]) -> Placement:
+        placement = place(nodes, self._demand)
+        if isinstance(placement, NoRoom):
+            raise no_room(self._demand, nodes, placement)
+        return placement
+
+    def _seat(self, placement: Placement, shares: Sequence[ProcessPlace]) -> None:
+        self._trainers = [_devices_of(shares, [seat]) for seat in placement.trainers]
+        lender = self._trainers[0] if self._demand.shared and self._trainers else None
+        self._engines = [
+            [_seeing(_devices_of(shares, part), lender) for part in placement.parts(number)]
+            for number in range(len(placement.engines))
+        ]
 
 
-def _runtime_env(env: dict[str, str] | None) -> dict[str, Any]:
-    return {"env_vars": {"PYTHONPATH": os.pathsep.join(_import_path()), **(env or {})}}
+def _devices_of(shares: Sequence[ProcessPlace], seats: Sequence[Seat]) -> ProcessPlace:
+    """The place of a process on these seats, which are on one node."""
+    share = shares[seats[0].share]
+    return msgspec.structs.replace(share, devices=tuple(share.devices[seat.device] for seat in seats if share.devices))
 
 
-def _import_path() -> list[str]:
-    """The folder that vime was started in comes first, so that the user's own modules can be imported there too."""
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return [str(Path.cwd()), *given]
+def _seeing(engine: ProcessPlace, lender: ProcessPlace | None) -> ProcessPlace:
+    """Behind its own devices an engine sees the one in whose memory the trainer's first rank hands weights over."""
+    if lender is None or lender.node_id != engine.node_id:
+        return engine
+    return msgspec.structs.replace(engine, devices=tuple(dict.fromkeys((*engine.devices, *lender.devices))))
 
 
 async def answer(reference: Awaitable[_Result], process: str) -> _Result:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.cluster import Cluster
-from pipeline.parity_probe import probe_engines
+from pipeline.memory_turns import MemoryTurns
+from pipeline.parity_probe import ProbeSequence, probe_engines
 from pipeline.parity_verdict import EngineParity, engine_parity
 from pipeline.publisher import WeightPublisher
 from pipeline.run_folder import RunFolder
@@ -17,6 +18,7 @@ from pipeline.workers import Workers
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import PublicationError
 from vime.settings.groups import Settings
+from vime.settings.rules.quantities import demand_of
 
 
 def measure_parity(settings: Settings, folder: Path, report: Callable[[str], None]) -> list[EngineParity]:
@@ -27,7 +29,7 @@ def measure_parity(settings: Settings, folder: Path, report: Callable[[str], Non
     """
     alone = _alone(settings, folder)
     RunFolder.of(alone).make()
-    with Cluster(alone.cluster, 0) as cluster:
+    with Cluster(demand_of(alone), 0) as cluster:
         return asyncio.run(_measure(alone, Workers(alone, RunFolder.of(alone), cluster), report))
 
 
@@ -46,10 +48,11 @@ def _alone(settings: Settings, folder: Path) -> Settings:
 async def _measure(settings: Settings, workers: Workers, report: Callable[[str], None]) -> list[EngineParity]:
     clients: list[EngineClient] = []
     try:
-        addresses, _ = await asyncio.gather(workers.start_engines(report), workers.start_trainers())
-        await workers.on_trainers(lambda trainer: trainer.load_hf.remote())
+        turns = MemoryTurns(settings.cluster, workers)
+        addresses = await turns.start_both(lambda: workers.start_engines(report), lambda: _start_trainers(workers))
         workers.watch_trainers()
-        clients.extend(EngineClient(address) for address in addresses)
+        clients.extend(turns.engine(address) for address in addresses)
+        await turns.give_to_trainer()
         publisher = WeightPublisher(
             clients,
             weight_transport(settings, workers),
@@ -65,14 +68,23 @@ async def _measure(settings: Settings, workers: Workers, report: Callable[[str],
                 next_step=f"Look at the engines' logs in {RunFolder.of(settings).logs}.",
                 engines=published.fenced,
             )
-        return await workers.guarded(_compare(settings, workers, addresses))
+        probed = await probe_engines(settings, addresses)
+        async with turns.lent_to_trainer(published.version, addresses):
+            return await workers.guarded(_compare(settings, workers, probed))
     finally:
         for client in clients:
             await client.close()
         await workers.stop()
 
 
-async def _compare(settings: Settings, workers: Workers, addresses: list[str]) -> list[EngineParity]:
+async def _start_trainers(workers: Workers) -> None:
+    await workers.start_trainers()
+    await workers.on_trainers(lambda trainer: trainer.load_hf.remote())
+
+
+async def _compare(
+    settings: Settings, workers: Workers, probed: Sequence[Sequence[ProbeSequence]]
+) -> list[EngineParity]:
     return [
         await engine_parity(
             f"Engine {number}",
@@ -81,5 +93,5 @@ async def _compare(settings: Settings, workers: Workers, addresses: list[str]) -
             temperature=settings.rollout.rollout_temperature,
             threshold=settings.engine.parity_threshold,
         )
-        for number, sequences in enumerate(await probe_engines(settings, addresses))
+        for number, sequences in enumerate(probed)
     ]

@@ -95,6 +95,14 @@ class Producer:
         """New requests are made under `policy_version`, by the engines at the addresses `serving` (None: by all)."""
         self.gate.resume(policy_version, serving)
 
+    def serve_only(self, serving: Collection[str]) -> None:
+        """Send requests to the engines at these addresses alone; if there are none, not before admission is resumed."""
+        self.gate.serve_only(serving)
+
+    async def suspects(self) -> list[str]:
+        """See `ServingEngines.suspects`."""
+        return await self.gate.engines.suspects()
+
     def stop(self) -> None:
         """Lease no more, give unfinished groups back, publish the finished ones; `run` then returns."""
         self._stopping = True

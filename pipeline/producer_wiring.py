@@ -19,15 +19,18 @@ from pipeline.rollout_kind import is_stream
 from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings
 from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
+from pipeline.serving_engines import ServingEngines
 from pipeline.transports.ray_parts import answer_of
 from pipeline.wiring import build_data_source, open_pool
 from recovery.branch import read_branches
 from storage.dead_letters import DeadLetterBox
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.routed import RoutedClient
 from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import SampleGenerator
 from vime.rollout.group_collector import GroupCollector
+from vime.rollout.model_url import get_model_url
 from vime.rollout.no_reward import no_reward
 from vime.rollout.own_functions import OwnFunctions
 from vime.rollout.own_generate import OwnGenerate
@@ -54,7 +57,14 @@ async def build_producer(
     `coordinator` is the handle of its actor, `queue` the same as producers call it.
     """
     engines = [EngineClient(address) for address in engine_addresses]
-    gate, functions, rewards = RequestGate(engines), OwnFunctions(), build_rewards(settings)
+    router = _router(settings)
+    serving = ServingEngines(
+        engines,
+        router=router,
+        run_id=settings.queue.rollout_queue_run_id,
+        are_replaced=settings.engine.use_fault_tolerance,
+    )
+    gate, functions, rewards = RequestGate(serving), OwnFunctions(), build_rewards(settings)
     samples, closers = await build_sample_maker(settings, gate, rewards, functions)
     args, rollout = HookArgs(settings), settings.rollout
     groups = GroupMaker(
@@ -75,7 +85,8 @@ async def build_producer(
     async def close_functions() -> None:
         functions.close()
 
-    closers += [*(engine.close for engine in engines), *([] if rewards is None else [rewards.close]), close_functions]
+    closers += [*(engine.close for engine in engines), *([] if router is None else [router.close])]
+    closers += [*([] if rewards is None else [rewards.close]), close_functions]
     in_flight, worker_id = max_groups_in_flight(settings, len(engines)), f"producer-{number}-{os.getpid()}"
     if not is_stream(settings):
         return _build_runner(settings, coordinator, gate, groups, dynamic_filter, in_flight, worker_id), closers
@@ -134,6 +145,14 @@ def _build_runner(
     )
 
 
+def _router(settings: Settings) -> RoutedClient | None:
+    """The router of the model that is trained, in a run that has started one or was given one."""
+    if not settings.model_routers:
+        return None
+    trained = settings.model_routers[0]
+    return RoutedClient(f"http://{trained.host}:{trained.port}")
+
+
 def build_rewards(settings: Settings) -> Rewards | None:
     """The rewards that the settings name, None in a run that is not about rewards. To be closed."""
     unrewarded = settings.rollout.rm_type is None and settings.rollout.custom_rm_path is None
@@ -183,9 +202,16 @@ def build_generator(settings: Settings) -> Generator:
 
 
 async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
-    """The teacher in an engine of someone else's, when there is one; raises what is wrong with it."""
+    """The teacher in an engine, when there is one: behind the router of a served model, or someone else's.
+
+    Raises what is wrong with it.
+    """
     objective, url = settings.objective, settings.rollout.rm_url
-    if not objective.use_opd or objective.opd_type != "vllm" or url is None:
+    if not objective.use_opd or objective.opd_type != "vllm":
+        return None
+    if objective.opd_teacher_model is not None:
+        return EngineTeacher.at(get_model_url(HookArgs(settings), objective.opd_teacher_model))
+    if url is None:
         return None
     teacher = EngineTeacher.at(url)
     await teacher.check()

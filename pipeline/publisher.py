@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.engine_update import EngineUpdate, Weights, note_failures
@@ -23,6 +24,8 @@ MAX_FAILED = 3
 PREPARE_SHARE = 0.7
 """Part of a publication's time that preparing may take: the rest is for the engines that stand still."""
 CLEAN_UP_S = 30.0
+MAX_FENCED = 2
+"""Publications in a row that may leave out an engine before it is replaced, where engines are."""
 
 
 class Admission(Protocol):
@@ -30,6 +33,7 @@ class Admission(Protocol):
 
     async def pause_admission(self) -> None: ...
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None: ...
+    async def serve_only(self, serving: list[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,16 @@ class Publication:
     """Seconds in which the engines stood still."""
     fenced: dict[str, str]
     """Engines that get no requests -> why."""
+    returned: list[str] = field(default_factory=list)
+    """Engines that got no requests before, and do now."""
 
 
 class WeightPublisher:
-    """Holds the policy version; it only goes up, and a number that was tried is never used again."""
+    """Holds the policy version; it only goes up, and a number that was tried is never used again.
+
+    It also knows who serves: an engine that is fenced, by a publication or by `fence`, serves again only after it has
+    confirmed the version that the others serve.
+    """
 
     def __init__(
         self,
@@ -66,19 +76,80 @@ class WeightPublisher:
         flush_interval: int,
         timeout_s: float,
         compare_first: bool = False,
+        replace: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`compare_first`: the first version must leave the engines with exactly the weights they were started with."""
+        """`compare_first`: the first version must leave the engines with exactly the weights they were started with.
+
+        `replace` asks for a new process for the engine at an address, with the reason. Whoever follows it calls `fence`
+        at once and `readmit` later.
+        """
         self._engines, self._transport, self._admission = list(engines), transport, admission
         self._start_version, self._flush_interval, self._timeout_s = start_version, flush_interval, timeout_s
-        self._compare_first = compare_first
+        self._compare_first, self._replace = compare_first, replace
         self.version = start_version
         self._tried = start_version
         self._serving: set[str] = set()
         self._in_doubt: set[str] = set()
         self.fenced: dict[str, str] = {}
         """Engines that get no requests -> why."""
+        self._gone: dict[str, str] = {}
+        """Engines without a process that could take a version -> why."""
+        self._lost: dict[str, str] = {}
+        """Engines that were fenced from outside since the publication began -> why."""
+        self._returned = asyncio.Event()
+        self._num_fenced: dict[str, int] = {}
         self._num_failed = 0
         self._why = ""
+        self._is_publishing = False
+
+    @property
+    def moment(self) -> int | None:
+        """Tells moments between publications apart; None while one is under way and engines may stand still."""
+        return None if self._is_publishing else self._tried
+
+    @property
+    def behind(self) -> list[str]:
+        """Engines that get no requests, though they could take a version."""
+        return sorted(set(self.fenced) - set(self._gone))
+
+    async def fence(self, address: str, reason: str) -> None:
+        """Send no more requests to an engine, and count on it in no publication until `readmit`."""
+        self._gone[address] = self._lost[address] = self.fenced[address] = reason
+        self._serving.discard(address)
+        await self._admission.serve_only(sorted(self._serving))
+
+    async def readmit(self, address: str) -> None:
+        """The engine at this address runs anew and can take a version."""
+        del self._gone[address]
+        self._in_doubt.discard(address)
+        self._num_fenced.pop(address, None)
+        self._returned.set()
+
+    async def someone_is_behind(self) -> None:
+        """Until an engine that gets no requests can take a version."""
+        while not self.behind:
+            await self._next_return()
+
+    def repeats(self) -> bool:
+        """Whether `catch_up` can bring the version that serves to further engines."""
+        return self._transport.repeats(self.version)
+
+    async def catch_up(self) -> Publication:
+        """Bring the version that serves to engines that are `behind`, while the others go on.
+
+        The trainer must still hold the weights of that version, or the transport must be able to repeat it. An engine
+        that fails stays fenced.
+
+        Raises:
+            PublicationError: no engine serves, after `MAX_FAILED` attempts in a row.
+        """
+        behind = set(self.behind)
+        engines = [engine for engine in self._engines if engine.address in behind]
+        publication = await self._attempt(self.version, engines, Deadline(self._timeout_s), flush=True)
+        self._num_failed = 0 if self._serving else self._num_failed + 1
+        if self._num_failed >= MAX_FAILED:
+            raise self._failed(publication)
+        return publication
 
     async def publish(self) -> Publication:
         """Publish the trainer's weights as the next version; without engines it is only counted.
@@ -91,59 +162,92 @@ class WeightPublisher:
         """
         if not self._engines:
             return await self._count()
-        deadline = Deadline(self._timeout_s)
+        deadline = await self._someone_is_there()
         while True:
-            publication = await self._attempt(deadline)
+            self._tried += 1
+            flush = publication_flushes(self._tried, self._start_version, self._flush_interval)
+            publication = await self._attempt(self._tried, self._engines, deadline, flush=flush)
             if publication.raised:
                 self._num_failed = 0
                 return publication
             self._num_failed += 1
             if self._serving and self._num_failed < MAX_FAILED:
                 return publication
-            if self._num_failed >= MAX_FAILED or not deadline.left_s():
-                reasons = "; ".join(f"{address}: {reason}" for address, reason in publication.fenced.items())
-                raise PublicationError(
-                    f"Version {self._tried} of the weights could not be published, {self._num_failed} attempts in a "
-                    f"row have failed; version {self.version} is served by "
-                    f"{', '.join(sorted(self._serving)) or 'no engine'}. "
-                    f"{reasons or self._why}",
-                    next_step="Look at the logs of these engines, then resume the run.",
-                    engines=publication.fenced,
-                )
+            if self._num_failed >= MAX_FAILED or not (deadline.left_s() or self._replace):
+                raise self._failed(publication)
+            if self._replace:
+                deadline = await self._someone_is_there()
+
+    def _failed(self, publication: Publication) -> PublicationError:
+        reasons = "; ".join(f"{address}: {reason}" for address, reason in publication.fenced.items())
+        return PublicationError(
+            f"Version {self._tried} of the weights could not be published, {self._num_failed} attempts in a row have "
+            f"failed; version {self.version} is served by {', '.join(sorted(self._serving)) or 'no engine'}. "
+            f"{reasons or self._why}",
+            next_step="Look at the logs of these engines, then resume the run.",
+            engines=publication.fenced,
+        )
+
+    async def _someone_is_there(self) -> Deadline:
+        """Wait for an engine to return when all are being replaced; the deadline of what follows."""
+        waiting = Deadline(self._timeout_s)
+        while len(self._gone) == len(self._engines) and waiting.left_s():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._next_return(), waiting.left_s())
+        return Deadline(self._timeout_s)
+
+    async def _next_return(self) -> None:
+        self._returned.clear()
+        await self._returned.wait()
 
     async def _count(self) -> Publication:
         self.version = self._tried = self._tried + 1
         await self._admission.resume_admission(self.version, [])
         return Publication(self.version, True, False, wire_bytes=0, density=0.0, prepare_s=0.0, pause_s=0.0, fenced={})
 
-    async def _attempt(self, deadline: Deadline) -> Publication:
-        version = self._tried = self._tried + 1
-        flush = publication_flushes(version, self._start_version, self._flush_interval)
+    async def _attempt(
+        self, version: int, engines: Sequence[EngineClient], deadline: Deadline, *, flush: bool
+    ) -> Publication:
+        """Bring a version to these engines; the others, if any, go on serving it meanwhile."""
         started = time.monotonic()
-        self._why = ""
-        updates = [EngineUpdate(e, deadline, in_doubt=e.address in self._in_doubt) for e in self._engines]
-        prepared = await self._prepare(version, updates, deadline)
-        prepare_s, pause_s = time.monotonic() - started, 0.0
-        if any(update.goes_on for update in updates):
-            pause_s = await self._change(version, updates, deadline, flush=flush)
-        raised = self._judge(version, updates)
+        self._why, self._lost, self._is_publishing = "", dict(self._gone), True
+        updates = [EngineUpdate(e, deadline, in_doubt=e.address in self._in_doubt) for e in engines]
+        prepared, pause_s, were_fenced = Prepared(), 0.0, set(self.fenced)
+        try:
+            prepared = await self._prepare(version, updates, deadline)
+            prepare_s = time.monotonic() - started
+            if any(update.goes_on for update in updates):
+                pause_s = await self._change(version, updates, deadline, flush=flush)
+            raised = self._judge(version, updates)
+        finally:
+            self._is_publishing = False
         if self._serving:
             await self._admission.resume_admission(self.version, sorted(self._serving))
         await self._clean_up(version, published=raised)
+        self._replace_useless(updates)
         return Publication(
-            self.version, raised, flush, prepared.wire_bytes, prepared.density, prepare_s, pause_s, dict(self.fenced)
+            self.version,
+            raised,
+            flush,
+            prepared.wire_bytes,
+            prepared.density,
+            prepare_s,
+            pause_s,
+            dict(self.fenced),
+            sorted(were_fenced & self._serving),
         )
 
     async def _prepare(self, version: int, updates: list[EngineUpdate], deadline: Deadline) -> Prepared:
         """Ask who is there, and bring the version to all who are."""
-        engines = self._engines
-        note_failures(updates, await on_each(engines, "asking", [e.weight_version() for e in engines], deadline))
+        note_failures(updates, self._gone)
+        asked = [update.engine for update in updates if update.goes_on]
+        note_failures(updates, await on_each(asked, "asking", [e.weight_version() for e in asked], deadline))
         for update in updates:
             update.samples = update.goes_on
         present = [update.engine for update in updates if update.goes_on]
         if not present:
             return Prepared()
-        full = self._num_failed > 0 or bool(self.fenced) or len(present) < len(engines)
+        full = self._num_failed > 0 or bool(self.fenced) or len(present) < len(self._engines)
         try:
             preparing = self._transport.prepare(version, present, full=full, deadline=deadline)
             prepared = await deadline.bound("preparing", preparing, at_most_s=deadline.left_s(PREPARE_SHARE))
@@ -165,7 +269,8 @@ class WeightPublisher:
     async def _change(self, version: int, updates: list[EngineUpdate], deadline: Deadline, *, flush: bool) -> float:
         """Stop, load, raise the version, and let go on; how long the engines stood still."""
         going = [update for update in updates if update.goes_on]
-        await self._admission.pause_admission()
+        if len(updates) == len(self._engines):
+            await self._admission.pause_admission()
         stopped_at = time.monotonic()
         try:
             await asyncio.gather(*(update.stop(flush=flush) for update in going))
@@ -216,23 +321,35 @@ class WeightPublisher:
 
     def _judge(self, version: int, updates: list[EngineUpdate]) -> bool:
         """Note who serves and who is fenced; whether the version is published."""
-        raised = any(update.weights is Weights.NEW and update.samples for update in updates)
-        before = self._serving
-        if raised:
+        note_failures(updates, self._lost)
+        new = [u for u in updates if u.weights is Weights.NEW and u.samples and u.engine.address not in self._lost]
+        before, concerned = self._serving, {update.engine.address for update in updates}
+        if new:
             self.version = version
-        self._serving, self.fenced = set(), {}
-        self._in_doubt = {update.engine.address for update in updates if update.weights is Weights.UNKNOWN}
+        self._serving = before - concerned
+        self.fenced = {address: reason for address, reason in self.fenced.items() if address not in concerned}
+        self._in_doubt -= concerned
+        self._in_doubt |= {update.engine.address for update in updates if update.weights is Weights.UNKNOWN}
         for update in updates:
             address = update.engine.address
-            is_current = (
-                update.weights is Weights.NEW if raised else update.weights is Weights.OLD and address in before
-            )
-            if is_current and update.samples:
+            is_current = update in new if new else update.weights is Weights.OLD and address in before
+            if is_current and update.samples and address not in self._lost:
                 self._serving.add(address)
+                self._num_fenced.pop(address, None)
             else:
                 self.fenced[address] = update.problem or f"holds {update.weights.value}"
         for address, reason in self.fenced.items():
             logger.warning(
                 "engine %s gets no requests, since version %d was not confirmed: %s", address, version, reason
             )
-        return raised
+        return bool(new)
+
+    def _replace_useless(self, updates: list[EngineUpdate]) -> None:
+        """Ask for new engines in place of those that were left out too often, or of all when none serves."""
+        if self._replace is None:
+            return
+        for address in {update.engine.address for update in updates} & set(self.behind):
+            self._num_fenced[address] = self._num_fenced.get(address, 0) + 1
+            if self._num_fenced[address] >= MAX_FENCED or not self._serving:
+                self._gone[address] = self.fenced[address]
+                self._replace(address, self.fenced[address])

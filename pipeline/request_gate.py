@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from pipeline.serving_engines import ServingEngines
 from pipeline.stopwatch import Stopwatch
-from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.protocol import Sampler
 
 _Result = TypeVar("_Result")
 
@@ -18,9 +18,9 @@ _Result = TypeVar("_Result")
 class RequestGate:
     """Closed until it is resumed for the first time. Whatever asks an engine goes through it, and is counted."""
 
-    def __init__(self, engines: Sequence[EngineClient]) -> None:
+    def __init__(self, engines: ServingEngines) -> None:
         """Without engines, work gets None in place of one."""
-        self._engines = ServingEngines(engines)
+        self.engines = engines
         self._open = asyncio.Event()
         self._idle = Stopwatch()
         self._started: float | None = None
@@ -41,11 +41,17 @@ class RequestGate:
         """Requests start under `policy_version`, at the engines with the addresses `serving` (None: at all)."""
         self.policy_version = policy_version
         if serving is not None:
-            self._engines.serve(serving)
+            self.engines.serve(serving)
         if self._started is None:
             self._started = time.monotonic()
             self._idle.set(True)
         self._open.set()
+
+    def serve_only(self, serving: Collection[str]) -> None:
+        """Send requests to the engines at these addresses alone; if there are none, not before `resume`."""
+        self.engines.serve(serving)
+        if not serving:
+            self.pause()
 
     def open_to_end(self) -> None:
         """Hold nobody up any more, since nothing will begin."""
@@ -56,7 +62,7 @@ class RequestGate:
         await self._open.wait()
 
     async def request(
-        self, group_index: int, work: Callable[[EngineClient | None, int], Coroutine[object, object, _Result]]
+        self, group_index: int, work: Callable[[Sampler | None, int], Coroutine[object, object, _Result]]
     ) -> _Result:
         """Await `work(engine, policy_version)` for a sample of a group, once requests may start.
 
@@ -64,9 +70,9 @@ class RequestGate:
             GenerationAborted: the engine serves no more.
         """
         await self.opened()
-        engine = self._engines.of_group(group_index)
+        engine = self.engines.of_group(group_index)
         with self._counted("_num_requests"):
-            return await self._engines.request(engine, work(engine, self.policy_version))
+            return await self.engines.request(engine, work(engine, self.policy_version))
 
     def busy(self) -> AbstractContextManager[None]:
         """While a generate function of the user's own runs, which may send requests past the gate."""

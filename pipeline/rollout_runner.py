@@ -91,6 +91,14 @@ class RolloutRunner:
             self._source.policy_version = policy_version
         self.gate.resume(policy_version, serving)
 
+    def serve_only(self, serving: Collection[str]) -> None:
+        """See `RequestGate.serve_only`."""
+        self.gate.serve_only(serving)
+
+    async def suspects(self) -> list[str]:
+        """See `ServingEngines.suspects`."""
+        return await self.gate.engines.suspects()
+
     def stop(self) -> None:
         """Begin no rollout, and cut the one that runs short; `run` then returns."""
         self._stopping.set()

@@ -7,7 +7,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from pipeline.batch_report import BatchReport
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
+from pipeline.engine_return import engines_brought_back
 from pipeline.evaluation.prompts import open_eval_sets, set_aside_words
 from pipeline.evaluation.session import Evaluations
 from pipeline.evaluation.start import evaluates_first, evaluation_schedule, highest_evaluated_version
@@ -26,6 +27,7 @@ from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
+from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, TrainReport, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
@@ -76,6 +78,7 @@ from vime.settings.import_paths import load_function
 from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
+from vime.settings.rules.quantities import demand_of
 from vime.utils.types import Sample
 
 _Result = TypeVar("_Result")
@@ -123,7 +126,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         write_atomically(folder.settings, settings_record(resolved))
         with (
             Interrupts(view) as interrupts,
-            Cluster(settings.cluster, NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
+            Cluster(demand_of(settings), NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
         ):
             session = _Session(settings, folder, start, cluster, view, interrupts, evaluates_first=evaluates)
             return interrupts.run(session.run())
@@ -196,7 +199,8 @@ class _Session:
         self._settings, self._folder, self._start = settings, folder, start
         self._view, self._interrupts = view, interrupts
         self._directory = folder.root / start.plan.directory
-        self._workers = Workers(settings, folder, cluster)
+        self._workers = Workers(settings, folder, cluster, view.note)
+        self._turns = MemoryTurns(settings.cluster, self._workers)
         self._clock = StepClock()
         plan = start.plan
         self._committed: tuple[Path, int] | None = None
@@ -205,7 +209,13 @@ class _Session:
             self._committed = (folder.root / plan.commit_directory, plan.commit_rollout)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
-        self._report = BatchReport(settings, HookArgs(settings), lambda: open_pool(settings, self._workers.coordinator))
+        self._holds_published = False
+        """Whether the trainer holds the weights of the version that serves."""
+        self._report = BatchReport(
+            settings,
+            lambda: HookArgs(self._workers.settings),
+            lambda: open_pool(settings, self._workers.coordinator),
+        )
         self._evaluates_first = evaluates_first
         self._evaluations = Evaluations(
             self._workers,
@@ -222,7 +232,7 @@ class _Session:
             publisher = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
-                await self._finish_evaluations(publisher)
+                await self._workers.guarded(self._evaluations.finish(self._stop_asked))
                 failed = await self._workers.stop_producers()
                 await self._commit_last(publisher)
             if failed is not None:
@@ -234,12 +244,6 @@ class _Session:
             for client in clients:
                 await client.close()
             await self._workers.stop()
-
-    async def _finish_evaluations(self, publisher: WeightPublisher) -> None:
-        """Wait for what is still being evaluated, with all training saved."""
-        if self._evaluations.are_going_on:
-            await self._commit_last(publisher)
-            await self._workers.guarded(self._evaluations.finish(self._stop_asked))
 
     def _stop_asked(self) -> bool:
         return self._interrupts.stop_asked
@@ -255,9 +259,12 @@ class _Session:
         await workers.start_coordinator(coordinator_config(self._settings, self._start))
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
-        addresses, _ = await asyncio.gather(workers.start_engines(self._view.waiting), self._start_trainers())
+        await workers.start_routers()
+        addresses = await self._turns.start_both(
+            lambda: workers.start_engines(self._view.waiting), self._start_trainers
+        )
         await workers.start_producers(addresses)
-        clients.extend(EngineClient(address) for address in addresses)
+        clients.extend(self._turns.engine(address) for address in addresses)
         weights = self._settings.weights
         publisher = WeightPublisher(
             clients,
@@ -267,7 +274,9 @@ class _Session:
             flush_interval=weights.flush_cache_interval,
             timeout_s=weights.update_weight_timeout,
             compare_first=weights.check_weight_update_equal and self._start.commit is None,
+            replace=None if workers.keeper is None else workers.keeper.replace,
         )
+        workers.keep_engines(publisher)
         append_branch(
             self._folder.root,
             Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),
@@ -275,32 +284,35 @@ class _Session:
         await workers.record_processes()
         if weights.check_weight_update_equal and self._start.commit is not None:
             self._view.note("--check-weight-update-equal compares nothing: this run goes on from a commit.")
+        await workers.guarded(self._turns.give_to_trainer())
         first = await workers.guarded(publisher.publish())
+        self._holds_published = first.raised
         if clients:
             self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")
-            await workers.guarded(self._check_parity(addresses, first.fenced))
+            await workers.guarded(self._check_parity(addresses, first))
         await self._release_trainers()
         self._clock.start()
         return publisher
 
-    async def _check_parity(self, addresses: Sequence[str], fenced: Collection[str]) -> None:
-        """Compare each engine but the `fenced` with the trainer on a few sequences. Raises `ParityError`."""
+    async def _check_parity(self, addresses: Sequence[str], published: Publication) -> None:
+        """Compare each engine but the fenced with the trainer on a few sequences. Raises `ParityError`."""
         engine, rollout = self._settings.engine, self._settings.rollout
         if not engine.parity_probes:
             return
         found = []
-        serving = {number: address for number, address in enumerate(addresses) if address not in fenced}
+        serving = {number: address for number, address in enumerate(addresses) if address not in published.fenced}
         probed = await self._workers.probe_engines(list(serving.values()))
-        for number, sequences in zip(serving, probed, strict=True):
-            compared = await engine_parity(
-                f"Engine {number}",
-                sequences,
-                self._workers.score_probe,
-                temperature=rollout.rollout_temperature,
-                threshold=engine.parity_threshold,
-            )
-            self._view.note(str(compared))
-            found.append(compared)
+        async with self._turns.lent_to_trainer(published.version, serving.values()):
+            for number, sequences in zip(serving, probed, strict=True):
+                compared = await engine_parity(
+                    f"Engine {number}",
+                    sequences,
+                    self._workers.score_probe,
+                    temperature=rollout.rollout_temperature,
+                    threshold=engine.parity_threshold,
+                )
+                self._view.note(str(compared))
+                found.append(compared)
         refuse_difference(found, engine.parity_threshold)
 
     async def _start_trainers(self) -> None:
@@ -340,18 +352,23 @@ class _Session:
         if self._evaluates_first:
             self._evaluations.begin(self._done_rollouts)
         for rollout_id in range(self._start.plan.start_rollout, last + 1):
-            plan = await self._workers.guarded(self._next_plan(rollout_id, publisher.version))
+            planning = self._next_plan(rollout_id, publisher)
+            if self._workers.keeper is not None:
+                planning = engines_brought_back(planning, publisher, self._bring_back)
+            plan = await self._workers.guarded(planning)
             if plan is None:
                 return
+            await self._give_memory_to_trainer()
             await self._revive_trainers()
+            self._holds_published = False
             samples, reports = await self._workers.guarded(self._read_and_train(plan))
             await self._workers.training_completed(plan)
             self._done_rollouts = rollout_id + 1
             self._clock.trained()
             publication: Publication | None = None
-            if interval is not None and (rollout_id + 1) % interval == 0:
-                await self._workers.guarded(self._commit(rollout_id, publisher.version))
             evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
+            if (interval is not None and (rollout_id + 1) % interval == 0) or (evaluates and rollout_id == last):
+                await self._workers.guarded(self._commit(rollout_id, publisher.version))
             if (rollout_id < last or evaluates) and not self._interrupts.stop_asked:
                 publication = await self._publish(publisher, rollout_id, is_due=evaluates)
                 await self._release_trainers()
@@ -373,6 +390,12 @@ class _Session:
             if self._interrupts.stop_asked:
                 return
 
+    async def _give_memory_to_trainer(self) -> None:
+        """Where trainer and engines share devices, end requests; those of an evaluation are waited for."""
+        if self._settings.cluster.engines_leave_memory:
+            await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
+        await self._workers.guarded(self._turns.give_to_trainer())
+
     async def _read_and_train(self, plan: BatchPlan) -> tuple[list[Sample], list[TrainReport]]:
         """Train a batch, and read the samples that its report needs; afterwards they may be gone."""
         return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
@@ -381,20 +404,38 @@ class _Session:
         """Publish if it is due after this rollout batch, by `is_due` or by the interval of publications."""
         publication = None
         if is_due or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
-            await self._workers.guarded(self._evaluations.before_publication(self._stop_asked))
+            await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
             publication = await self._workers.guarded(publisher.publish())
-            for address, reason in publication.fenced.items():
-                self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+            self._holds_published = publication.raised
+            self._tell_of_engines(publication)
         if publication is None or not publication.raised:
             await self._workers.keep_version(publisher.version)
         return publication
 
-    async def _next_plan(self, rollout_id: int, policy_version: int) -> BatchPlan | None:
+    async def _bring_back(self, publisher: WeightPublisher) -> None:
+        """Give engines that were replaced the version that serves; a new one to all where that can't be repeated."""
+        publication = None
+        if self._holds_published and publisher.repeats():
+            publication = await publisher.catch_up()
+        if publication is None or publisher.behind:
+            await self._revive_trainers()
+            publication = await publisher.publish()
+            self._holds_published = publication.raised
+            await self._workers.keep_version(publisher.version)
+            await self._release_trainers()
+        self._tell_of_engines(publication)
+
+    def _tell_of_engines(self, publication: Publication) -> None:
+        for address in publication.returned:
+            self._view.note(f"Engine {address} serves again, with version {publication.version}.")
+        for address, reason in publication.fenced.items():
+            self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+
+    async def _next_plan(self, rollout_id: int, publisher: WeightPublisher) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
         data, objective = self._settings.data, self._settings.objective
         batch = data.rollout_batch_size or 0
-        if self._settings.cluster.trainer_leaves_memory:
-            await self._workers.rest_trainers()
+        await self._turns.trainer_leaves()
         self._clock.waits()
         groups = await wait_for_batch(
             self._workers,
@@ -420,7 +461,7 @@ class _Session:
             settings,
             branch=self._start.branch,
             rollout_id=rollout_id,
-            policy_version=policy_version,
+            policy_version=publisher.version,
             processed=await self._processed_rewards(chosen),
         )
         await self._workers.record_plan(plan, encode(plan))
@@ -451,7 +492,7 @@ class _Session:
         def process() -> _Result:
             function = load_function(flag, path)
             with closing(open_pool(self._settings, self._workers.coordinator)) as pool:
-                return call(groups, pool, function, HookArgs(self._settings))
+                return call(groups, pool, function, HookArgs(self._workers.settings))
 
         try:
             return await asyncio.wait_for(asyncio.to_thread(process), timeout_s)
@@ -513,7 +554,7 @@ class _Session:
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
-        if self._settings.cluster.num_engines and self._done_rollouts > self._start.plan.start_rollout:
+        if self._workers.has_engines and self._done_rollouts > self._start.plan.start_rollout:
             self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:

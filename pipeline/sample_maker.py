@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pipeline.group_start import is_generated
 from pipeline.request_gate import RequestGate
-from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.protocol import Sampler
 from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import RewardFunction, score
 from vime.rollout.sample_hooks import SampleHooks
@@ -119,7 +119,7 @@ class SampleMaker:
             return await self._own.generate(path, sample, sampling, ask, evaluation=evaluation)
 
     async def _ask(self, sample: Sample, sampling: SamplingSettings, *, evaluation: bool) -> None:
-        async def generate(engine: EngineClient | None, policy_version: int) -> None:
+        async def generate(engine: Sampler | None, policy_version: int) -> None:
             salt = f"v{policy_version}" if self._settings.salt_by_version else None
             await self._generator.generate(engine, sample, sampling, cache_salt=salt, evaluation=evaluation)
 

@@ -9,6 +9,7 @@ from pipeline.run_folder import RunFolder
 from recovery.commit import committed_rollouts
 from recovery.restore import RestorePlan, plan_restore, scan_run
 from vime.backends.megatron_utils.weight_source import WeightSource
+from vime.errors import RestoreError
 from vime.settings.groups import Settings
 
 
@@ -16,9 +17,24 @@ def plan_session(settings: Settings, *, new_branch: str) -> RestorePlan:
     """The restore plan. Weights that --load names begin a run; once it has a commit, that is what it goes on from.
 
     Raises:
-        RestoreError: see `recovery.restore.plan_restore`; or --load has no such checkpoint.
+        RestoreError: see `recovery.restore.plan_restore`; or --load has no such checkpoint, or --start-rollout-id is
+            another rollout than that at which the run begins or goes on.
         SettingsError: --ckpt-step with a Hugging Face folder.
     """
+    plan = _plan(settings, new_branch)
+    given = settings.checkpoint.start_rollout_id
+    if given is not None and given != plan.start_rollout:
+        found = (
+            "A new run begins" if plan.commit_rollout is None else f"After commit {plan.commit_rollout} the run goes on"
+        )
+        raise RestoreError(
+            f"--start-rollout-id is {given}. {found} at rollout {plan.start_rollout}.",
+            next_step="Leave the flag out, or choose the commit with --ckpt-step.",
+        )
+    return plan
+
+
+def _plan(settings: Settings, new_branch: str) -> RestorePlan:
     folder, checkpoint = RunFolder.of(settings), settings.checkpoint
     source = start_source(settings)
     is_absent = source is None and checkpoint.ref_load is not None and _names_nothing(settings)

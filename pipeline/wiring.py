@@ -31,12 +31,14 @@ from storage.memory_pool import MemoryPool
 from storage.pool import Pool
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.arguments import split_vllm_flags
-from vime.backends.vllm_utils.launch import EngineLaunch
+from vime.backends.vllm_utils.launch import EngineLaunch, EnginePart
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.backends.vllm_utils.server import EngineServer
 from vime.settings.groups import Settings
 from vime.settings.roles import settings_of_role
-from vime.settings.rules.quantities import context_parallel_size, has_critic
+from vime.settings.rules.quantities import context_parallel_size, engine_workers, has_critic, num_rollout_gpus
 from vime.settings.schemas.megatron_config import Role
+from vime.settings.served_models import EngineSpec
 
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
     from vime.algorithms.objective_config import ObjectiveConfig
@@ -83,21 +85,42 @@ def _segment_bytes(settings: Settings) -> int | None:
     return None if mib is None else mib * 2**20
 
 
-def build_engine_server(settings: Settings, folder: RunFolder, number: int) -> EngineServer:
-    engine_args, _ = split_vllm_flags(settings.vllm_args)
+def build_engine_server(
+    settings: Settings,
+    folder: RunFolder,
+    number: int,
+    spec: EngineSpec,
+    *,
+    host: str = "127.0.0.1",
+    part: EnginePart | None = None,
+) -> EngineServer:
+    """One engine, or its part on one node; `host` is that node's address."""
+    engine_args, _ = split_vllm_flags(spec.vllm_args)
+    workers = engine_workers(spec)
+    name = f"engine_{number}" if part is None or not part.number else f"engine_{number}_part_{part.number}"
     return EngineServer(
         EngineLaunch(
-            hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
-            host="127.0.0.1",
+            hf_checkpoint=Path(spec.checkpoint),
+            host=host,
             port=0,
-            log_path=folder.log(f"engine_{number}"),
+            log_path=folder.log(name),
             run_id=settings.queue.rollout_queue_run_id,
             seed=settings.trainer.seed + number,
+            tensor_size=workers.tensor,
+            num_workers=workers.total,
+            part=part,
+            sleeps=settings.cluster.engines_leave_memory,
             device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
-            columns=sample_columns(settings),
-        )
+            columns=engine_columns(settings, spec),
+        ),
+        stop_grace_s=settings.engine.rollout_cleanup_timeout,
     )
+
+
+def engine_columns(settings: Settings, spec: EngineSpec) -> SampleColumns:
+    """What an engine must return of each token; one that isn't trained only scores and answers."""
+    return sample_columns(settings) if spec.is_trained else NO_COLUMNS
 
 
 def _planned_steps(settings: Settings) -> int | None:
@@ -144,7 +167,7 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
 
     settings, overrides = settings_of_role(settings, role)
     trainer, objective = settings.trainer, settings.objective
-    processes = world_size + settings.cluster.num_engines
+    processes = world_size + num_rollout_gpus(settings)
     return TrainerConfig(
         hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
         megatron_argv=settings.megatron_args,

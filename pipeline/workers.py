@@ -6,18 +6,26 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from pipeline.actors import CoordinatorActor, EngineActor, ProducerActor, TrainerActor, encode_settings
 from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
+from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
+from pipeline.engine_process import EngineProcess
 from pipeline.evaluation.records import EvaluationRecord
+from pipeline.external_engines import ExternalEngine, check_external
+from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
 from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
 from pipeline.process_log import last_lines
+from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
+from pipeline.sample_columns import sample_columns
 from pipeline.weight_transports.disk import PublishedVersion
 from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
@@ -27,6 +35,8 @@ from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.errors import RunFailedError, VimeError
 from vime.settings.groups import Settings
+from vime.settings.rules.quantities import engines_are_others, own_engines
+from vime.settings.served_models import EngineSpec, model_names
 
 logger = logging.getLogger(__name__)
 
@@ -42,25 +52,36 @@ COORDINATOR_RESTARTS = 20
 class Workers:
     """Handles of all actors, their watchers, and the calls that the run loop makes."""
 
-    def __init__(self, settings: Settings, folder: RunFolder, cluster: Cluster) -> None:
-        self._settings, self._folder, self._cluster = settings, folder, cluster
+    def __init__(
+        self, settings: Settings, folder: RunFolder, cluster: Cluster, note: Callable[[str], None] = logger.warning
+    ) -> None:
+        """`note` is told of engines that fail and are replaced."""
+        self.settings, self._folder, self._cluster, self._note = settings, folder, cluster, note
         encoded = encode_settings(settings)
         num_ranks = settings.cluster.num_trainer_ranks
         self._encoded = encoded
         self.engines = [
-            cluster.spawn_worker(EngineActor, num_ranks + number, encoded, number)
-            for number in range(settings.cluster.num_engines)
+            self._engine(number, spec, num_ranks)
+            for number, spec in enumerate(own_engines(settings))
+            if spec.kind != "placeholder"
         ]
+        self.routers = Routers(settings, folder, note)
+        self._models = model_names(settings)
+        self._addresses: dict[str, list[str]] = {name: [] for name in self._models}
+        """Served model, the trained one first -> base URLs of its engines."""
+        self.keeper: EngineKeeper | None = None
+        """Who replaces engines, in a run that does, once they have started."""
         self.trainers = self._spawn_trainers()
         self.producers: list[Any] = []
         self.coordinator: Any = None
         self._watchers: dict[asyncio.Task[Any], str] = {}
+        self._followers: list[asyncio.Task[None]] = []
         self._following: asyncio.Future[list[None]] | None = None
         """Ranks above 0 that gather with rank 0 while it shares weights."""
 
     async def start_coordinator(self, config: CoordinatorConfig) -> None:
         """Open the queue. Ray restarts this actor when its process dies, unless its queue dies with it."""
-        in_memory = self._settings.queue.is_in_memory
+        in_memory = self.settings.queue.is_in_memory
         self.coordinator = self._cluster.spawn(
             CoordinatorActor, self._encoded, encode(config), restarts=0 if in_memory else COORDINATOR_RESTARTS
         )
@@ -69,20 +90,74 @@ class Workers:
             self._watch("coordinator", self.coordinator.watch.remote())
 
     async def start_engines(self, report: Callable[[str], None]) -> list[str]:
-        """Start all engines; base URLs. `report` is told what they are at."""
-        starting = asyncio.gather(
-            *(answer(engine.start.remote(), f"engine {number}") for number, engine in enumerate(self.engines))
-        )
+        """Start all engines; base URLs of those that are trained. `report` is told what they are at.
+
+        Those of other models serve at once, through their routers.
+        """
+        starting = asyncio.gather(*(engine.start() for engine in self.engines))
         try:
             while not (await asyncio.wait([starting], timeout=PROGRESS_S))[0]:
-                phases = [await engine.progress.remote() for engine in self.engines]
+                phases = [await engine.actor.progress.remote() for engine in self.engines]
                 report("; ".join(f"engine {number}: {phase}" for number, phase in enumerate(phases)))
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        for number, engine in enumerate(self.engines):
-            self._watch(f"engine_{number}", engine.watch.remote())
-        return list(starting.result())
+        if engines_are_others(self.settings):
+            return await self._join_engines(report)
+        if self.settings.engine.use_fault_tolerance and self.engines:
+            self.keeper = EngineKeeper(self.engines, _health(self.settings), self._note)
+        else:
+            for number, engine in enumerate(self.engines):
+                self._watch(f"engine_{number}", engine.actor.watch.remote())
+        self._addresses = {
+            name: [engine.address for engine in self.engines if engine.model == name] for name in self._models
+        }
+        for name in self._models[1:]:
+            await self.routers.set(name, self._addresses[name], self._addresses[name])
+        return self._addresses[self._models[0]]
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether samples come from engines, once they have started."""
+        return any(self._addresses.values())
+
+    async def start_routers(self) -> None:
+        """Start a router for each model; an engine is its worker when it has confirmed a version."""
+        if not self.engines and not engines_are_others(self.settings):
+            return
+        await self.routers.start(self._models, self._cluster.host)
+        self.settings = self.settings.with_routers(self.routers.of_models)
+        for router in self.routers.of_models:
+            self._note(f"Router of {router.model}: http://{router.host}:{router.port}")
+        self._watch("router", self.routers.watch())
+
+    async def _join_engines(self, report: Callable[[str], None]) -> list[str]:
+        """Base URLs of engines that others started, checked; they get no requests before they confirm a version."""
+        given, trained = self.settings.engine.rollout_external_engine_addrs, self._models[0]
+        if given is not None:
+            addresses = [f"http://{address}" for address in given]
+        else:
+            addresses = await self.routers.registered(trained, report)
+        self._addresses[trained] = addresses
+        await self._serve_only(trained, [])
+        await check_external(addresses, sample_columns(self.settings))
+        if self.settings.engine.use_fault_tolerance:
+            engines = [ExternalEngine(number, address) for number, address in enumerate(addresses)]
+            self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
+        return addresses
+
+    def keep_engines(self, fences: Fences) -> None:
+        """From now on engines that fail are fenced and replaced, where the settings ask for it."""
+        if self.keeper is None:
+            return
+        by_address: dict[str, Fences] = {}
+        for name in self._models[1:]:
+            frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name))
+            by_address |= dict.fromkeys(self._addresses[name], frozen)
+        self._watch("engines", self.keeper.run(FencesOfModels(fences, by_address)))
+        for producer in self.producers:
+            following = asyncio.create_task(self._follow_suspicions(producer, self.keeper))
+            self._followers.append(following)
 
     async def start_trainers(self) -> int:
         """Build the ranks' models, in new processes after `release_trainers`; the data-parallel size."""
@@ -97,7 +172,9 @@ class Workers:
     async def start_producers(self, engine_addresses: list[str]) -> None:
         """Start the producers; they generate nothing before admission is resumed."""
         self.producers = [
-            self._cluster.spawn(ProducerActor, self._encoded, self.coordinator, engine_addresses, number)
+            self._cluster.spawn(
+                ProducerActor, encode_settings(self.settings), self.coordinator, engine_addresses, number
+            )
             for number in range(NUM_PRODUCERS)
         ]
         await self._on_producers(lambda producer: producer.start.remote())
@@ -115,7 +192,8 @@ class Workers:
             "driver": os.getpid(),
             "coordinator": await self.coordinator.pid.remote(),
             "trainers": [await trainer.pid.remote() for trainer in self.trainers],
-            "engines": [await engine.pids.remote() for engine in self.engines],
+            "engines": [await engine.pids() for engine in self.engines],
+            "routers": self.routers.pids,
             "producers": [await producer.pid.remote() for producer in self.producers],
             "ray_folder": str(self._cluster.temporary),
         }
@@ -239,7 +317,12 @@ class Workers:
         await self._on_producers(lambda producer: producer.pause_admission.remote())
 
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
+        await self._serve_only(self._models[0], serving)
         await self._on_producers(lambda producer: producer.resume_admission.remote(policy_version, serving))
+
+    async def serve_only(self, serving: list[str]) -> None:
+        await self._serve_only(self._models[0], serving)
+        await self._on_producers(lambda producer: producer.serve_only.remote(serving))
 
     # The trainer's side of a publication.
 
@@ -302,21 +385,46 @@ class Workers:
 
     async def stop(self) -> None:
         """Stop what runs; what fails to stop is named in a warning and ended with Ray."""
-        for watcher in self._watchers:
-            watcher.cancel()
-        stopping = {f"engine {number}": engine.stop.remote() for number, engine in enumerate(self.engines)}
+        for task in [*self._watchers, *self._followers]:
+            task.cancel()
+        await asyncio.gather(*self._watchers, *self._followers, return_exceptions=True)
+        stopping = {engine.name: engine.actor.stop.remote() for engine in self.engines}
         stopping |= {f"trainer rank {rank}": trainer.close.remote() for rank, trainer in enumerate(self.trainers)}
         if self.coordinator is not None:
             stopping["the queue coordinator"] = self.coordinator.close.remote()
         tasks = [asyncio.create_task(_stopped(reference, name)) for name, reference in stopping.items()]
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+        await self.routers.stop()
+
+    async def _serve_only(self, model: str, serving: Collection[str]) -> None:
+        await self.routers.set(model, self._addresses[model], serving)
+
+    def _engine(self, number: int, spec: EngineSpec, num_ranks: int) -> EngineProcess:
+        log = self._folder.log(f"engine_{number}")
+        what = encode((spec, self._cluster.engine_places(number)))
+        return EngineProcess(
+            f"engine {number}",
+            spec.model,
+            partial(self._cluster.spawn_worker, EngineActor, num_ranks + number, self._encoded, number, what),
+            lambda actor: self._cluster.end(actor),
+            cleanup_timeout_s=self.settings.engine.rollout_cleanup_timeout,
+            log_tail=lambda: last_lines(log),
+            on_restart=self.record_processes,
+        )
+
+    async def _follow_suspicions(self, producer: Any, keeper: EngineKeeper) -> None:
+        """Have engines checked that fail a producer's requests. Ends with the producer, whose end is told elsewhere."""
+        with suppress(RunFailedError):
+            while True:
+                for address in await answer(producer.suspects.remote(), "a producer"):
+                    keeper.suspect(address)
 
     def _spawn_trainers(self) -> list[Any]:
-        environment = {name: str(value) for name, value in self._settings.trainer.train_env_vars.items()}
+        environment = {name: str(value) for name, value in self.settings.trainer.train_env_vars.items()}
         return [
             self._cluster.spawn_worker(TrainerActor, rank, self._encoded, rank, env=environment)
-            for rank in range(self._settings.cluster.num_trainer_ranks)
+            for rank in range(self.settings.cluster.num_trainer_ranks)
         ]
 
     async def _stop_following(self) -> None:
@@ -368,3 +476,12 @@ async def _stopped(reference: Awaitable[Any], name: str) -> None:
         return
     except VimeError as error:
         logger.warning("%s did not close in order: %s", name, error)
+
+
+def _health(settings: Settings) -> HealthSettings:
+    engine = settings.engine
+    return HealthSettings(
+        interval_s=engine.rollout_health_check_interval,
+        timeout_s=engine.rollout_health_check_timeout,
+        first_wait_s=engine.rollout_health_check_first_wait,
+    )

@@ -82,6 +82,10 @@ class EngineError(VimeError):
     """An inference engine failed, answered wrongly, or could not be reached."""
 
 
+class EngineUnavailable(EngineError):
+    """An engine could not be reached, did not answer in time, or answered that it is broken: no fault of a request."""
+
+
 class EngineStartError(EngineError):
     """An inference engine did not become ready; the message carries its last log lines."""
 

@@ -66,7 +66,7 @@ class Evaluations:
         generating = asyncio.create_task(self._producers.evaluation_generated(step))
         self._running.append(_Running(step, task, generating, time.monotonic()))
 
-    async def before_publication(self, stop_asked: Callable[[], bool]) -> None:
+    async def responses_are_there(self, stop_asked: Callable[[], bool]) -> None:
         """Wait until every response is there, so that one policy makes all; after a time the result may be mixed.
 
         Rewards aren't waited for, nor is anything when the user asks to stop.

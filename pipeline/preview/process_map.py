@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,16 @@ from typing import Literal
 from pipeline.preview.passed_value import passed_value
 from vime.errors import SettingsError
 from vime.settings.groups import Settings
-from vime.settings.rules.quantities import has_critic, num_rollout_gpus, trains_only
+from vime.settings.machine import Node
+from vime.settings.placement import Demand, NoRoom, place
+from vime.settings.rules.quantities import (
+    demand_of,
+    engine_kinds,
+    has_critic,
+    num_rollout_gpus,
+    trains_only,
+)
+from vime.settings.served_models import EngineKind
 
 Shape = Literal["separate", "colocated", "external engines", "generation only", "training only"]
 
@@ -65,6 +75,7 @@ class EnginePlace:
     number: int
     devices: tuple[Device, ...]
     address: str | None = None
+    kind: EngineKind = "regular"
 
 
 @dataclass(frozen=True)
@@ -94,10 +105,10 @@ def assumed_machines(settings: Settings, num_gpus: int) -> Machines:
 
 
 def map_processes(settings: Settings, machines: Machines) -> ProcessMap:
-    """Place the run's processes on bundles of one device each, numbered node by node.
+    """Place the run's processes as a start would (`vime.settings.placement`).
 
-    Separate: ranks first, engines behind them. Colocated: both from device 0. With engines of others, or when only one
-    half runs, the other half has no device.
+    Where they don't all fit, devices are numbered on: ranks first, engines behind them or, colocated, from 0 too. With
+    engines of others, or when only one half runs, the other half has no device.
 
     Raises:
         SettingsError: the trainer's ranks are no multiple of tensor x context x pipeline size.
@@ -107,17 +118,9 @@ def map_processes(settings: Settings, machines: Machines) -> ProcessMap:
     num_ranks = 0 if shape == "generation only" else cluster.num_trainer_ranks
     num_rollout = 0 if shape == "training only" else num_rollout_gpus(settings)
     sizes = parallel_sizes(settings.megatron_args, cluster.num_trainer_ranks)
-    offset = 0 if shape == "colocated" else num_ranks
-    per_node = machines.devices_per_node
-
-    def device(bundle: int) -> Device:
-        return Device(bundle // per_node, bundle % per_node)
-
-    width = cluster.rollout_num_gpus_per_engine
-    engines = [
-        EnginePlace(number, tuple(device(offset + number * width + worker) for worker in range(width)))
-        for number in range(num_rollout // width)
-    ]
+    ranks, workers = _devices(machines, demand_of(settings))
+    kinds = engine_kinds(settings)
+    engines = [EnginePlace(number, devices, kind=kinds[number]) for number, devices in enumerate(workers)]
     if shape == "external engines":
         addresses = settings.engine.rollout_external_engine_addrs or ()
         engines = [EnginePlace(number, (), address) for number, address in enumerate(addresses)]
@@ -127,7 +130,7 @@ def map_processes(settings: Settings, machines: Machines) -> ProcessMap:
         kind=machines.kind,
         num_devices=max(num_ranks, num_rollout) if shape == "colocated" else num_ranks + num_rollout,
         sizes=sizes,
-        trainers=tuple(_place(rank, device(rank), sizes) for rank in range(num_ranks)),
+        trainers=tuple(_place(rank, device, sizes) for rank, device in enumerate(ranks)),
         engines=tuple(engines),
         critic=has_critic(settings),
     )
@@ -161,6 +164,28 @@ def _megatron_size(words: Sequence[str], flag: str) -> int:
     return int(size)
 
 
+def _devices(machines: Machines, demand: Demand) -> tuple[list[Device], list[tuple[Device, ...]]]:
+    """Those of the ranks, and of each engine's workers."""
+    whole, rest = divmod(machines.num_devices, machines.devices_per_node)
+    sizes = [machines.devices_per_node] * whole + [rest] * (rest > 0)
+    placed = place([Node(f"node {number}", size) for number, size in enumerate(sizes)], demand)
+    if isinstance(placed, NoRoom):
+        return _numbered(machines.devices_per_node, demand)
+    ranks = [Device(placed.shares[seat.share].number, seat.device) for seat in placed.trainers]
+    engines = [
+        tuple(Device(placed.shares[seat.share].number, seat.device) for seat in seats) for seats in placed.engines
+    ]
+    return ranks, engines
+
+
+def _numbered(per_node: int, demand: Demand) -> tuple[list[Device], list[tuple[Device, ...]]]:
+    num_ranks = sum(demand.trainer_nodes)
+    everyone = [Device(number // per_node, number % per_node) for number in range(num_ranks + sum(demand.engines))]
+    first = itertools.accumulate(demand.engines, initial=0 if demand.shared else num_ranks)
+    engines = [tuple(everyone[start : start + width]) for start, width in zip(first, demand.engines, strict=False)]
+    return everyone[:num_ranks], engines
+
+
 def _place(rank: int, device: Device, sizes: ParallelSizes) -> TrainerPlace:
     """Megatron counts tensor ranks fastest, then context, data, pipeline."""
     rest, tensor = divmod(rank, sizes.tensor)
@@ -188,13 +213,10 @@ def _words(settings: Settings, shape: Shape) -> str:
         "generation only": "Engines only; nothing is trained.",
         "training only": "Trainer ranks only; nothing is generated.",
     }[shape]
-    offload_rollout = (
-        cluster.offload_rollout or cluster.offload or (cluster.colocate and cluster.offload_rollout is None)
-    )
     if cluster.release_train:
         said += " The trainer's processes end during generation and start from a checkpoint for each step."
     elif cluster.trainer_leaves_memory:
         said += " The trainer leaves the devices' memory while engines generate."
-    if offload_rollout:
+    if cluster.engines_leave_memory:
         said += " Engines sleep while the trainer trains."
     return said

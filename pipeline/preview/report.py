@@ -134,7 +134,7 @@ def _warnings(
     warnings = []
     if processes.engines_across_nodes:
         numbers = ", ".join(str(number) for number in processes.engines_across_nodes)
-        warnings.append(f"Engines {numbers} lie across nodes; --rollout-num-gpus-per-engine should divide a node.")
+        warnings.append(f"Engines {numbers} lie across nodes: their workers exchange each layer through the network.")
     longest, budget = disk.longest_sequence, batch.microbatch_tokens
     if longest is not None and budget is not None and longest > budget:
         warnings.append(

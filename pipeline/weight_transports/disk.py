@@ -57,13 +57,14 @@ class DiskTransport:
     def __init__(self, source: DiskSource, settings: DiskSettings) -> None:
         self._source, self._settings = source, settings
         self._on_disk: list[int] = []
+        self._newest: tuple[int, PublishedVersion] | None = None
+        """The version that was written last."""
 
     async def prepare(
         self, version: int, engines: Sequence[EngineClient], *, full: bool, deadline: Deadline
     ) -> Prepared:
         """Write, call the hook, and let every engine (or host) fetch and verify the version."""
-        self._on_disk.append(version)
-        published = await deadline.bound("writing the version", self._source.write_version(version, full=full))
+        published = await self._written(version, full=full, deadline=deadline)
         names = [engine.address for engine in engines]
         hook = self._source.run_post_write_hook(published.folder, names)
         await deadline.bound("running the post-write hook", hook)
@@ -74,6 +75,11 @@ class DiskTransport:
             fetching, "fetching on", [staged(engine, version) for engine in fetching], deadline, share=WORK_SHARE
         )
         return Prepared(failures, published.wire_bytes, published.changed_bytes / max(1, published.num_bytes))
+
+    def repeats(self, version: int) -> bool:
+        """While its folder is there."""
+        is_there = version in self._on_disk or self._settings.keep_files
+        return self._newest is not None and self._newest[0] == version and is_there
 
     async def load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
         """From the folder that was verified."""
@@ -86,12 +92,21 @@ class DiskTransport:
         What could not be published is deleted in any case.
         """
         if self._settings.keep_files and published:
-            self._on_disk.remove(version)
+            self._on_disk = [old for old in self._on_disk if old != version]
             return
         stays = version if published and self._settings.local_dir is None else None
         for old in [old for old in self._on_disk if old != stays]:
             await self._source.remove_version(old)
         self._on_disk = [old for old in self._on_disk if old == stays]
+
+    async def _written(self, version: int, *, full: bool, deadline: Deadline) -> PublishedVersion:
+        """What is on disk already, or is written now."""
+        if self._newest is not None and self.repeats(version):
+            return self._newest[1]
+        self._on_disk.append(version)
+        published = await deadline.bound("writing the version", self._source.write_version(version, full=full))
+        self._newest = (version, published)
+        return published
 
     def _request(self, version: int, published: PublishedVersion, deadline: Deadline) -> StageRequest:
         hook = self._settings.pre_read_hook

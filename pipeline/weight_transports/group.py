@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,7 +20,7 @@ class GroupSource(Protocol):
     """The trainer's side."""
 
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
-        """Listen for the workers of these engines, after closing an earlier group; what each needs to join."""
+        """Listen for workers, each named by its engine, after closing an earlier group; what each needs to join."""
         ...
 
     async def connect_sender(self) -> None:
@@ -45,10 +46,15 @@ class GroupTransport:
         version: int,
         engines: Sequence[EngineClient],
         *,
-        full: bool,  # noqa: ARG002 - what a group sends is always whole
+        full: bool,
         deadline: Deadline,
     ) -> Prepared:
-        """Join whoever isn't, and send the weights to where they wait beside the models."""
+        """Join whoever isn't, and send the weights to where they wait beside the models.
+
+        What a group sends is always whole; `full` makes a new group, since an engine may be a new process.
+        """
+        if full:
+            self.leave()
         if [engine.address for engine in engines] != self._joined:
             failures = await self._join(engines, deadline)
             if failures:
@@ -95,6 +101,10 @@ class GroupTransport:
         """Make a new group for the next publication."""
         self._joined = None
 
+    def repeats(self, version: int) -> bool:  # noqa: ARG002
+        """The trainer's memory holds it."""
+        return True
+
     async def finished(self, version: int, *, published: bool) -> None:
         """Nothing is left to clean up."""
 
@@ -102,9 +112,16 @@ class GroupTransport:
         self.leave()
         names = [engine.address for engine in engines]
         try:
-            opening = self._source.open_sender(names, min(self._wait_s, deadline.left_s(WAIT_SHARE)))
+            asking = asyncio.gather(*(engine.world_size() for engine in engines))
+            sizes = await deadline.bound("counting the engines' workers", asking)
+            workers = [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
+            opening = self._source.open_sender(workers, min(self._wait_s, deadline.left_s(WAIT_SHARE)))
             joining = await deadline.bound("opening the weight sender", opening)
-            inits = [engine.init_weight_transfer(info) for engine, info in zip(engines, joining, strict=True)]
+            first_worker = itertools.accumulate(sizes, initial=0)
+            inits = [
+                engine.init_weight_transfer(joining[number])
+                for engine, number in zip(engines, first_worker, strict=False)
+            ]
             failures = await on_each(engines, "joining", inits, deadline)
             if failures:
                 return failures

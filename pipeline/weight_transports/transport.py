@@ -1,4 +1,4 @@
-"""What the publisher asks of a weight transport. A new transport is one class with these three methods."""
+"""What the publisher asks of a weight transport. A new transport is one class with these four methods."""
 
 from __future__ import annotations
 
@@ -76,6 +76,13 @@ class WeightTransport(Protocol):
 
     async def load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
         """Change the models of paused engines, whose updates are open."""
+        ...
+
+    def repeats(self, version: int) -> bool:
+        """Whether `prepare` can bring this version, the last that was published, to further engines.
+
+        The trainer may have to hold its weights still.
+        """
         ...
 
     async def finished(self, version: int, *, published: bool) -> None:

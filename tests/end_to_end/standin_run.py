@@ -1,4 +1,7 @@
-"""`vime train` with stand-in engines: python -m tests.end_to_end.standin_run FLAGS. Everything else is real."""
+"""`vime train` with stand-in engines: python -m tests.end_to_end.standin_run FLAGS. Everything else is real.
+
+With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 0 ends so many seconds after its first version, once.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,34 @@ import asyncio
 import os
 import sys
 
+import msgspec
+
 import pipeline.workers
+from pipeline.run_folder import RunFolder
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import VOCAB_SIZE
+from vime.backends.vllm_utils.listening import claim_port
 from vime.cli.main import main
+from vime.settings.groups import Settings
+
+DIES_VARIABLE = "VIME_TEST_ENGINE_DIES_AFTER_S"
 
 
 class StandinEngineActor:
     """What `pipeline.actors.EngineActor` is to the driver."""
 
-    def __init__(self, settings: bytes, number: int) -> None:
-        del settings, number
+    def __init__(self, settings: bytes, number: int, engine: bytes) -> None:
+        del engine
+        folder = RunFolder.of(msgspec.msgpack.decode(settings, type=Settings))
+        self._events = folder.log(f"engine_{number}_events")
+        self._has_died = folder.root / "has_died"
+        self._number = number
         self._engine = StandinEngine(VOCAB_SIZE, 64)
 
-    async def start(self) -> str:
+    async def start(self, port: int = 0) -> str:
+        self._engine.port = port
+        if port:
+            await asyncio.to_thread(claim_port, "127.0.0.1", port, 30.0)
         self._engine.__enter__()
         self._engine.faults.step_s = 0.01
         return self._engine.address
@@ -31,10 +48,18 @@ class StandinEngineActor:
         return [os.getpid()]
 
     async def watch(self) -> None:
-        await asyncio.Event().wait()
+        if self._number != 0 or DIES_VARIABLE not in os.environ or self._has_died.exists():
+            await asyncio.Event().wait()
+        while self._engine.version == "default":
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(float(os.environ[DIES_VARIABLE]))
+        self._has_died.touch()
+        os._exit(9)
 
     async def stop(self) -> None:
-        self._engine.__exit__(None, None, None)
+        if self._engine.address:
+            self._engine.__exit__(None, None, None)
+        self._events.write_text("".join(f"{event}\n" for event in self._engine.events))
 
 
 if __name__ == "__main__":

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.jobs import REPOSITORY, Job
+from recovery.audit import audit_run
+from tests.end_to_end.jobs import REPOSITORY, Job, stored_samples
+from tests.end_to_end.standin_run import DIES_VARIABLE
 from vime.backends.vllm_utils.disk.mirror import HostMirror
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(300)]
 
 
-def run(job: Job) -> str:
-    """Output of a finished run; fails with it when the run fails."""
+def run(job: Job, **variables: str) -> str:
+    """Output of a finished run; fails with it when the run fails. `variables` are of its environment."""
     words = job.command()
     argv = [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=280, cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -47,3 +49,24 @@ def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path)
     assert HostMirror(local).version == 3
     assert (local / "current" / "config.json").exists()
     assert list(published.iterdir()) == [], "what both engines have loaded is deleted"
+
+
+def test_an_engine_that_dies_is_replaced_and_serves_again_with_the_current_version(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {
+        "--parity-probes": 0,
+        "--rollout-health-check-interval": 1,
+        "--rollout-health-check-timeout": 5,
+        "--rollout-health-check-first-wait": 1,
+        "--rollout-cleanup-timeout": 2,
+    }
+    job = Job(tmp_path, num_rollout=6, flags=flags, switches=("--use-fault-tolerance",))
+    job.prepare()
+    output = run(job, **{DIES_VARIABLE: "0.5"})
+    assert "engine 0 (http://" in output
+    assert "restart 1 of 3." in output
+    assert "serves again, with version" in output
+    assert [step["rollout_id"] for step in job.steps()] == list(range(6))
+    assert job.steps()[-1]["dropped"] == {}
+    report = audit_run(job.run)
+    assert (report.lost, report.trained_twice, report.trained) == ([], [], 6 * 8)
+    assert {version for s in stored_samples(job) for version, _, _ in s.version_spans} >= {1, 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -87,6 +87,10 @@ class Admission:
         self.said.append(f"resume {policy_version}")
         self.serving = serving
 
+    async def serve_only(self, serving: list[str]) -> None:
+        self.said.append("serve only")
+        self.serving = serving
+
 
 class Rig:
     """Use with `async with`. Each publication is of weights that a step of the trainer has changed."""
@@ -103,10 +107,12 @@ class Rig:
         compare_first: bool = False,
         disk: DiskSettings | None = None,
         hook: str | None = None,
+        replace: Callable[[str, str], None] | None = None,
+        make_client: Callable[[str], EngineClient] = EngineClient,
     ) -> None:
         """With `folder` versions go through disk, to a copy on the host unless `disk` says otherwise."""
         self.engines = engines
-        self.clients = [EngineClient(engine.address, control_timeout_s=30.0) for engine in engines]
+        self.clients = [make_client(engine.address) for engine in engines]
         self.trainer, self.admission = Trainer(), Admission()
         self.source = Source(self.trainer, None if folder is None else folder / "published", hook)
         transport: WeightTransport = GroupTransport(self.source, streams=streams, timeout_s=timeout_s)
@@ -121,6 +127,7 @@ class Rig:
             flush_interval=flush_interval,
             timeout_s=timeout_s,
             compare_first=compare_first,
+            replace=replace,
         )
         self._numbers = itertools.count()
         self._digests: dict[int, str] = {}

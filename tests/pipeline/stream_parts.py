@@ -20,6 +20,7 @@ from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.request_gate import RequestGate
 from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker, Teacher
+from pipeline.serving_engines import ServingEngines
 from pipeline.transports.memory import open_memory_coordinator
 from storage.checks import EnqueueRequirements, check_enqueue
 from storage.columns import encode_group
@@ -159,6 +160,7 @@ async def stream(
     write_limits: WriteLimits | None = None,
     generator: Generator | None = None,
     teacher: Teacher | None = None,
+    replaces_engines: bool = False,
     rollout_args: SimpleNamespace | None = None,
     **changes: Any,
 ) -> AsyncIterator[Parts]:
@@ -191,7 +193,7 @@ async def stream(
     hooks = SampleHooks(functions, None, changes.get("hook_paths", ()))
     with closing(functions), closing(opened) as pool:
         async with EngineClient(engine.address) as client:
-            gate = RequestGate([client] if engines_serve else [])
+            gate = RequestGate(ServingEngines([client] if engines_serve else [], are_replaced=replaces_engines))
             samples = SampleMaker(
                 making,
                 gate,

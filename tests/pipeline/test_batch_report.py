@@ -57,7 +57,7 @@ def stored() -> Any:
 
 async def reported(stored: tuple[Any, BatchPlan], *argv: str) -> dict[str, float]:
     opened, plan = stored
-    report = BatchReport(parse_settings([*KEY, *argv]), "args", opened)
+    report = BatchReport(parse_settings([*KEY, *argv]), lambda: "args", opened)
     return report.numbers(await report.samples(plan))
 
 
@@ -95,7 +95,9 @@ async def test_a_function_of_ones_own_gets_samples_and_metrics_and_replaces_the_
 ) -> None:
     opened, plan = stored
     log_functions.CALLS.clear()
-    report = BatchReport(parse_settings([*KEY, "--custom-rollout-log-function-path", f"{OWN}.report"]), "args", opened)
+    report = BatchReport(
+        parse_settings([*KEY, "--custom-rollout-log-function-path", f"{OWN}.report"]), lambda: "args", opened
+    )
     samples = await report.samples(plan)
     assert await report.tell(record(), samples) == (True, "")
     ((rollout_id, args, seen, metrics, _),) = log_functions.CALLS
@@ -112,5 +114,5 @@ async def test_a_function_of_ones_own_gets_samples_and_metrics_and_replaces_the_
 )
 async def test_vimes_report_stays_where_the_function_does_not_replace_it(name: str, warning: str) -> None:
     settings = parse_settings(["--custom-rollout-log-function-path", f"{OWN}.{name}"])
-    report = BatchReport(settings, "args", lambda: pytest.fail("not needed"))
+    report = BatchReport(settings, lambda: "args", lambda: pytest.fail("not needed"))
     assert await report.tell(record(), []) == (False, warning)

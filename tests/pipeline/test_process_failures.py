@@ -14,6 +14,7 @@ from pipeline.actors import CoordinatorActor, encode_settings
 from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.messages import encode
+from pipeline.node_devices import ProcessPlace
 from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers
 from storage.pool import Pool
@@ -21,6 +22,7 @@ from storage.queue import GroupQueue
 from vime.errors import CoordinatorBusyError, EngineError, RunFailedError, StorageError
 from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
+from vime.settings.rules.quantities import demand_of
 
 
 def settings(folder: Path, *more: str) -> Settings:
@@ -60,6 +62,9 @@ class NoCluster:
 
     def spawn_worker(self, *_: Any, **__: Any) -> None:
         return None
+
+    def engine_places(self, number: int) -> list[ProcessPlace]:
+        return [ProcessPlace(f"node{number}", "127.0.0.1")]
 
 
 async def test_the_end_of_a_process_is_told_rather_than_the_errors_that_it_causes(tmp_path: Path) -> None:
@@ -103,7 +108,7 @@ def test_a_cluster_that_does_not_start_leaves_nothing(
 
     monkeypatch.setattr(ray, "init", fail)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    cluster = Cluster(settings(tmp_path).cluster, 1)
+    cluster = Cluster(demand_of(settings(tmp_path)), 1)
     with pytest.raises(type(error)):
         cluster.__enter__()
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]

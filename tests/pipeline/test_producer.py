@@ -546,3 +546,20 @@ async def test_records_are_published_without_an_engine_and_planned_without_an_ag
         plan = plan_batch(groups, PLAN, branch="b", rollout_id=0, policy_version=3)
         assert {(sample.age_versions, sample.mask_sum) for sample in plan.samples} == {(0, 2.0)}
         assert (await parts.client.metrics()).num_running == 0
+
+
+async def test_groups_of_an_engine_that_is_replaced_go_back_as_often_as_it_fails_and_none_is_dropped(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.serving_engines.GIVE_BACK_S", 0.02)
+    engine.faults.dead = True
+    async with stream(tmp_path, engine, replaces_engines=True, max_attempts=1) as parts:
+        assert await parts.producer.suspects() == [engine.address]
+        while len(parts.queue.released) < 12:
+            await asyncio.sleep(0.01)
+        parts.producer.serve_only([])
+        engine.start_anew()
+        parts.producer.resume_admission(1, [engine.address])
+        await parts.until_pending(4)
+        assert parts.coordinator.counts().dropped == {}
+        assert parts.producer.stats().failed_samples == {}

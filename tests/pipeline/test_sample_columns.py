@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,8 @@ import pytest
 from pipeline import actors
 from pipeline.candidates import candidate_needs
 from pipeline.enqueue_needs import enqueue_needs
+from pipeline.messages import encode
+from pipeline.node_devices import ProcessPlace
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.wiring import build_engine_server
@@ -20,9 +22,10 @@ from storage.route_checks import RouteShape
 from tests.pipeline.stream_parts import stream
 from tests.pipeline.test_enqueue_needs import MOE
 from tests.support.standin_engine import StandinEngine
-from vime.backends.vllm_utils.protocol import SampleColumns
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.errors import EngineStartError
 from vime.settings.parse import parse_settings
+from vime.settings.rules.quantities import own_engines
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -48,7 +51,9 @@ def test_engines_return_what_the_queue_checks_and_the_trainer_reads(words: str) 
 def test_an_engine_is_started_for_the_columns_of_its_run(tmp_path: Path) -> None:
     words = f"--save {tmp_path} --hf-checkpoint {tmp_path} --use-score-centering --score-centering-top-k 40"
     settings = parse_settings(words.split())
-    assert build_engine_server(settings, RunFolder.of(settings), 0).launch.columns == SampleColumns(num_candidates=40)
+    trained, frozen = own_engines(settings)[0], replace(own_engines(settings)[0], is_trained=False)
+    for spec, columns in ((trained, SampleColumns(num_candidates=40)), (frozen, NO_COLUMNS)):
+        assert build_engine_server(settings, RunFolder.of(settings), 0, spec).launch.columns == columns
 
 
 @dataclass
@@ -57,7 +62,7 @@ class RunningServer:
 
     address: str
 
-    def start(self) -> None: ...
+    def start(self, **_: object) -> None: ...
 
     def wait_ready(self, _on_progress: object) -> float:
         return 0.0
@@ -68,10 +73,12 @@ async def test_a_run_whose_engine_lacks_what_it_needs_ends_at_the_start(
     tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch, has_columns: bool, starts: bool
 ) -> None:
     engine.has_columns = has_columns
-    monkeypatch.setattr(actors, "build_engine_server", lambda *_: RunningServer(engine.address))
+    monkeypatch.setattr(actors, "build_engine_server", lambda *_, **__: RunningServer(engine.address))
     monkeypatch.setattr(actors, "log_to_file", lambda _path: None)
     words = f"--save {tmp_path} --use-score-centering --score-centering-top-k 4"
-    actor = actors.EngineActor(actors.encode_settings(parse_settings(words.split())), 0)
+    settings = parse_settings(words.split())
+    what = encode((own_engines(settings)[0], [ProcessPlace("node", "127.0.0.1")]))
+    actor = actors.EngineActor(actors.encode_settings(settings), 0, what)
     if starts:
         assert await actor.start() == engine.address
     else:

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.request_gate import RequestGate
 from pipeline.sample_maker import MakerSettings, SampleMaker
+from pipeline.serving_engines import ServingEngines
 from tests.pipeline.stream_parts import constant_reward
 from vime.errors import RewardError, SampleError
 from vime.rollout.sampling import SamplingSettings
@@ -50,7 +51,7 @@ def fresh(**values: Any) -> Sample:
 
 
 async def test_new_requests_have_the_salt_of_the_present_version_and_running_ones_keep_theirs() -> None:
-    gate, generator = RequestGate([]), Listening()
+    gate, generator = RequestGate(ServingEngines([])), Listening()
     maker, samples = maker_of(gate, generator), [fresh(), fresh()]
     generator.may_answer.clear()
     gate.resume(1)
@@ -68,14 +69,14 @@ async def test_new_requests_have_the_salt_of_the_present_version_and_running_one
 
 
 async def test_without_salts_requests_of_all_versions_share_the_cache() -> None:
-    gate, generator = RequestGate([]), Listening()
+    gate, generator = RequestGate(ServingEngines([])), Listening()
     gate.resume(1)
     await maker_of(gate, generator, salt=False).make(fresh())
     assert generator.asked[0][0] is None
 
 
 async def test_a_record_may_change_what_belongs_to_a_sample_and_nothing_of_the_policy() -> None:
-    gate, generator = RequestGate([]), Listening()
+    gate, generator = RequestGate(ServingEngines([])), Listening()
     gate.resume(1)
     maker = maker_of(gate, generator)
     await maker.make(fresh(metadata={"sampling_params": {"max_new_tokens": 5, "stop": ["x", "y"]}}))
@@ -93,7 +94,7 @@ async def test_a_record_may_change_what_belongs_to_a_sample_and_nothing_of_the_p
 
 
 async def test_evaluation_has_sampling_of_its_own_and_asks_no_teacher() -> None:
-    gate, generator = RequestGate([]), Listening()
+    gate, generator = RequestGate(ServingEngines([])), Listening()
     gate.resume(1)
     (sample,) = await maker_of(gate, generator).make(fresh(), sampling=SamplingSettings(7), evaluation=True)
     assert generator.asked == [("v1", SamplingSettings(7), True)]
@@ -103,7 +104,7 @@ async def test_evaluation_has_sampling_of_its_own_and_asks_no_teacher() -> None:
 
 
 async def test_a_finished_sample_is_scored_and_not_generated_again() -> None:
-    gate, generator = RequestGate([]), Listening()
+    gate, generator = RequestGate(ServingEngines([])), Listening()
     gate.resume(1)
     finished = fresh(tokens=[1, 2], response_length=1, status=Sample.Status.COMPLETED)
     assert [sample.reward for sample in await maker_of(gate, generator).make(finished)] == [1.0]
@@ -114,7 +115,7 @@ async def test_a_failed_reward_is_raised_with_its_reason() -> None:
     async def none(args: Any, sample: Sample) -> Any:  # noqa: ARG001
         return None
 
-    gate = RequestGate([])
+    gate = RequestGate(ServingEngines([]))
     gate.resume(1)
     with pytest.raises(RewardError) as error:
         await maker_of(gate, Listening(), reward=none).make(fresh())

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.serving_engines import ServingEngines
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import GenerationAborted
+from vime.errors import EngineUnavailable, GenerationAborted
 
 
 @dataclass(eq=False)
@@ -67,3 +67,50 @@ async def test_a_cancelled_caller_is_not_told_that_its_engine_was_fenced() -> No
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert ended.is_set(), "the request itself ends too"
+
+
+@dataclass(eq=False)
+class Checked:
+    """An engine whose checks fail when it is broken."""
+
+    address: str
+    is_broken: bool
+
+    async def check(self, _timeout_s: float) -> None:
+        if self.is_broken:
+            raise EngineUnavailable("answered 500")
+
+
+async def failing_request() -> None:
+    raise EngineUnavailable("the connection was reset")
+
+
+async def test_a_request_that_fails_for_its_engines_sake_is_given_back_and_the_engine_suspected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.serving_engines.GIVE_BACK_S", 0.0)
+    a, b = cast(list[EngineClient], [Checked("a", False), Checked("b", True)])
+    serving = ServingEngines([a, b], are_replaced=True)
+    with pytest.raises(GenerationAborted, match="the connection was reset"):
+        await serving.request(b, failing_request())
+    assert await serving.suspects() == ["b"]
+    with pytest.raises(EngineUnavailable):
+        await serving.request(a, failing_request())  # a engine that is well has refused the request
+
+
+async def test_requests_of_an_engine_that_was_fenced_meanwhile_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.serving_engines.GIVE_BACK_S", 0.05)
+    a, b = cast(list[EngineClient], [Checked("a", False), Checked("b", False)])
+    serving = ServingEngines([a, b], are_replaced=True)
+    lost = asyncio.create_task(serving.request(b, failing_request()))
+    await asyncio.sleep(0.01)
+    serving.serve(["a"])
+    with pytest.raises(GenerationAborted):
+        await lost
+
+
+def test_while_no_engine_serves_no_request_is_begun() -> None:
+    serving, _ = three()
+    serving.serve([])
+    with pytest.raises(GenerationAborted, match="no engine serves"):
+        serving.of_group(0)

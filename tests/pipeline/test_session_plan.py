@@ -98,3 +98,16 @@ def test_a_folder_that_holds_nothing_leaves_the_start_to_the_reference(run: Path
         plan_session(settings(run, "--load", absent), new_branch="n")
     plan = plan_session(settings(run, "--load", absent, "--ref-load", tmp_path), new_branch="n")
     assert plan.words[-1] == f"--load {absent} holds no checkpoint: the actor starts as --ref-load {tmp_path}."
+
+
+@pytest.mark.parametrize(("has_commit", "start"), [(False, 0), (True, 2)])
+def test_a_run_starts_where_its_commit_says_and_a_flag_that_says_otherwise_is_refused(
+    run: Path, has_commit: bool, start: int
+) -> None:
+    if has_commit:
+        (run / "rollout").mkdir(parents=True)
+        (run / "rollout" / "committed_1.json").touch()
+    given = settings(run, "--start-rollout-id", start)
+    assert plan_session(given, new_branch="n").start_rollout == start
+    with pytest.raises(RestoreError, match=rf"--start-rollout-id is 1\. .* at rollout {start}\."):
+        plan_session(settings(run, "--start-rollout-id", 1), new_branch="n")

@@ -19,8 +19,8 @@ from storage.juicefs import declaration_of
 from tests.pipeline.preview.planned import write_job
 from tests.storage.test_juicefs import SAFE
 from vime.errors import StorageError
-from vime.settings.groups import ClusterSettings
 from vime.settings.groups.queue import QueueSettings
+from vime.settings.placement import Demand
 from vime.settings.resolve import Resolved, resolve
 
 
@@ -62,7 +62,6 @@ async def test_nodes_are_tried_before_the_coordinator_starts(tmp_path: Path, mon
 
 @pytest.mark.multiproc
 def test_cluster_of_this_machine_alone_has_no_other_node_to_ask(tmp_path: Path) -> None:
-    one = ClusterSettings(actor_num_gpus_per_node=1, rollout_num_gpus=1)
-    with Cluster(one, 1):
+    with Cluster(Demand((1,), (1,)), 1):
         assert other_nodes() == []
         asyncio.run(prove_nodes(tmp_path, QueueSettings(rollout_data_transport="straw")))

@@ -15,12 +15,14 @@ from torch.distributed.checkpoint import load
 from pipeline.actors import TrainerActor
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
+from pipeline.node_devices import ProcessPlace
 from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers
 from tests.end_to_end.jobs import Job
 from tests.support.tiny_models import VOCAB_SIZE
 from vime.errors import RunFailedError
 from vime.settings.resolve import resolve
+from vime.settings.rules.quantities import demand_of
 
 
 class Rank:
@@ -59,6 +61,9 @@ class Ranks:
         assert bundle in (0, 1)
         self.started.append(Rank(len(self.started), env))
         return self.started[-1]
+
+    def engine_places(self, number: int) -> list[ProcessPlace]:
+        return [ProcessPlace(f"node{number}", "127.0.0.1")]
 
     def end(self, actor: Rank) -> None:
         actor.ended.set()
@@ -146,7 +151,7 @@ def test_a_released_rank_gives_its_place_to_one_that_goes_on_from_the_checkpoint
         finally:
             await workers.stop()
 
-    with Cluster(settings.cluster, 0) as cluster:
+    with Cluster(demand_of(settings), 0) as cluster:
         before, after = asyncio.run(session(cluster))
     assert before != after
     assert not psutil.pid_exists(before[0])

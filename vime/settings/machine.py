@@ -8,10 +8,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the cluster: how many GPUs it has, or worker processes that stand for them."""
+    """One machine of the cluster: how many GPUs it has free, or worker processes that stand for them."""
 
     name: str
     gpus: int
+    in_use: int = 0
+    """GPUs that it has besides, for others."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.gpus} free of {self.gpus + self.in_use} on {self.name}"
+            if self.in_use
+            else f"{self.gpus} on {self.name}"
+        )
 
 
 @dataclass(frozen=True)

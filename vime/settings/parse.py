@@ -21,6 +21,9 @@ class HookArgs:
     With `megatron`, a function that returns Megatron's arguments, it also has those (`args.padded_vocab_size`,
     `args.tensor_model_parallel_size`, flags of an `extra_args_provider`). The function is called when the first of
     them is asked for, because it imports Megatron; `megatron_names` are theirs. vime's names win.
+
+    In a run whose routers have started `args.vllm_router_ip` and `args.vllm_router_port` are those of the trained
+    model's, and `args.vllm_model_routers` maps the name of each served model to host and port.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class HookArgs:
         flat: dict[str, Any] = {}
         for name in GROUPS:
             flat.update(dataclasses.asdict(vars(settings)[name]))
+        flat["vllm_model_routers"] = {r.model: (r.host, r.port) for r in settings.model_routers}
         object.__setattr__(self, "_values", flat)
         object.__setattr__(self, "_megatron", megatron)
         object.__setattr__(self, "_megatron_names", frozenset(megatron_names))

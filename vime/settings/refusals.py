@@ -10,6 +10,7 @@ from vime.models.weight_names import RUN_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
+from vime.settings.rules.quantities import own_engines, size
 
 
 def refused(settings: Settings) -> list[str]:
@@ -29,6 +30,24 @@ def _unsupported_model(settings: Settings) -> str | None:
     return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
 
+def _above_one(settings: Settings, flag: str) -> str | None:
+    found = size(settings.vllm_args, flag)
+    return str(found) if found > 1 else None
+
+
+def _unserved_groups(settings: Settings) -> str | None:
+    """Path of the file, with what of it is refused."""
+    path, engines = settings.engine.vllm_config, own_engines(settings)
+    if path is None or not engines:
+        return None
+    kinds = sorted({spec.kind for spec in engines} & {"prefill", "decode"})
+    if kinds:
+        return f"{path} (with groups of worker_type {' and '.join(kinds)})"
+    if settings.cluster.colocate or settings.cluster.engines_leave_memory:
+        return f"{path} (with --colocate or --offload-rollout)"
+    return None if any(spec.is_trained for spec in engines) else f"{path} (with no model that is updated)"
+
+
 REFUSALS: tuple[Refusal, ...] = (
     # Model
     Refusal(
@@ -39,59 +58,43 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=_unsupported_model,
     ),
     # Placement
-    Refusal("--actor-num-nodes", "1", "One node is what works so far.", "placement over several nodes"),
     Refusal(
-        "--rollout-num-gpus-per-engine",
+        "--vllm-data-parallel-size",
         "1",
-        "Engines of one worker are what work so far.",
-        "engines of several workers",
-    ),
-    Refusal(
-        "--rollout-num-gpus",
-        "1 or more",
-        "0 starts no engine, and engines that others register with a router can't be used.",
-        "engines of others behind a router",
-        refused_value=lambda settings: (
-            0 if settings.cluster.rollout_num_gpus == 0 and not settings.objective.is_supervised else None
-        ),
-    ),
-    *unless_default(
-        "--colocate --offload --offload-rollout",
-        "Engines keep their own devices.",
-        "memory hand-over between trainer and engines",
+        "Replicas inside one engine agree on a pause only every few steps, and tell of one replica's weights alone; "
+        "engines of their own are replicas that don't.",
+        "two GPUs, to try publications into replicas under load",
+        refused_value=lambda settings: _above_one(settings, "--vllm-data-parallel-size"),
     ),
     *unless_default(
         "--release-train",
         "Weights travel through collectives, for which the trainer's processes stay.",
         "the disk transport",
     ),
-    *unless_default("--num-gpus-per-node", "One node is what works so far.", "placement over several nodes"),
     # Engines and router
-    *unless_default(
-        "--vllm-config --prefill-num-servers",
-        "One model on equal engines is what works so far.",
-        "server groups and several models",
-    ),
-    *unless_default(
-        "--rollout-external-engine-addrs --use-fault-tolerance",
-        "vime uses the engines that it starts.",
-        "connecting to engines of others",
-    ),
-    *unless_default(
-        "--rollout-health-check-interval --rollout-health-check-timeout --rollout-health-check-first-wait "
-        "--rollout-cleanup-timeout",
-        "An engine that dies ends the run; it is not checked at intervals and not restarted.",
-        "engine health checks and restarts",
-    ),
-    *unless_default(
-        "--vllm-router-ip --vllm-router-port", "The router is not part of this version.", "requests through a router"
+    Refusal(
+        "--use-fault-tolerance",
+        "without --colocate, --offload and --offload-rollout",
+        "An engine that is replaced takes the trainer's weights in the engines' turn, so both would be in memory.",
+        "publications to one engine in the trainer's turn",
+        refused_value=lambda settings: (
+            "" if settings.engine.use_fault_tolerance and settings.cluster.engines_leave_memory else None
+        ),
     ),
     Refusal(
-        "--router-*",
-        "left out",
-        "The router is not part of this version.",
-        "requests through a router",
-        refused_value=lambda settings: " ".join(settings.router_args) or None,
+        "--vllm-config",
+        "regular and placeholder groups on devices of their own, and a model with update_weights: true",
+        "Prefill and decode groups need a KV connector, and memory is not handed over between several models.",
+        "two GPUs and the package nixl",
+        refused_value=_unserved_groups,
+    ),
+    Refusal(
+        "--prefill-num-servers",
+        "left out, or 0",
+        "Prefill engines hand keys and values over through a KV connector (NIXL), and no vLLM that vime is tested with "
+        "has one.",
+        "two GPUs and the package nixl",
+        refused_value=lambda settings: settings.engine.prefill_num_servers or None,
     ),
     # Prompts and batches
     *unless_default(
@@ -114,11 +117,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Objective
-    *unless_default(
-        "--opd-teacher-model",
-        "All engines have the model that is trained; a teacher in an engine of someone else's works, with --rm-url.",
-        "several models on vime's own engines",
-    ),
     Refusal(
         "--opd-teacher-scoring",
         "prompt-logprobs",
@@ -134,7 +132,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
     *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
-    *unless_default("--start-rollout-id", "The commit tells where a run goes on.", "starts in the middle"),
     Refusal(
         "--no-save-optim",
         "left out, or with --use-stateless-adam",

@@ -87,8 +87,12 @@ def resolve(argv: Sequence[str]) -> Resolved:
 
 def _derived(resolved: Resolved) -> Resolved:
     """With what follows from other fields, unless the user says it."""
-    if resolved.settings.objective.is_supervised and not resolved.is_given("rollout_num_gpus"):
-        return resolved.derive("--loss-type sft_loss", rollout_num_gpus=0)
+    settings = resolved.settings
+    if settings.objective.is_supervised and not resolved.is_given("rollout_num_gpus"):
+        resolved = resolved.derive("--loss-type sft_loss", rollout_num_gpus=0)
+    if settings.cluster.engines_leave_memory and not resolved.is_given("max_staleness"):
+        # What runs when engines fall asleep is thrown away, so no more is begun than the next batch needs.
+        resolved = resolved.derive("engines that sleep while the trainer trains", max_staleness=0)
     return resolved
 
 

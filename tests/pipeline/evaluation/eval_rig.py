@@ -14,6 +14,7 @@ from pipeline.evaluation.log_function import EvalLog
 from pipeline.evaluation.prompts import eval_sampling, open_eval_set
 from pipeline.request_gate import RequestGate
 from pipeline.sample_maker import MakerSettings, SampleMaker
+from pipeline.serving_engines import ServingEngines
 from tests.pipeline.stream_parts import CharTokenizer
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
@@ -75,7 +76,7 @@ async def evaluator(
         for options in evaluation_sets(settings)
     ]
     async with EngineClient(engine.address) as client:
-        gate = RequestGate([client])
+        gate = RequestGate(ServingEngines([client]))
         generator = SampleGenerator(CharTokenizer(), GenerateSettings(False, columns=columns))
         maker = SampleMaker(MakerSettings(SamplingSettings(1), 1.0, None, True), gate, generator, None, None)
         limits = EvaluatorSettings(folder, max_requests, 3, reward_timeout_s, retry_s=0.01)

@@ -11,6 +11,7 @@ from pipeline.evaluation.own_function import OwnEvaluator
 from pipeline.evaluation.prompts import eval_sampling, open_eval_sets, set_aside_words
 from pipeline.evaluation.wiring import build_evaluator
 from pipeline.request_gate import RequestGate
+from pipeline.serving_engines import ServingEngines
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import VOCAB_SIZE, build_tokenizer
 from vime.backends.vllm_utils.client import EngineClient
@@ -41,7 +42,7 @@ async def test_each_data_set_is_scored_by_its_own_reward(tmp_path: Path) -> None
     )
     with StandinEngine(VOCAB_SIZE) as engine:
         async with EngineClient(engine.address) as client:
-            gate = RequestGate([client])
+            gate = RequestGate(ServingEngines([client]))
             built = build_evaluator(settings, gate, 1, HookArgs(settings))
             assert built is not None
             evaluator, closers = built
@@ -56,14 +57,14 @@ async def test_each_data_set_is_scored_by_its_own_reward(tmp_path: Path) -> None
 def test_a_function_of_ones_own_evaluates_in_vimes_place(tmp_path: Path) -> None:
     sets = "eval: {datasets: [{name: a, path: p.jsonl, rm_type: math}]}"
     settings = settings_of(tmp_path, sets, "--eval-function-path", f"{OWN}.evaluate")
-    built = build_evaluator(settings, RequestGate([]), 1, HookArgs(settings))
+    built = build_evaluator(settings, RequestGate(ServingEngines([])), 1, HookArgs(settings))
     assert built is not None
     assert isinstance(built[0], OwnEvaluator)
 
 
 def test_a_run_without_data_sets_has_no_evaluator() -> None:
     settings = parse_settings(["--rm-type", "math"])
-    assert build_evaluator(settings, RequestGate([]), 1, HookArgs(settings)) is None
+    assert build_evaluator(settings, RequestGate(ServingEngines([])), 1, HookArgs(settings)) is None
 
 
 def test_samples_are_numbered_alike_in_every_evaluation_and_carry_the_overrides(tmp_path: Path) -> None:

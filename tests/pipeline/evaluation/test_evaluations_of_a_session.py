@@ -74,7 +74,7 @@ async def is_held(waiting: asyncio.Task[None]) -> bool:
 async def test_a_publication_waits_for_responses_and_not_for_rewards(tmp_path: Path) -> None:
     session = Session(tmp_path)
     await begun(session)
-    publication = asyncio.create_task(session.evaluations.before_publication(never))
+    publication = asyncio.create_task(session.evaluations.responses_are_there(never))
     assert await is_held(publication)
     session.producers.generated.set()
     await asyncio.wait_for(publication, 5)
@@ -88,7 +88,7 @@ async def test_a_publication_waits_for_responses_and_not_for_rewards(tmp_path: P
 async def test_no_publication_waits_longer_than_it_may(tmp_path: Path) -> None:
     session = Session(tmp_path, publication_wait_s=0.05)
     await begun(session)
-    await asyncio.wait_for(session.evaluations.before_publication(never), 5)
+    await asyncio.wait_for(session.evaluations.responses_are_there(never), 5)
     assert session.evaluations.are_going_on
 
 
@@ -113,7 +113,7 @@ async def test_what_ends_an_evaluation_ends_the_run(tmp_path: Path) -> None:
 async def test_a_user_who_stops_waits_for_no_evaluation(tmp_path: Path) -> None:
     session = Session(tmp_path)
     await begun(session)
-    await asyncio.wait_for(session.evaluations.before_publication(lambda: True), 5)
+    await asyncio.wait_for(session.evaluations.responses_are_there(lambda: True), 5)
     await asyncio.wait_for(session.evaluations.finish(lambda: True), 5)
     assert "The evaluation after step 1 was not finished." in session.said.getvalue()
 

@@ -67,11 +67,22 @@ def test_one_half_alone_leaves_the_other_without_devices(tmp_path: Path, flag: s
     assert all(device.gpu == number for number, engine in enumerate(placed.engines) for device in engine.devices)
 
 
-def test_engine_across_nodes_is_noticed(tmp_path: Path) -> None:
-    placed = mapped(
-        tmp_path, "--actor-num-gpus-per-node", "6", "--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "4"
-    )
-    assert placed.engines_across_nodes == [0]
+@pytest.mark.parametrize(("width", "devices", "across"), [("4", {1}, []), ("16", {1, 2}, [0])])
+def test_only_an_engine_larger_than_a_node_lies_across_nodes(
+    tmp_path: Path, width: str, devices: set[int], across: list[int]
+) -> None:
+    words = ["--actor-num-gpus-per-node", "6", "--rollout-num-gpus", width, "--rollout-num-gpus-per-engine", width]
+    placed = mapped(tmp_path, *words, gpus=24)
+    assert {device.node for device in placed.engines[0].devices} == devices
+    assert placed.engines_across_nodes == across
+
+
+def test_what_does_not_fit_is_numbered_on(tmp_path: Path) -> None:
+    placed = mapped(tmp_path, "--actor-num-gpus-per-node", "6", "--rollout-num-gpus", "4", gpus=8)
+    assert placed.num_devices == 10
+    assert [engine.devices for engine in placed.engines] == [
+        (Device(0, 6),), (Device(0, 7),), (Device(1, 0),), (Device(1, 1),)
+    ]  # fmt: skip
 
 
 def test_ranks_that_do_not_fit_the_parallel_sizes_are_refused(tmp_path: Path) -> None:
@@ -89,3 +100,8 @@ def test_records_are_trained_by_ranks_alone(tmp_path: Path) -> None:
     placed = mapped(tmp_path, "--actor-num-gpus-per-node", "4", "--loss-type", "sft_loss")
     assert placed.shape == "training only"
     assert (len(placed.trainers), len(placed.engines), placed.num_devices) == (4, 0, 4)
+
+
+def test_engines_that_prefill_are_named(tmp_path: Path) -> None:
+    placed = mapped(tmp_path, "--rollout-num-gpus", "3", "--prefill-num-servers", "1")
+    assert [engine.kind for engine in placed.engines] == ["prefill", "decode", "decode"]

@@ -26,7 +26,7 @@ def argv(tmp_path: Path) -> list[str]:
 
 def test_rows_name_flags_that_exist_and_none_twice() -> None:
     names = [row.flag for row in REFUSALS]
-    known = {described.name for _, described in all_flags().values()} | {"--router-*"}
+    known = {described.name for _, described in all_flags().values()} | {"--router-*", "--vllm-data-parallel-size"}
     assert set(names) <= known
     assert len(set(names)) == len(names)
 
@@ -70,3 +70,10 @@ def test_a_secret_is_not_shown() -> None:
 def test_a_dry_run_still_refuses_what_can_never_work(argv: list[str]) -> None:
     with pytest.raises(SettingsError, match="--global-batch-size is 3"):
         validate(parse_settings([*argv, "--global-batch-size", "3"]), dry_run=True)
+
+
+def test_engines_that_sleep_are_not_replaced_yet() -> None:
+    asked = ["--use-fault-tolerance", "--colocate"]
+    assert any(row.startswith("--use-fault-tolerance is not built yet") for row in refused(parse_settings(asked)))
+    kept = parse_settings([*asked, "--no-offload-rollout"])
+    assert not any(row.startswith("--use-fault-tolerance") for row in refused(kept))

@@ -78,10 +78,8 @@ def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path)
         (["--global-batch-size", "3"], "--global-batch-size is 3"),
         (["--use-dynamic-batch-size"], "needs a token limit"),
         (["--rollout-queue-max-groups", "3"], "would never be complete"),
-        (["--rollout-num-gpus", "0"], "starts no engine"),
         (["--no-save-optim"], "--no-save-optim is not built yet, allowed: left out, or with --use-stateless-adam"),
         (["--actor-num-gpus-per-node", "9"], "8 samples for 9 trainer ranks"),
-        (["--router-policy", "x"], "The router is not part of this version"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_a_next_step(model: Path, flags: list[str], message: str) -> None:
@@ -150,3 +148,23 @@ def test_record_holds_every_setting_and_its_source(model: Path) -> None:
 )
 def test_the_trainer_leaves_the_devices_memory_where_it_is_asked_to_or_shares_them(flags: str, leaves: bool) -> None:
     assert parse_settings(flags.split()).cluster.trainer_leaves_memory is leaves
+
+
+@pytest.mark.parametrize(
+    ("flags", "leave"),
+    [
+        ("", False),
+        ("--offload-rollout", True),
+        ("--offload", True),
+        ("--colocate", True),
+        ("--colocate --no-offload-rollout", False),
+        ("--offload-train", False),
+    ],
+)
+def test_engines_sleep_where_it_is_asked_of_them_or_they_share_devices_and_then_run_no_further_than_the_next_batch(
+    flags: str, leave: bool
+) -> None:
+    settings = parse_settings(flags.split())
+    assert settings.cluster.engines_leave_memory is leave
+    assert settings.queue.max_staleness == (0 if leave else None)
+    assert parse_settings([*flags.split(), "--max-staleness", "3"]).queue.max_staleness == 3

@@ -70,6 +70,7 @@ def test_a_dry_run_warns_of_what_is_not_built_and_refuses_what_cannot_work(tmp_p
         ("--tis-clip 3", "--tis-clip has no effect without --use-tis"),
         ("--tis-clip-low 1", "--tis-clip-low has no effect without --use-tis"),
         ("--opsm-delta 0.1", "--opsm-delta has no effect without --use-opsm"),
+        ("--rollout-health-check-interval 5", "--rollout-health-check-interval has no effect"),
     ],
 )
 def test_what_hardly_works_as_meant_is_told(tmp_path: Path, words: str, said: str) -> None:
@@ -114,7 +115,10 @@ def test_a_real_start_refuses_more_gpus_than_exist_before_anything_starts(
     assert main(["train", *Case(words, "", "", "").command(tmp_path)]) == 1
     assert time.monotonic() - started < 5
     said = capsys.readouterr().err
-    assert "The run needs 4000 (training, 4000 on each of 1 nodes) and 1 (generation, 1 an engine) = 4001 GPUs" in said
+    assert (
+        "The run needs 4000 (training, 4000 on each of 1 nodes) and 1 (generation, 1 for each of 1 engines) = 4001 GPUs"
+        in said
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -54,7 +54,7 @@ def unknown_options(engine_args: Sequence[str]) -> dict[str, str]:
 def known_options() -> frozenset[str]:
     """Every long option of the installed vLLM's server, with its dashes. Imports vLLM, which takes seconds."""
     return frozenset(
-        option for action in _vllm_parser()._actions for option in action.option_strings if option.startswith("--")
+        option for action in vllm_parser()._actions for option in action.option_strings if option.startswith("--")
     )
 
 
@@ -77,7 +77,7 @@ def engine_options() -> list[tuple[str, str]]:
     """Flag (with the prefix) and help of every option of the installed vLLM that a user may set, sorted."""
     options = [
         (option, action.help or "")
-        for action in _vllm_parser()._actions
+        for action in vllm_parser()._actions
         for option in action.option_strings
         if option.startswith("--") and option_name(option) not in OWNED_VLLM_OPTIONS
     ]
@@ -85,7 +85,8 @@ def engine_options() -> list[tuple[str, str]]:
 
 
 @functools.cache
-def _vllm_parser() -> argparse.ArgumentParser:
+def vllm_parser() -> argparse.ArgumentParser:
+    """The parser of vLLM's server. Imports vLLM, which takes seconds."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     try:

@@ -5,32 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import aiohttp
 import msgspec
 
 from vime.backends.vllm_utils import wire_032 as wire
 from vime.backends.vllm_utils import wire_columns
+from vime.backends.vllm_utils.engine_http import EngineHttp, RouteNotFound
 from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
+    EngineMemory,
     EngineMetrics,
     GenerateRequest,
     GenerateResult,
     PauseMode,
+    Sampling,
 )
 from vime.backends.vllm_utils.updates import StageRequest, StageStatus, Update
-from vime.errors import EngineError
+from vime.errors import EngineError, EngineUnavailable
 from vime.versions import version_at_least
-
-_EXCERPT = 500
-_KEEPALIVE_S = 2.0
-
-
-class _NotFound(EngineError):
-    """The engine has no such route."""
 
 
 class EngineClient:
@@ -49,16 +44,10 @@ class EngineClient:
         max_connections: int = 0,
     ) -> None:
         """`address` is a base URL; `max_connections` 0 means without limit."""
-        self.address = address.rstrip("/")
-        self._control_timeout_s = control_timeout_s
+        self._http = EngineHttp(address, control_timeout_s=control_timeout_s, max_connections=max_connections)
+        self.address = self._http.address
         self._generate_timeout_s = generate_timeout_s
         self._update_timeout_s = update_timeout_s
-        # vLLM closes a connection after five idle seconds, and after every error: a request that is sent on one just
-        # then is lost. So connections are reused for sampling only, and only while they are fresh.
-        self._sampling = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=_KEEPALIVE_S)
-        )
-        self._control = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         self._asking = asyncio.Lock()
         self._has_asked = False
         self._abilities: wire_columns.SampleAbilities | None = None
@@ -73,23 +62,37 @@ class EngineClient:
 
     async def close(self) -> None:
         """Close the connections; running calls fail."""
-        await asyncio.gather(self._sampling.close(), self._control.close())
+        await self._http.close()
 
     async def ready(self) -> bool:
         """True when the engine answers that it is healthy; False when it doesn't answer or says otherwise."""
         try:
-            await self._call("GET", "/health", timeout_s=10.0)
+            await self._http.call("GET", "/health", timeout_s=10.0)
         except EngineError:
             return False
         return True
 
+    async def check(self, timeout_s: float) -> None:
+        """Return when the engine says that it is healthy and has sampled one token.
+
+        Raises `EngineError` when it doesn't within `timeout_s`; an engine that is paused doesn't sample.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._http.call("GET", "/health", timeout_s=timeout_s)
+                await self.generate(GenerateRequest(uuid.uuid4().hex, [0], Sampling(max_tokens=1)))
+        except TimeoutError as error:
+            raise EngineUnavailable(
+                f"Engine {self.address} did not pass its check within {timeout_s:g} s.",
+                next_step="See the engine's log; it may be overloaded or stuck.",
+            ) from error
+
     async def capabilities(self) -> EngineCapabilities:
         """Ask the engine what it can do."""
-        version = str((await self._json("GET", "/version"))["version"])
-        models = (await self._json("GET", "/v1/models"))["data"]
-        api = await self._json("GET", "/openapi.json")
+        version = str((await self._http.json("GET", "/version"))["version"])
+        models = (await self._http.json("GET", "/v1/models"))["data"]
+        api = await self._http.json("GET", "/openapi.json")
         routes = set(api["paths"])
-        world = await self._json("GET", "/get_world_size") if "/get_world_size" in routes else {"world_size": 1}
         request_fields = api.get("components", {}).get("schemas", {}).get("GenerateRequest", {}).get("properties", {})
         abilities = await self._sample_abilities()
         columns = abilities or wire_columns.SampleAbilities(0, False, False, False)
@@ -97,7 +100,7 @@ class EngineClient:
             engine_version=version,
             model=str(models[0]["id"]),
             max_model_len=int(models[0].get("max_model_len") or 0),
-            world_size=int(world["world_size"]),
+            world_size=await self.world_size(),
             token_in_generate=wire.GENERATE in routes,
             pause_keep="/pause" in routes,
             version_spans=abilities is not None or version_at_least(version, (0, 32)),
@@ -107,7 +110,15 @@ class EngineClient:
             max_candidates=columns.max_candidates,
             routed_experts=columns.routes,
             nucleus=columns.nucleus,
+            sleep="/sleep" in routes and "/wake_up" in routes,
         )
+
+    async def world_size(self) -> int:
+        """Workers of the engine; 1 where it doesn't say."""
+        try:
+            return int((await self._http.json("GET", "/get_world_size"))["world_size"])
+        except RouteNotFound:
+            return 1
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample from the engine. A request sent while the engine is paused waits.
@@ -116,11 +127,12 @@ class EngineClient:
         aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in.
         """
         if await self._sample_abilities() is not None:
-            body = await self._call(
+            body = await self._http.call(
                 "POST",
                 wire_columns.SAMPLE,
                 data=wire_columns.encode_call(request),
                 timeout_s=self._generate_timeout_s,
+                samples=True,
             )
             return wire_columns.decode_answer(body, request)
         if not request.columns.is_empty:
@@ -128,8 +140,8 @@ class EngineClient:
                 f"Engine {self.address} has no route {wire_columns.SAMPLE}, which returns {request.columns}.",
                 next_step="Start the engine with vime, or with vime's plug-in in VLLM_PLUGINS.",
             )
-        body = await self._call(
-            "POST", wire.GENERATE, data=wire.encode_generate(request), timeout_s=self._generate_timeout_s
+        body = await self._http.call(
+            "POST", wire.GENERATE, data=wire.encode_generate(request), timeout_s=self._generate_timeout_s, samples=True
         )
         return wire.decode_generate(body, request)
 
@@ -139,30 +151,49 @@ class EngineClient:
         The engine scores at temperature 1 over the whole vocabulary, whatever it samples with.
         """
         request_id = uuid.uuid4().hex
-        body = await self._call(
-            "POST", wire.GENERATE, data=wire.encode_score(request_id, token_ids), timeout_s=self._generate_timeout_s
+        body = await self._http.call(
+            "POST",
+            wire.GENERATE,
+            data=wire.encode_score(request_id, token_ids),
+            timeout_s=self._generate_timeout_s,
+            samples=True,
         )
         return wire.decode_score(body, request_id, token_ids, start)
 
     async def abort(self, request_id: str) -> None:
         """Abort one request by the id it was sent with; nothing happens if it isn't running."""
-        await self._json("POST", "/abort_requests", json={"request_ids": [wire.engine_request_id(request_id)]})
+        await self._http.json("POST", "/abort_requests", json={"request_ids": [wire.engine_request_id(request_id)]})
 
     async def abort_all(self) -> None:
         """Abort every request of the engine."""
-        await self._json("POST", "/abort_requests", json={})
+        await self._http.json("POST", "/abort_requests", json={})
 
     async def pause(self, mode: PauseMode, *, timeout_s: float | None = None) -> None:
         """Stop sampling: `keep` freezes running requests, `abort` ends them, `wait` lets them finish first."""
-        await self._json("POST", "/pause", params={"mode": mode, "clear_cache": "false"}, timeout_s=timeout_s)
+        await self._http.json("POST", "/pause", params={"mode": mode, "clear_cache": "false"}, timeout_s=timeout_s)
 
     async def resume(self) -> None:
         """Go on after `pause`; harmless when the engine isn't paused."""
-        await self._json("POST", "/resume")
+        await self._http.json("POST", "/resume")
+
+    async def sleep(self) -> None:
+        """Leave the device's memory: weights go to the host, keys and values are forgotten. Pause it with abort first.
+
+        On a CPU keys and values are forgotten, and nothing is freed.
+        """
+        await self._http.call("POST", "/sleep", params={"level": "1"}, timeout_s=self._update_timeout_s)
+
+    async def wake_up(self, memory: Sequence[EngineMemory]) -> None:
+        """Take these parts of the memory back; weights are as before `sleep`.
+
+        Some versions go on sampling as soon as they have all of it, others after `resume`.
+        """
+        tags = [("tags", part) for part in memory]
+        await self._http.call("POST", "/wake_up", params=tags, timeout_s=self._update_timeout_s)
 
     async def is_paused(self) -> bool:
         """Whether the engine is paused."""
-        return bool((await self._json("GET", "/is_paused"))["is_paused"])
+        return bool((await self._http.json("GET", "/is_paused"))["is_paused"])
 
     async def reset_prefix_cache(self, *, reset_running: bool = False, timeout_s: float = 60.0) -> None:
         """Forget cached keys and values; tried until `timeout_s`, since blocks in use can't be dropped.
@@ -171,7 +202,7 @@ class EngineClient:
         """
         deadline = time.monotonic() + timeout_s
         params = {"reset_running_requests": str(reset_running).lower(), "reset_external": "true"}
-        while not (await self._json("POST", "/reset_prefix_cache", params=params)).get("success"):
+        while not (await self._http.json("POST", "/reset_prefix_cache", params=params)).get("success"):
             if time.monotonic() >= deadline:
                 raise EngineError(
                     f"Engine {self.address} could not drop its prefix cache within {timeout_s:g} s.",
@@ -181,23 +212,23 @@ class EngineClient:
 
     async def init_weight_transfer(self, init_info: Mapping[str, object]) -> None:
         """Begin to join a sender (`WeightSender.init_info`), who knows when it is done. Not needed for disk."""
-        await self._json("POST", "/init_weight_transfer_engine", json={"init_info": dict(init_info)})
+        await self._http.json("POST", "/init_weight_transfer_engine", json={"init_info": dict(init_info)})
 
     async def stage_weights(self, request: StageRequest) -> None:
         """Begin to gather and verify a version beside the model; the engine samples on."""
         encoded = msgspec.json.encode(request).decode()
         body = {"method": "vime_stage_weights", "kwargs": {"request": encoded}}
-        await self._json("POST", "/collective_rpc", json=body)
+        await self._http.json("POST", "/collective_rpc", json=body)
 
     async def staging(self) -> list[StageStatus]:
         """How the staging stands, one status for each worker."""
-        answer = await self._json("POST", "/collective_rpc", json={"method": "vime_staging"})
+        answer = await self._http.json("POST", "/collective_rpc", json={"method": "vime_staging"})
         return msgspec.convert(answer["results"], list[StageStatus])
 
     async def start_weight_update(self) -> None:
         """Open an update, or take over one that a publisher which is gone has left open."""
         try:
-            await self._json("POST", "/start_weight_update", json={})
+            await self._http.json("POST", "/start_weight_update", json={})
         except EngineError as error:
             if wire.UPDATE_IS_OPEN not in error.message:
                 raise
@@ -208,23 +239,23 @@ class EngineClient:
         Raises `EngineError` with the engine's reason; the update is then closed and the version unchanged.
         """
         body = {"update_info": msgspec.to_builtins(update)}
-        await self._json("POST", "/update_weights", json=body, timeout_s=self._update_timeout_s)
+        await self._http.json("POST", "/update_weights", json=body, timeout_s=self._update_timeout_s)
 
     async def finish_weight_update(self, version: int) -> None:
         """Close a verified update; from now on the engine labels tokens with `version`."""
-        await self._json("POST", "/finish_weight_update", json={"weight_version": str(version)})
+        await self._http.json("POST", "/finish_weight_update", json={"weight_version": str(version)})
         if await self._keeps_version():
-            await self._json("POST", wire_columns.VERSION, json={"version": str(version)})
+            await self._http.json("POST", wire_columns.VERSION, json={"version": str(version)})
 
     async def weight_version(self) -> int:
         """Version of the engine's weights; `protocol.START_VERSION` before the first publication."""
         if await self._keeps_version():
-            return wire.parse_version(str((await self._json("GET", wire_columns.VERSION))["version"]))
-        return wire.parse_version(str((await self._json("GET", "/weight_info"))["weight_version"]))
+            return wire.parse_version(str((await self._http.json("GET", wire_columns.VERSION))["version"]))
+        return wire.parse_version(str((await self._http.json("GET", "/weight_info"))["weight_version"]))
 
     async def metrics(self) -> EngineMetrics:
         """Queue lengths now."""
-        return wire.parse_metrics((await self._call("GET", "/metrics")).decode())
+        return wire.parse_metrics((await self._http.call("GET", "/metrics")).decode())
 
     async def _sample_abilities(self) -> wire_columns.SampleAbilities | None:
         """What the engine's sample route returns, None without one; asked for until there is an answer, then kept."""
@@ -241,54 +272,7 @@ class EngineClient:
 
     async def _ask_abilities(self) -> wire_columns.SampleAbilities | None:
         try:
-            body = await self._call("GET", wire_columns.SAMPLE)
-        except _NotFound:
+            body = await self._http.call("GET", wire_columns.SAMPLE)
+        except RouteNotFound:
             return None
         return msgspec.json.decode(body, type=wire_columns.SampleAbilities)
-
-    async def _json(self, method: str, route: str, **arguments: Any) -> dict[str, Any]:
-        body = await self._call(method, route, **arguments)
-        try:
-            answer = msgspec.json.decode(body, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise EngineError(
-                f"Engine {self.address}: {method} {route} answered {body[:_EXCERPT]!r}: {error}."
-            ) from error
-        return answer
-
-    async def _call(
-        self,
-        method: str,
-        route: str,
-        *,
-        json: Mapping[str, object] | None = None,
-        data: bytes | None = None,
-        params: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> bytes:
-        payload = msgspec.json.encode(json) if json is not None else data
-        headers = {"Content-Type": "application/json"} if payload is not None else {}
-        timeout = aiohttp.ClientTimeout(total=timeout_s or self._control_timeout_s, sock_connect=10.0)
-        url = self.address + route
-        samples = method == "POST" and route in (wire.GENERATE, wire_columns.SAMPLE)
-        session = self._sampling if samples else self._control
-        try:
-            async with session.request(
-                method, url, data=payload, params=params, headers=headers, timeout=timeout
-            ) as answer:
-                body = await answer.read()
-        except TimeoutError as error:
-            raise EngineError(
-                f"Engine {self.address}: {method} {route} took longer than {timeout.total:g} s.",
-                next_step="See the engine's log; it may be overloaded, paused or stuck.",
-            ) from error
-        except aiohttp.ClientError as error:
-            raise EngineError(
-                f"Engine {self.address}: {method} {route} failed: {type(error).__name__}: {error}.",
-                next_step="Check that the engine is running.",
-            ) from error
-        if answer.status != 200:
-            excerpt = body[:_EXCERPT].decode(errors="replace")
-            kind = _NotFound if answer.status == 404 else EngineError
-            raise kind(f"Engine {self.address}: {method} {route} answered {answer.status}: {excerpt}")
-        return body

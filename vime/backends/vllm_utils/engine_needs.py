@@ -6,7 +6,7 @@ from vime.backends.vllm_utils.protocol import EngineCapabilities, SampleColumns
 from vime.errors import EngineStartError
 
 
-def check_engine(address: str, capabilities: EngineCapabilities, needs: SampleColumns) -> None:
+def check_engine(address: str, capabilities: EngineCapabilities, needs: SampleColumns, *, sleeps: bool = False) -> None:
     """Raise `EngineStartError` naming the engine, its version, what it lacks, and what to do instead."""
     lacks = {
         f"{needs.num_candidates} candidates of each token, for --score-centering-top-k (it returns "
@@ -14,6 +14,12 @@ def check_engine(address: str, capabilities: EngineCapabilities, needs: SampleCo
         "routed experts, for --use-rollout-routing-replay": needs.routes and not capabilities.routed_experts,
         "the tokens that top-p left, for --rollout-top-p": needs.nucleus and not capabilities.nucleus,
     }
+    if sleeps and not capabilities.sleep:
+        raise EngineStartError(
+            f"Engine {address} (vLLM {capabilities.engine_version}) can't leave its device's memory: it has no route "
+            "/sleep.",
+            next_step="Give --no-offload-rollout and a --vllm-gpu-memory-utilization that leaves the trainer room.",
+        )
     missing = [what for what, is_lacking in lacks.items() if is_lacking]
     if missing:
         without = "" if capabilities.columns else " It runs without vime's sample route."

@@ -19,6 +19,7 @@ from vime.settings.owned_options import OWNED_VLLM_OPTIONS, option_name
 from vime.versions import installed_version, version_at_least
 
 _MODULE = "vllm.entrypoints.openai.api_server"
+_HEADLESS_MODULE = "vime.backends.vllm_utils.headless"
 _PLUGIN_GROUPS = (
     "vllm.general_plugins",
     "vllm.platform_plugins",
@@ -32,11 +33,24 @@ _VLLM_MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
+class EnginePart:
+    """Which of an engine's nodes this is, counted from 0, of how many; and where the first one lets the others meet."""
+
+    number: int
+    num_parts: int
+    master_address: str
+    master_port: int
+
+
+@dataclass(frozen=True)
 class EngineLaunch:
-    """Everything that one engine is started from.
+    """Everything that one engine, or its part on one node, is started from.
 
     `extra_args` are vLLM options without the `vllm` prefix (see `arguments.split_vllm_flags`). `dtype` None leaves
     the choice to vime: float32 on a CPU, vLLM's own on a GPU. `columns` are the most that requests will ask for.
+    `num_workers` are those of the whole engine, of which `tensor_size` share each layer. An engine on several nodes has
+    a `part` on each, and only that of the first listens on `host` and `port`. With `sleeps` the engine can leave its
+    GPU's memory (vLLM's sleep mode); on a CPU there is nothing to leave.
     """
 
     hf_checkpoint: Path
@@ -46,6 +60,9 @@ class EngineLaunch:
     run_id: str
     seed: int = 0
     tensor_size: int = 1
+    num_workers: int = 1
+    part: EnginePart | None = None
+    sleeps: bool = False
     dtype: str | None = None
     max_model_len: int | None = None
     device: Literal["cpu", "gpu"] = "cpu"
@@ -69,10 +86,12 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     Raises `SettingsError` when `extra_args` sets something that vime sets itself.
     """
     user = user_options(launch.extra_args)
-    argv = [sys.executable, "-m", _MODULE, "--model", str(launch.hf_checkpoint)]
+    module = _HEADLESS_MODULE if launch.part is not None and launch.part.number else _MODULE
+    argv = [sys.executable, "-m", module, "--model", str(launch.hf_checkpoint)]
     argv += ["--served-model-name", launch.hf_checkpoint.name or "policy"]
     argv += ["--host", launch.host, "--port", str(launch.port), "--seed", str(launch.seed)]
     argv += ["--tensor-parallel-size", str(launch.tensor_size), "--logprobs-mode", "processed_logprobs"]
+    argv += _part(launch.part)
     argv += ["--weight-transfer-config", f'{{"backend": "{WEIGHT_BACKEND}"}}']
     argv += ["--worker-extension-cls", WORKER_EXTENSION]
     argv += ["--enable-prompt-tokens-details"]
@@ -86,6 +105,8 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     if dtype is not None and "dtype" not in user:
         argv += ["--dtype", dtype]
     argv += _columns(launch, user)
+    if launch.sleeps and launch.device == "gpu" and "enable-sleep-mode" not in user:
+        argv += ["--enable-sleep-mode"]
     if launch.device == "cpu":
         argv += _cpu_layout(launch, user)
     return EngineCommand(tuple(argv) + launch.extra_args, _environment(launch))
@@ -108,6 +129,14 @@ def user_options(extra_args: Sequence[str]) -> frozenset[str]:
             )
         names.add(name)
     return frozenset(names)
+
+
+def _part(part: EnginePart | None) -> list[str]:
+    if part is None:
+        return []
+    place = ["--nnodes", str(part.num_parts), "--node-rank", str(part.number)]
+    place += ["--master-addr", part.master_address, "--master-port", str(part.master_port)]
+    return [*place, "--headless"] if part.number else place
 
 
 def _columns(launch: EngineLaunch, user: frozenset[str]) -> list[str]:
@@ -141,7 +170,7 @@ def _cpu_layout(launch: EngineLaunch, user: frozenset[str]) -> list[str]:
     # Measured on two cores with a tiny model: without a worker process and without compilation an engine is ready in
     # half the time, and one OpenMP thread serves three times the requests of two beside a busy core.
     argv = [] if "enforce-eager" in user else ["--enforce-eager"]
-    if launch.tensor_size == 1 and "distributed-executor-backend" not in user:
+    if launch.num_workers == 1 and "distributed-executor-backend" not in user:
         argv += ["--distributed-executor-backend", "uni"]
     return argv
 
@@ -158,12 +187,15 @@ def _environment(launch: EngineLaunch) -> dict[str, str]:
         CAPTURE_ENV: _captured(launch),
         DIE_WITH_PARENT_ENV: "1",
     }
+    if launch.part is not None:
+        env["VLLM_HOST_IP"] = launch.host
     if launch.columns.nucleus:
         env["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # nuclei are captured from the first one
     if launch.device == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(launch.cpu_kv_cache_gib)
         env["OMP_NUM_THREADS"] = str(launch.cpu_threads)
         env["TORCH_COMPILE_DISABLE"] = "1"  # a few helpers of the sampler would otherwise be compiled, with g++
-        if launch.tensor_size == 1:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if launch.num_workers == 1:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # vLLM's condition for running without a worker process
     return env

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "abort", "wait"]
+EngineMemory = Literal["weights", "kv_cache"]
+"""What an engine has in its device's memory besides running work."""
 
 START_VERSION = 0
 """Version of the weights that an engine was started with, before any publication."""
@@ -120,6 +122,16 @@ class GenerateResult:
     nucleus: Nucleus | None = None
 
 
+class Sampler(Protocol):
+    """What answers requests for samples: an engine, or a router before several."""
+
+    address: str
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """See `EngineClient.generate`."""
+        ...
+
+
 @dataclass(frozen=True)
 class EngineCapabilities:
     """What an engine can do, found out by asking it."""
@@ -138,6 +150,8 @@ class EngineCapabilities:
     max_candidates: int
     routed_experts: bool
     nucleus: bool
+    sleep: bool
+    """It can leave its device's memory and come back."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,11 @@ def check_router_args(words: Sequence[str]) -> None:
         ) from error
 
 
+def router_options_of(words: Sequence[str]) -> tuple[str, ...]:
+    """`--router-*` flags as the router itself has them: without the prefix."""
+    return tuple("--" + word.removeprefix(PREFIX) if word.startswith(PREFIX) else word for word in words)
+
+
 def router_options() -> list[tuple[str, str]]:
     """Flag (with the prefix) and help of every option of the installed router that a user may set, sorted."""
     return sorted(

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from vime.backends.vllm_utils.launch import EngineLaunch, engine_command
+from vime.backends.vllm_utils.listening import answers, claim_port
 from vime.backends.vllm_utils.plugin.self_test import DIFFERS, TESTED_VERSIONS
 from vime.backends.vllm_utils.startup_log import last_lines, startup_phase
-from vime.backends.vllm_utils.supervisor import unlink_listed
+from vime.backends.vllm_utils.supervised import SupervisedProcess
 from vime.errors import EngineStartError
 
-_SUPERVISOR = "vime.backends.vllm_utils.supervisor"
 _POLL_S = 0.25
-_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Engines are called directly, whatever http_proxy says."""
 
 
 def _ignore_progress(_phase: str, _seconds: float) -> None:
@@ -42,7 +33,7 @@ class EngineServer:
         """`launch.port` 0 lets the system choose; `launch` then holds the chosen one once started."""
         self.launch = launch
         self._stop_grace_s = stop_grace_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: SupervisedProcess | None = None
         self._started_at = 0.0
 
     def __enter__(self) -> Self:
@@ -62,26 +53,17 @@ class EngineServer:
         """Process id of the supervisor, None before the start."""
         return None if self._process is None else self._process.pid
 
-    def start(self) -> None:
-        """Start the processes and return at once; raises `EngineStartError` when the port is taken."""
-        self.launch = replace(self.launch, port=_claim_port(self.launch.host, self.launch.port))
+    def start(self, *, port: int | None = None, port_timeout_s: float = 0.0) -> None:
+        """Start the processes and return at once, at another `port` than that of `launch` if one is given.
+
+        Raises `EngineStartError` when the port is taken for longer than `port_timeout_s`.
+        """
+        wanted = self.launch.port if port is None else port
+        self.launch = replace(self.launch, port=claim_port(self.launch.host, wanted, port_timeout_s))
         command = engine_command(self.launch)
-        log_path = self.launch.log_path
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        if log_path.exists():
-            log_path.replace(log_path.with_suffix(".previous.log"))
-        ledger = log_path.with_suffix(".segments")
-        unlink_listed(ledger)
-        argv = [sys.executable, "-m", _SUPERVISOR, str(self._stop_grace_s), str(ledger), *command.argv]
-        with log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | dict(command.env),
-                start_new_session=True,
-            )
+        self._process = SupervisedProcess(
+            command.argv, command.env, self.launch.log_path, stop_grace_s=self._stop_grace_s
+        )
         self._started_at = time.monotonic()
 
     def wait_ready(
@@ -97,7 +79,7 @@ class EngineServer:
             seconds = time.monotonic() - self._started_at
             if self.poll() is not None:
                 raise self._start_error(f"ended with status {self.poll()} after {seconds:.0f} s")
-            if self._answers():
+            if answers(f"{self.address}/health"):
                 on_progress("ready", seconds)
                 return seconds
             if seconds > timeout_s:
@@ -117,21 +99,8 @@ class EngineServer:
 
     def stop(self) -> None:
         """End the engine and everything it started. Safe to call twice, and before the start."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(self._stop_grace_s + 10.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # the kernel then ends the engine's processes one after another
-            self._process.wait()
-
-    def _answers(self) -> bool:
-        try:
-            with _WITHOUT_PROXY.open(f"{self.address}/health", timeout=5.0) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        if self._process is not None:
+            self._process.stop()
 
     def _start_error(self, what: str) -> EngineStartError:
         lines = last_lines(self.launch.log_path)
@@ -140,20 +109,6 @@ class EngineServer:
             f"The engine for {self.launch.hf_checkpoint} at {self.address} {what}. Last log lines:\n{tail}\n",
             next_step=_next_step("\n".join(lines), self.launch),
         )
-
-
-def _claim_port(host: str, port: int) -> int:
-    """The port if it is free, or a free one for 0."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise EngineStartError(
-                f"The engine can't listen on {host}:{port}: {error.strerror}.",
-                next_step="Stop the program that uses this port, or choose another port (0 lets the system choose).",
-            ) from error
-        return int(probe.getsockname()[1])
 
 
 def _next_step(log_tail: str, launch: EngineLaunch) -> str:

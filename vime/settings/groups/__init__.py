@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from vime.settings.groups.logging import LoggingSettings
 from vime.settings.groups.objective import ObjectiveSettings
 from vime.settings.groups.queue import QueueSettings
 from vime.settings.groups.rollout import RolloutSettings
-from vime.settings.groups.router import RouterSettings
+from vime.settings.groups.router import ModelRouter, RouterSettings
 from vime.settings.groups.trainer import TrainerSettings
 from vime.settings.groups.weights import WeightSettings
 
@@ -32,6 +33,7 @@ __all__ = [
     "EngineSettings",
     "EvaluationSettings",
     "LoggingSettings",
+    "ModelRouter",
     "ObjectiveSettings",
     "QueueSettings",
     "RolloutSettings",
@@ -67,6 +69,15 @@ class Settings:
     """`--router-*` flags as given."""
     megatron_args: tuple[str, ...] = ()
     """Flags that are neither vime's nor vLLM's nor the router's, as given."""
+    model_routers: tuple[ModelRouter, ...] = ()
+    """Routers of the served models, that of the trained one first; no flag, but known once they run."""
+
+    def with_routers(self, routers: tuple[ModelRouter, ...]) -> Settings:
+        """The same settings in a run whose routers have started."""
+        if not routers:
+            return self
+        first = RouterSettings(routers[0].host, routers[0].port)
+        return dataclasses.replace(self, router=first, model_routers=routers)
 
 
 GROUPS: dict[str, type] = {

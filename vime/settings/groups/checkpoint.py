@@ -33,7 +33,9 @@ class CheckpointSettings:
         None, "Resume from the commit of this rollout instead of the newest.", check=at_least(0)
     )
     start_rollout_id: int | None = flag(
-        None, "First rollout batch to train; a resumed run knows it.", check=at_least(0)
+        None,
+        "First rollout batch to train, if it must be that one: a run begins at 0 or goes on after its commit.",
+        check=at_least(0),
     )
     save_hf: str | None = flag(None, "Folder for Hugging Face exports at each save; `{rollout_id}` is filled in.")
     no_save_optim: bool = flag(False, "Leave the optimizer's state out of checkpoints.")

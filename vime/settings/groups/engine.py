@@ -34,8 +34,12 @@ class EngineSettings:
         "Give each request a seed, made of --rollout-seed and the number of its sample, so that a repeated generation "
         "is the same as far as the engine computes the same.",
     )
-    use_fault_tolerance: bool = flag(False, "Also check and reconnect engines that someone else started.")
-    rollout_health_check_interval: float = flag(600.0, "Seconds between two checks of an engine.", check=above(0))
+    use_fault_tolerance: bool = flag(
+        False, "Check engines at intervals, and replace one that dies, stalls or fails; otherwise it ends the run."
+    )
+    rollout_health_check_interval: float = flag(
+        600.0, "Seconds between two checks of an engine; one that fails a request is checked at once.", check=above(0)
+    )
     rollout_health_check_timeout: float = flag(
         600.0, "Seconds after which an engine's check counts as failed.", check=above(0)
     )

@@ -9,8 +9,21 @@ from vime.settings.flag import flag
 
 
 @dataclass(frozen=True)
+class ModelRouter:
+    """Where the router of one served model listens."""
+
+    model: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
 class RouterSettings:
     """Requests to engines through a router. `--router-*` flags go to vllm-router."""
 
     vllm_router_ip: str | None = flag(None, "Host of a router that runs already; vime then starts none.")
-    vllm_router_port: int | None = flag(None, "Port of the router.", check=between(1, 65535))
+    vllm_router_port: int | None = flag(
+        None,
+        "Port of the router; without --vllm-router-ip that of the one that vime starts.",
+        check=between(1, 65535),
+    )

@@ -42,6 +42,14 @@ def advice(settings: Settings) -> Iterator[str]:
     for flag, (is_vain, reader) in WITHOUT_EFFECT.items():
         if is_vain(objective):
             yield f"{flag} has no effect without {reader}."
+    engine = settings.engine
+    for flag, value in (
+        ("--rollout-health-check-interval", engine.rollout_health_check_interval),
+        ("--rollout-health-check-timeout", engine.rollout_health_check_timeout),
+        ("--rollout-health-check-first-wait", engine.rollout_health_check_first_wait),
+    ):
+        if value != 600 and not engine.use_fault_tolerance:
+            yield f"{flag} has no effect without --use-fault-tolerance."
     if trainer.use_dynamic_batch_size and trainer.micro_batch_size != 1:
         yield f"--micro-batch-size {trainer.micro_batch_size} has no effect with --use-dynamic-batch-size."
     if objective.use_score_centering and settings.rollout.rollout_top_p < 1 and objective.score_centering_top_k != 128:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vime.settings.groups import Settings
+from vime.settings.groups import ClusterSettings, Settings
 from vime.settings.machine import Machine
-from vime.settings.rules.placement import unplaced
+from vime.settings.placement import NoRoom, place
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import debug_mode, has_critic, num_rollout_gpus, trains_only
+from vime.settings.rules.quantities import demand_of, has_critic, num_rollout_gpus
 
 
 def gpus_fill_engines(settings: Settings) -> Iterator[Problem]:
@@ -67,27 +67,51 @@ def ppo_offloads_the_trainer(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def colocated_engines_are_own(settings: Settings) -> Iterator[Problem]:
-    """Engines that someone else started have their own GPUs; sharing ours with them is a contradiction."""
-    if settings.cluster.colocate and settings.engine.rollout_external_engine_addrs is not None:
+def engines_that_take_turns_are_own(settings: Settings) -> Iterator[Problem]:
+    """Engines that someone else started have their own GPUs, and are put to sleep by nobody but their owner."""
+    flag = _turns_flag(settings.cluster)
+    if flag is not None and settings.engine.rollout_external_engine_addrs is not None:
         yield problem(
             settings,
-            "--colocate --rollout-external-engine-addrs",
+            f"{flag} --rollout-external-engine-addrs",
             allowed="one of them",
             reason="Engines that someone else started don't run on the trainer's GPUs.",
-            next_step="Leave out --colocate.",
+            next_step=f"Leave out {flag}.",
         )
 
 
-def colocate_publishes_each_batch(settings: Settings) -> Iterator[Problem]:
+def _turns_flag(cluster: ClusterSettings) -> str | None:
+    """The flag that makes engines share devices or sleep."""
+    if cluster.colocate:
+        return "--colocate"
+    if not cluster.engines_leave_memory:
+        return None
+    return "--offload-rollout" if cluster.offload_rollout else "--offload"
+
+
+def engines_that_take_turns_publish_each_batch(settings: Settings) -> Iterator[Problem]:
     """An interval between publications belongs to trainers that run ahead of the engines, on GPUs of their own."""
-    if settings.cluster.colocate and settings.weights.update_weights_interval != 1:
+    flag = _turns_flag(settings.cluster)
+    if flag is not None and settings.weights.update_weights_interval != 1:
         yield problem(
             settings,
-            "--update-weights-interval --colocate",
-            allowed="1 with --colocate",
+            f"--update-weights-interval {flag}",
+            allowed=f"1 with {flag}",
             reason="Trainer and engines take turns, so the engines wake up with the new weights each time.",
-            next_step="Leave out --update-weights-interval, or --colocate.",
+            next_step=f"Leave out --update-weights-interval, or {flag}.",
+        )
+
+
+def colocated_weights_reach_every_engine(settings: Settings) -> Iterator[Problem]:
+    """Engines open the memory of the trainer's first rank, which is on one node."""
+    cluster, weights = settings.cluster, settings.weights
+    if cluster.colocate and cluster.actor_num_nodes > 1 and weights.update_weight_transport != "disk":
+        yield problem(
+            settings,
+            "--colocate --actor-num-nodes --update-weight-transport",
+            allowed="--update-weight-transport disk, or one node",
+            reason="Colocated engines read the memory of the trainer's first rank, which another node's can't.",
+            next_step="Give --update-weight-transport disk and --update-weight-disk-dir DIR.",
         )
 
 
@@ -95,32 +119,18 @@ def gpus_exist(settings: Settings, machine: Machine) -> Iterator[Problem]:
     """What can never be placed is refused at once, with need and have, instead of waiting for ever."""
     if machine.nodes is None:
         return
-    cluster, debug = settings.cluster, debug_mode(settings)
-    training = 0 if debug == "--debug-rollout-only" else cluster.actor_num_nodes
-    generating = 0 if trains_only(settings) else num_rollout_gpus(settings)
-    left_over = unplaced(
-        machine.nodes,
-        [cluster.actor_num_gpus_per_node] * training,
-        [cluster.rollout_num_gpus_per_engine] * (generating // cluster.rollout_num_gpus_per_engine),
-        shared=cluster.colocate,
-    )
-    if left_over is None:
-        return
-    have = ", ".join(f"{node.gpus} on {node.name}" for node in machine.nodes)
-    total = sum(node.gpus for node in machine.nodes)
-    ranks = training * cluster.actor_num_gpus_per_node
-    need = max(ranks, generating) if cluster.colocate else ranks + generating
-    yield problem(
-        settings,
-        "--actor-num-nodes --actor-num-gpus-per-node --rollout-num-gpus --rollout-num-gpus-per-engine",
-        found=(
-            f"The run needs {ranks} (training, {cluster.actor_num_gpus_per_node} on each of {training} nodes) and "
-            f"{generating} (generation, {cluster.rollout_num_gpus_per_engine} an engine) = {need} GPUs"
-        ),
-        allowed=f"what fits {have} = {total}",
-        reason=f"{left_over} finds no room (without CUDA a GPU is one worker process).",
-        next_step="Lower --actor-num-gpus-per-node or --rollout-num-gpus, or add nodes.",
-    )
+    demand = demand_of(settings)
+    placed = place(machine.nodes, demand)
+    if isinstance(placed, NoRoom):
+        total = sum(node.gpus for node in machine.nodes)
+        yield problem(
+            settings,
+            "--actor-num-nodes --actor-num-gpus-per-node --rollout-num-gpus --rollout-num-gpus-per-engine",
+            found=f"The run needs {demand}",
+            allowed=f"what fits {', '.join(map(str, machine.nodes)) or 'no node'} = {total}",
+            reason=placed.words,
+            next_step=placed.next_step,
+        )
 
 
 RULES = (
@@ -128,7 +138,8 @@ RULES = (
     engines_fit_nodes,
     offload_is_consistent,
     ppo_offloads_the_trainer,
-    colocated_engines_are_own,
-    colocate_publishes_each_batch,
+    engines_that_take_turns_are_own,
+    engines_that_take_turns_publish_each_batch,
+    colocated_weights_reach_every_engine,
 )
 MACHINE_RULES = (gpus_exist,)

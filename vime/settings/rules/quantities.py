@@ -2,21 +2,86 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
+from vime.errors import SettingsError
 from vime.settings.groups import Settings
+from vime.settings.placement import Demand
+from vime.settings.served_models import EngineKind, EngineSpec, engine_specs
 
 FULLY_ASYNC = "vime.rollout.fully_async_rollout.generate_rollout_fully_async"
 
 
+@dataclass(frozen=True)
+class EngineWorkers:
+    """Sizes whose product is the number of workers of one engine."""
+
+    tensor: int = 1
+    data: int = 1
+    pipeline: int = 1
+    prefill_context: int = 1
+
+    @property
+    def total(self) -> int:
+        return self.tensor * self.data * self.pipeline * self.prefill_context
+
+
 def num_rollout_gpus(settings: Settings) -> int:
-    """GPUs that vime's own engines need; under --colocate as many as train, when left out."""
-    cluster = settings.cluster
+    """GPUs that vime's own engines need, and those that --vllm-config keeps free of engines."""
     if settings.engine.rollout_external_engine_addrs is not None or settings.objective.is_supervised:
         return 0
-    if cluster.colocate and cluster.rollout_num_gpus is None:
-        return cluster.num_trainer_ranks
-    return cluster.num_rollout_gpus
+    if settings.engine.vllm_config is not None:
+        return sum(spec.num_gpus for spec in own_engines(settings))
+    return settings.cluster.num_rollout_gpus
+
+
+def own_engines(settings: Settings) -> tuple[EngineSpec, ...]:
+    """The engines that vime starts, placeholders included; none by a file that can't be read, as another rule says."""
+    others = settings.engine.rollout_external_engine_addrs is not None
+    if others or settings.objective.is_supervised or trains_only(settings):
+        return ()
+    with suppress(SettingsError):
+        return engine_specs(settings, settings.cluster.num_rollout_gpus)
+    return ()
+
+
+def num_own_engines(settings: Settings) -> int:
+    """Engines that vime starts."""
+    return sum(spec.kind != "placeholder" for spec in own_engines(settings))
+
+
+def engines_are_others(settings: Settings) -> bool:
+    """Whether someone else starts the engines: at given addresses, or registered with the router."""
+    if settings.objective.is_supervised or trains_only(settings):
+        return False
+    return settings.engine.rollout_external_engine_addrs is not None or settings.cluster.rollout_num_gpus == 0
+
+
+def demand_of(settings: Settings) -> Demand:
+    """The devices that the run asks for."""
+    cluster = settings.cluster
+    num_nodes = 0 if debug_mode(settings) == "--debug-rollout-only" else cluster.actor_num_nodes
+    engines = own_engines(settings)
+    return Demand(
+        trainer_nodes=(cluster.actor_num_gpus_per_node,) * num_nodes,
+        engines=tuple(spec.num_gpus for spec in engines),
+        shared=cluster.colocate,
+        engines_per_node=None if cluster.colocate else cluster.num_gpus_per_node,
+    )
+
+
+def engine_kinds(settings: Settings) -> tuple[EngineKind, ...]:
+    """What each of vime's own engines does: those that only prefill come first."""
+    return tuple(spec.kind for spec in own_engines(settings))
+
+
+def engine_workers(spec: EngineSpec) -> EngineWorkers:
+    """How the GPUs of one engine are shared out; the tensor size is what remains after the others."""
+    sizes = [size(spec.vllm_args, f"--vllm-{name}-parallel-size") for name in ("data", "pipeline", "prefill-context")]
+    return EngineWorkers(spec.tensor_size or max(1, spec.num_gpus // math.prod(sizes)), *sizes)
 
 
 def trains_only(settings: Settings) -> bool:

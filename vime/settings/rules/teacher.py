@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import has_critic
+from vime.settings.rules.quantities import has_critic, own_engines
 
 
 def critic_steps_have_a_critic(settings: Settings) -> Iterator[Problem]:
@@ -123,6 +123,21 @@ def teacher_model_is_configured(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def teacher_model_is_served(settings: Settings) -> Iterator[Problem]:
+    """A frozen model of the file; the trained one would be its own teacher."""
+    name, path = settings.objective.opd_teacher_model, settings.engine.vllm_config
+    frozen = {spec.model for spec in own_engines(settings) if not spec.is_trained and spec.kind != "placeholder"}
+    if name is not None and path is not None and own_engines(settings) and name not in frozen:
+        yield problem(
+            settings,
+            "--opd-teacher-model --vllm-config",
+            found=f"--opd-teacher-model is {name}, {path} has no such model that keeps its weights",
+            allowed=", ".join(sorted(frozen)) or "a model with update_weights: false",
+            reason="The teacher is a served model that isn't trained.",
+            next_step="Correct the name, or add the model to the file.",
+        )
+
+
 RULES = (
     critic_steps_have_a_critic,
     distillation_says_where_its_teacher_runs,
@@ -132,4 +147,5 @@ RULES = (
     vllm_teacher_has_an_address,
     vllm_teacher_scores_at_the_temperature,
     teacher_model_is_configured,
+    teacher_model_is_served,
 )

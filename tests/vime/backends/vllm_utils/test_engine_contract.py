@@ -392,6 +392,23 @@ class TestCache:
         await client.reset_prefix_cache()
         assert (await client.generate(greedy(2, prompt))).num_cached_tokens == 0
 
+    async def test_sleep_forgets_the_cache_and_keeps_the_weights(
+        self, client: EngineClient, engine: EngineUnderTest
+    ) -> None:
+        assert (await client.capabilities()).sleep
+        prompt = [5 + position % 40 for position in range(300)]
+        before = await client.generate(greedy(4, prompt))
+        await client.pause("abort")
+        await client.sleep()
+        await client.wake_up(["weights"])
+        waiting = asyncio.create_task(client.generate(greedy(4, prompt)))
+        assert not (await asyncio.wait([waiting], timeout=0.2))[0], "half awake it samples nothing"
+        await client.wake_up(["kv_cache"])
+        await client.resume()
+        after = await waiting
+        assert after.num_cached_tokens == 0
+        assert after.token_ids == before.token_ids == engine.reference(engine.first, prompt, 4)
+
 
 COLUMNS = SampleColumns(num_candidates=4)
 

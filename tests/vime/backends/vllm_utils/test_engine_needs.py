@@ -14,6 +14,7 @@ ABLE = EngineCapabilities(
     engine_version="0.32.0", model="m", max_model_len=64, world_size=1, token_in_generate=True, pause_keep=True,
     version_spans=True, cache_salt=True, weight_transfer=True, columns=True, max_candidates=20, routed_experts=True,
     nucleus=True,
+    sleep=True,
 )  # fmt: skip
 WITHOUT = replace(ABLE, columns=False, max_candidates=0, routed_experts=False, nucleus=False)
 

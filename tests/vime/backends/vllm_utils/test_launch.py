@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from vime.backends.vllm_utils.launch import EngineLaunch, engine_command
+from vime.backends.vllm_utils.launch import EngineLaunch, EnginePart, engine_command
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV
 from vime.errors import SettingsError
@@ -61,7 +61,7 @@ def test_one_cpu_worker_needs_no_process_of_its_own() -> None:
     alone = engine_command(LAUNCH)
     assert value(alone.argv, "--distributed-executor-backend") == "uni"
     assert alone.env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    two = engine_command(replace(LAUNCH, tensor_size=2))
+    two = engine_command(replace(LAUNCH, tensor_size=2, num_workers=2))
     assert "--distributed-executor-backend" not in two.argv
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in two.env
 
@@ -114,3 +114,32 @@ def test_other_plug_ins_of_vllm_stay_loaded_beside_vimes(monkeypatch: pytest.Mon
     assert set(found) >= {"vime", *general}
     monkeypatch.setenv("VLLM_PLUGINS", "mine,vime")
     assert engine_command(LAUNCH).env["VLLM_PLUGINS"] == "mine,vime"
+
+
+def test_parts_of_an_engine_meet_at_its_first_node_and_only_that_one_serves() -> None:
+    parts = [replace(LAUNCH, tensor_size=4, num_workers=4, part=EnginePart(n, 2, "10.0.0.1", 29500)) for n in (0, 1)]
+    first, second = (engine_command(replace(part, host=f"10.0.0.{n + 1}")) for n, part in enumerate(parts))
+    for number, command in enumerate((first, second)):
+        assert value(command.argv, "--nnodes") == "2"
+        assert value(command.argv, "--node-rank") == str(number)
+        assert (value(command.argv, "--master-addr"), value(command.argv, "--master-port")) == ("10.0.0.1", "29500")
+        assert value(command.argv, "--tensor-parallel-size") == "4"
+        assert command.env["VLLM_HOST_IP"] == f"10.0.0.{number + 1}"
+    assert "--headless" not in first.argv
+    assert "--headless" in second.argv
+    assert "vime.backends.vllm_utils.headless" in second.argv
+
+
+def test_several_cpu_workers_are_processes_of_their_own() -> None:
+    command = engine_command(
+        replace(LAUNCH, tensor_size=1, num_workers=2, extra_args=("--pipeline-parallel-size", "2"))
+    )
+    assert "uni" not in command.argv
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in command.env
+    assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+def test_an_engine_that_sleeps_is_started_so() -> None:
+    assert "--enable-sleep-mode" in engine_command(replace(LAUNCH, sleeps=True, device="gpu")).argv
+    assert "--enable-sleep-mode" not in engine_command(replace(LAUNCH, sleeps=True)).argv, "a CPU has nothing to leave"
+    assert "--enable-sleep-mode" not in engine_command(replace(LAUNCH, device="gpu")).argv

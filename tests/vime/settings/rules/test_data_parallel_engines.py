@@ -21,4 +21,4 @@ def test_data_parallel_engines_are_refused_before_a_pause_could_hang(gpus_per_en
     ]
     settings = parse_settings(argv)
     told = refused(settings) + [str(problem) for rule in RULES for problem in rule(settings)]
-    assert any("--rollout-num-gpus-per-engine" in words and "2" in words for words in told)
+    assert any("--vllm-data-parallel-size 2" in words and "gines" in words for words in told)

@@ -100,6 +100,11 @@ CASES = (
          "Give --opd-teacher-model NAME or --rm-url ADDRESS.", "vllm_teacher_has_an_address"),
     Case("--use-opd --opd-type vllm --opd-teacher-model big", "--opd-teacher-model big without --vllm-config", "both",
          "Give --vllm-config FILE.", "teacher_model_is_configured"),
+    Case("--use-opd --opd-type vllm --opd-teacher-model a --vllm-config $DIR/g.yaml",
+         "--opd-teacher-model is a, $DIR/g.yaml has no such model that keeps its weights", "b", "Correct the name",
+         "teacher_model_is_served",
+         {"g.yaml": "vllm:\n- name: a\n  server_groups: [{worker_type: regular, num_gpus: 1}]\n- name: b\n  "
+                    "update_weights: false\n  server_groups: [{worker_type: regular, num_gpus: 1}]\n"}),
     Case("--use-opd --opd-type vllm --rm-url http://t:1 --rollout-temperature 0.7",
          "--opd-teacher-scoring prompt-logprobs with --rollout-temperature 0.7", "--rollout-temperature 1",
          "Give --rollout-temperature 1", "vllm_teacher_scores_at_the_temperature"),

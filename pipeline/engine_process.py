@@ -1,0 +1,89 @@
+"""One engine's actor as the driver sees it, replaced by another one at a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipeline.cluster import answer
+from vime.backends.vllm_utils.client import EngineClient
+from vime.errors import EngineStartError, RunFailedError
+
+logger = logging.getLogger(__name__)
+
+STOP_MARGIN_S = 15.0
+"""What an actor may take to stop an engine beyond the time that the engine has for it."""
+
+
+class EngineProcess:
+    """An engine at one address, whichever process serves it."""
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        spawn: Callable[[], Any],
+        end: Callable[[Any], None],
+        *,
+        cleanup_timeout_s: float,
+        log_tail: Callable[[], list[str]],
+        on_restart: Callable[[], Awaitable[None]],
+    ) -> None:
+        """An engine of `model`. `spawn` starts an actor, `end` kills one.
+
+        `log_tail` are the last lines that the engine wrote; `on_restart` is called after each restart.
+        """
+        self.name, self.model, self._spawn, self._end = name, model, spawn, end
+        self._cleanup_timeout_s, self._log_tail, self._on_restart = cleanup_timeout_s, log_tail, on_restart
+        self.actor = spawn()
+        self.address = ""
+
+    async def start(self) -> str:
+        """Start the engine and wait until it answers; its address. Raises `EngineStartError`."""
+        self.address = await answer(self.actor.start.remote(0), self.name)
+        return self.address
+
+    async def ended(self) -> str:
+        """Until the engine's process ends; how, and the last lines of its log."""
+        try:
+            how = f"Its process ended with status {await answer(self.actor.watch.remote(), self.name)}."
+        except RunFailedError as error:
+            how = error.message
+        return how + "".join(f"\n  | {line}" for line in self._log_tail())
+
+    async def check(self, timeout_s: float) -> None:
+        """Return when the engine has sampled a token; raises `EngineError` when it doesn't within `timeout_s`."""
+        async with EngineClient(self.address) as client:
+            await client.check(timeout_s)
+
+    async def restart(self) -> None:
+        """End the actor and its engine, and start others at the same address; raises `EngineStartError`."""
+        await self._stop()
+        self.actor = self._spawn()
+        try:
+            started = await answer(self.actor.start.remote(urlsplit(self.address).port), self.name)
+        except RunFailedError as error:
+            raise EngineStartError(error.message) from error
+        if started != self.address:
+            raise EngineStartError(f"{self.name} started at {started}, expected {self.address}.")
+        await self._on_restart()
+
+    async def pids(self) -> list[int]:
+        """The actor's process and the engine's; none when the actor has ended."""
+        try:
+            found: list[int] = await answer(self.actor.pids.remote(), self.name)
+        except RunFailedError:
+            return []
+        return found
+
+    async def _stop(self) -> None:
+        """What doesn't stop in order ends with its actor."""
+        try:
+            stopping = answer(self.actor.stop.remote(), self.name)
+            await asyncio.wait_for(stopping, self._cleanup_timeout_s + STOP_MARGIN_S)
+        except (RunFailedError, TimeoutError) as error:
+            logger.warning("%s was not stopped in order: %s", self.name, error)
+        self._end(self.actor)

@@ -1,0 +1,45 @@
+"""Engines whose weights nobody changes: fenced and readmitted without a publication."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from pipeline.engine_health import Fences
+
+
+class FrozenEngines:
+    """The engines of one model that isn't trained."""
+
+    moment: int | None = 0
+
+    def __init__(self, addresses: Collection[str], serve_only: Callable[[Collection[str]], Awaitable[None]]) -> None:
+        """`serve_only` has the model's router send requests to these of its engines alone."""
+        self._serving, self._serve_only = set(addresses), serve_only
+
+    async def fence(self, address: str, reason: str) -> None:  # noqa: ARG002
+        """Send no more requests to the engine."""
+        self._serving.discard(address)
+        await self._serve_only(self._serving)
+
+    async def readmit(self, address: str) -> None:
+        """The engine runs anew, with the weights that it always has."""
+        self._serving.add(address)
+        await self._serve_only(self._serving)
+
+
+class FencesOfModels:
+    """Sends each engine's word to where its model is fenced."""
+
+    def __init__(self, trained: Fences, others: Mapping[str, Fences]) -> None:
+        """`others` by the addresses of engines that aren't trained."""
+        self._trained, self._others = trained, others
+
+    @property
+    def moment(self) -> int | None:
+        return self._trained.moment
+
+    async def fence(self, address: str, reason: str) -> None:
+        await self._others.get(address, self._trained).fence(address, reason)
+
+    async def readmit(self, address: str) -> None:
+        await self._others.get(address, self._trained).readmit(address)

@@ -1,0 +1,129 @@
+"""The run's routers as the driver sees them: one for each model, started here or by others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from pipeline.external_engines import registered_engines
+from pipeline.run_folder import RunFolder
+from vime.backends.vllm_utils.router_arguments import router_options_of
+from vime.backends.vllm_utils.router_server import RouterLaunch, RouterServer, RouterWorkers, is_installed
+from vime.errors import EngineError, EngineStartError, RunFailedError
+from vime.settings.groups import ModelRouter, Settings
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True)
+class _Running:
+    router: ModelRouter
+    workers: RouterWorkers
+    server: RouterServer | None
+    """None for a router that others started."""
+
+
+class Routers:
+    """Started together; `stop` ends those that were started here, and takes the run's engines out of the others."""
+
+    def __init__(self, settings: Settings, folder: RunFolder, note: Callable[[str], None]) -> None:
+        self._settings, self._folder, self._note = settings, folder, note
+        self._running: dict[str, _Running] = {}
+        self._engines: dict[str, tuple[str, ...]] = {}
+        """Model -> addresses of its engines, which may be registered with its router."""
+        self._discovered: set[str] = set()
+        """Models whose engines are those that others registered."""
+        self._changing = asyncio.Lock()
+
+    @property
+    def of_models(self) -> tuple[ModelRouter, ...]:
+        return tuple(running.router for running in self._running.values())
+
+    @property
+    def pids(self) -> list[int]:
+        """Supervisors of the routers that were started here."""
+        return [running.server.pid for running in self._running.values() if running.server is not None]
+
+    async def start(self, models: Sequence[str], host: str) -> None:
+        """Start a router for each model at `host`, or use that of the settings for the first one.
+
+        Raises `EngineStartError` when one doesn't come up. Without vllm-router there are none, and a note says so.
+        """
+        given = self._settings.router
+        if given.vllm_router_ip is not None:
+            assert given.vllm_router_port is not None
+            self._add(ModelRouter(models[0], given.vllm_router_ip, given.vllm_router_port), None)
+            models = models[1:]
+        if models and not is_installed():
+            self._note("vllm-router is not installed: requests go straight to the engines, and agents have no address.")
+            return
+        options = router_options_of(self._settings.router_args)
+        for name in models:
+            port = 0 if self._running else given.vllm_router_port or 0
+            launch = RouterLaunch(host, port, self._folder.log(f"router_{name}"), options)
+            server = await asyncio.to_thread(RouterServer, launch)
+            self._add(ModelRouter(name, *server.address), server)
+
+    async def set(self, model: str, engines: Collection[str], serving: Collection[str]) -> None:
+        """Have exactly `serving` registered of a model's `engines`; one that can't be registered is told, and left out.
+
+        Raises:
+            EngineError: the router doesn't answer.
+        """
+        if model not in self._running:
+            return
+        async with self._changing:
+            workers, out_of = self._running[model].workers, list(engines)
+            if model in self._discovered:
+                late = sorted(set(await workers.addresses()) - set(engines))
+                for address in late:
+                    self._note(f"Engine {address} was registered after the run began, without its weights: taken out.")
+                out_of += late
+            self._engines[model] = tuple(engines)
+            missing = await workers.set(serving, out_of)
+        for address in missing:
+            self._note(f"Engine {address} could not be registered with the router of {model}.")
+
+    async def registered(self, model: str, report: Callable[[str], None]) -> list[str]:
+        """Engines that others have registered with a model's router; later ones are taken out of it again.
+
+        Raises:
+            EngineStartError: none was registered in time, or there is no router.
+        """
+        if model not in self._running:
+            raise EngineStartError(
+                "--rollout-num-gpus 0 needs a router with which engines are registered, and there is none.",
+                next_step="Install vllm-router, or give --vllm-router-ip and --vllm-router-port.",
+            )
+        running = self._running[model]
+        self._discovered.add(model)
+        where = f"{running.router.host}:{running.router.port}"
+        return await registered_engines(running.workers.addresses, where, report)
+
+    async def watch(self) -> None:
+        """Until a router that was started here ends; raises `RunFailedError`."""
+        while True:
+            for running in self._running.values():
+                status = None if running.server is None else running.server.poll()
+                if status is not None:
+                    raise RunFailedError(f"the router of {running.router.model} ended with status {status}")
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self) -> None:
+        """End what was started here; others' routers forget the run's engines, as far as they answer."""
+        for name, running in self._running.items():
+            if running.server is not None:
+                await asyncio.to_thread(running.server.stop)
+            else:
+                try:
+                    await self.set(name, self._engines.get(name, ()), ())
+                except EngineError as error:
+                    logger.warning("engines stay registered with the router of %s: %s", name, error)
+            await running.workers.close()
+
+    def _add(self, router: ModelRouter, server: RouterServer | None) -> None:
+        self._running[router.model] = _Running(router, RouterWorkers(router.host, router.port), server)

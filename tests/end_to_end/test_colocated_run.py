@@ -1,0 +1,83 @@
+"""Runs whose trainer and engines take turns on the same devices."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.end_to_end.jobs import REPOSITORY, Job, stored_samples
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(400)]
+
+NUM_ROLLOUTS = 3
+ON_GPU = torch.cuda.is_available()
+
+
+def colocated(folder: Path, *switches: str, **flags: object) -> Job:
+    job = Job(folder, NUM_ROLLOUTS, {"--flush-cache-interval": 1, **flags}, ("--colocate", *switches))
+    job.prepare()
+    return job
+
+
+def finished(argv: list[str]) -> str:
+    """Output of a run; fails with it when the run fails."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=380, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check_turns(job: Job) -> None:
+    """Each batch was trained on samples that the newest weights made alone."""
+    assert [step["policy_version"] for step in job.steps()] == list(range(1, NUM_ROLLOUTS + 1))
+    versions = [{span[0] for span in sample.version_spans} for sample in stored_samples(job)]
+    per_batch = len(versions) // NUM_ROLLOUTS
+    for number in range(NUM_ROLLOUTS):
+        assert versions[number * per_batch : (number + 1) * per_batch] == [{number + 1}] * per_batch
+
+
+def test_engines_sleep_through_every_batch_and_each_batch_is_of_the_newest_weights(tmp_path: Path) -> None:
+    job = colocated(tmp_path, **{"--parity-probes": 0})  # no trainer agrees with a stand-in
+    words = job.command()
+    finished([sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]])
+    check_turns(job)
+    events = (job.run / "logs" / "engine_0_events.log").read_text().splitlines()
+    turn = ["sleep", "wake weights", "load", "wake kv_cache"]
+    assert events == [*turn * NUM_ROLLOUTS, "sleep"], "nothing is published after the last batch"
+
+
+@pytest.mark.engine
+def test_a_real_engine_and_a_trainer_of_two_ranks_take_turns(tmp_path: Path) -> None:
+    job = colocated(
+        tmp_path,
+        **{"--actor-num-gpus-per-node": 1 if ON_GPU else 2, "--rollout-num-gpus": 1},
+    )
+    output = finished(job.command())
+    check_turns(job)
+    assert "Engine 0 against the trainer on" in output
+
+
+@pytest.mark.gpu
+@pytest.mark.engine
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("switches", [(), ("--no-offload-train", "--no-offload-rollout")])
+def test_on_one_gpu_the_engine_leaves_its_cache_to_the_trainer_unless_both_stay(
+    tmp_path: Path, switches: tuple[str, ...]
+) -> None:
+    flags = {"--rollout-num-gpus": 1, "--vllm-kv-cache-memory-bytes": 4 << 30, "--max-staleness": 0}
+    job = colocated(tmp_path, "--vllm-enforce-eager", *switches, **flags)
+    output = finished(job.command())
+    check_turns(job)
+    assert "Engine 0 against the trainer on" in output
+    slept = [
+        float(freed)
+        for freed in re.findall(r"leep mode freed ([0-9.]+) GiB", (job.run / "logs" / "engine_0.log").read_text())
+    ]
+    assert bool(slept) is not bool(switches)
+    assert all(freed > 3.8 for freed in slept)

@@ -1,0 +1,211 @@
+"""An engine that was fenced from outside and replaced serves again only with the version that the others serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine_return import engines_brought_back
+from pipeline.weight_transports.disk import DiskSettings
+from tests.pipeline.publication_rig import Rig, is_running
+from tests.support.standin_engine import StandinEngine
+
+
+@pytest.fixture
+def engines() -> Iterator[list[StandinEngine]]:
+    names = frozenset("ab")
+    with StandinEngine(required_names=names) as first, StandinEngine(required_names=names) as second:
+        first.faults.step_s = second.faults.step_s = 0.005
+        yield [first, second]
+
+
+async def die_and_return(rig: Rig, number: int = 1) -> None:
+    """As the keeper tells it: fenced, then running anew."""
+    engine = rig.engines[number]
+    engine.faults.dead = True
+    await rig.publisher.fence(engine.address, "it died")
+    engine.start_anew()
+    await rig.publisher.readmit(engine.address)
+
+
+async def test_a_dead_engine_gets_no_requests_and_publications_go_on_without_it(engines: list[StandinEngine]) -> None:
+    async with Rig(engines) as rig:
+        await rig.publish()
+        engines[1].faults.dead = True
+        await rig.publisher.fence(engines[1].address, "it died")
+        assert rig.admission.serving == [engines[0].address]
+        publication = await rig.publish()
+        assert (publication.version, publication.raised) == (2, True)
+        assert publication.fenced == {engines[1].address: "it died"}
+        assert rig.publisher.behind == [], "nothing can be published to a process that isn't there"
+
+
+async def test_a_replaced_engine_confirms_the_version_that_serves_while_the_others_sample_on(
+    engines: list[StandinEngine],
+) -> None:
+    async with Rig(engines) as rig:
+        await rig.publish()
+        await rig.publish()
+        await die_and_return(rig)
+        assert rig.publisher.behind == [engines[1].address]
+        running = rig.generate(0, max_tokens=200)
+        await is_running(rig)
+        rig.admission.said.clear()
+        publication = await rig.publisher.catch_up()
+        assert (publication.version, publication.fenced) == (2, {})
+        assert rig.admission.said == ["resume 2"], "admission is not paused for an engine that serves nothing"
+        assert len(rig.admission.serving) == 2
+        result = await running
+        assert result.finish_reason == "length"
+        rig.check_labels(0, result)
+        await rig.check_standing()
+        assert (await rig.publish()).version == 3
+        await rig.check_standing()
+
+
+async def test_a_replaced_engine_that_does_not_confirm_stays_fenced(engines: list[StandinEngine]) -> None:
+    async with Rig(engines, timeout_s=3.0) as rig:
+        await rig.publish()
+        await die_and_return(rig)
+        engines[1].faults.steps["/finish_weight_update"] = "error"
+        publication = await rig.publisher.catch_up()
+        assert set(publication.fenced) == {engines[1].address}
+        assert rig.admission.serving == [engines[0].address]
+        engines[1].faults.steps.clear()
+        assert not (await rig.publisher.catch_up()).fenced
+        await rig.check_standing()
+
+
+async def test_an_engine_that_was_replaced_during_a_publication_does_not_count_as_current(
+    engines: list[StandinEngine],
+) -> None:
+    """It confirmed the version, died, and runs anew with other weights before the publication is over."""
+    async with Rig(engines) as rig:
+        await rig.publish()
+        engines[0].faults.steps["/finish_weight_update"] = "hang"
+        publishing = asyncio.create_task(rig.publish())
+        while engines[1].version != "2":
+            await asyncio.sleep(0.01)
+        await die_and_return(rig)
+        engines[0].faults.steps.clear()
+        publication = await publishing
+        assert publication.raised
+        assert set(publication.fenced) == {engines[1].address}
+        assert rig.admission.serving == [engines[0].address]
+        await rig.publisher.catch_up()
+        await rig.check_standing()
+
+
+async def test_a_publication_waits_for_an_engine_when_all_are_being_replaced(engines: list[StandinEngine]) -> None:
+    async with Rig(engines[:1]) as rig:
+        await rig.publish()
+        engines[0].faults.dead = True
+        await rig.publisher.fence(engines[0].address, "it died")
+        assert rig.admission.serving == []
+        publishing = asyncio.create_task(rig.publish())
+        await asyncio.sleep(0.1)
+        assert not publishing.done()
+        engines[0].start_anew()
+        await rig.publisher.readmit(engines[0].address)
+        publication = await publishing
+        assert (publication.version, publication.raised, publication.fenced) == (2, True, {})
+
+
+async def test_an_engine_that_publications_cannot_reach_is_replaced(engines: list[StandinEngine]) -> None:
+    asked: list[str] = []
+    async with Rig(engines, timeout_s=2.0, replace=lambda address, _: asked.append(address)) as rig:
+        await rig.publish()
+        engines[1].faults.steps["/pause"] = "error"
+        await rig.publish()
+        assert asked == [], "the next publication may repair it"
+        await rig.publish()
+        assert asked == [engines[1].address]
+
+
+async def test_the_only_engine_is_replaced_at_the_first_publication_that_it_fails(
+    engines: list[StandinEngine],
+) -> None:
+    def replace(address: str, reason: str) -> None:
+        async def replaced() -> None:
+            await rig.publisher.fence(address, reason)
+            engines[0].start_anew()
+            await rig.publisher.readmit(address)
+
+        replacing.append(asyncio.create_task(replaced()))
+
+    replacing: list[asyncio.Task[None]] = []
+    async with Rig(engines[:1], timeout_s=2.0, replace=replace) as rig:
+        await rig.publish()
+        engines[0].faults.steps["/update_weights"] = "error"
+        publication = await rig.publish()
+        assert (publication.raised, publication.fenced, len(replacing)) == (True, {}, 1)
+        await rig.check_standing()
+
+
+@pytest.mark.parametrize(("local", "repeats"), [(False, True), (True, False)])
+async def test_a_version_on_disk_is_repeated_while_its_folder_is_there(
+    engines: list[StandinEngine], tmp_path: Path, local: bool, repeats: bool
+) -> None:
+    disk = DiskSettings(local_dir=tmp_path / "local" if local else None)
+    async with Rig(engines, folder=tmp_path, disk=disk) as rig:
+        await rig.publish()
+        await die_and_return(rig)
+        assert rig.publisher.repeats() == repeats
+        if repeats:
+            rig.trainer.step()  # the folder counts, not what the trainer holds by now
+            await rig.publisher.catch_up()
+            assert rig.source.written == [(1, False)] or rig.source.written == [(1, True)]
+        else:
+            await rig.publish()
+        await rig.check_standing()
+
+
+class Behind:
+    """A publisher with engines that are behind when told so."""
+
+    def __init__(self) -> None:
+        self.behind: list[str] = []
+        self.told = asyncio.Event()
+
+    async def someone_is_behind(self) -> None:
+        await self.told.wait()
+        self.told.clear()
+
+
+async def test_engines_are_brought_back_during_a_wait_and_never_after_it() -> None:
+    publisher, over, calls = Behind(), asyncio.Event(), []
+    going_on = asyncio.Event()
+
+    async def bring_back(_: Behind) -> None:
+        calls.append("begun")
+        over.set()  # the wait is over in the middle of it
+        await asyncio.sleep(0.05)
+        calls.append("done")
+
+    async def wait() -> str:
+        going_on.set()
+        await over.wait()
+        return "batch"
+
+    waiting = asyncio.create_task(engines_brought_back(wait(), publisher, bring_back))
+    await going_on.wait()
+    publisher.told.set()
+    assert await waiting == "batch"
+    assert calls == ["begun", "done"], "a publication under way is finished first"
+    publisher.told.set()
+    await asyncio.sleep(0.01)
+    assert calls == ["begun", "done"]
+
+
+async def test_what_goes_wrong_in_bringing_engines_back_ends_the_wait() -> None:
+    publisher = Behind()
+    publisher.told.set()
+
+    async def bring_back(_: Behind) -> None:
+        raise ValueError("no version")
+
+    with pytest.raises(ValueError, match="no version"):
+        await engines_brought_back(asyncio.sleep(60), publisher, bring_back)

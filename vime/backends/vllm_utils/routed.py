@@ -1,0 +1,52 @@
+"""Requests for samples through a router, which sends all of one session to one engine."""
+
+from __future__ import annotations
+
+from vime.backends.vllm_utils import wire_columns
+from vime.backends.vllm_utils.engine_http import EngineHttp
+from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult
+
+SESSION_HEADER = "x-session-id"
+"""What vllm-router's policy consistent_hash hashes first."""
+
+
+class RoutedClient:
+    """Connections to one router before engines with vime's sample route. Create it inside a running event loop."""
+
+    def __init__(self, address: str, *, generate_timeout_s: float = 3600.0) -> None:
+        """`address` is the router's base URL."""
+        self._http = EngineHttp(address, name="Router")
+        self.address = self._http.address
+        self._generate_timeout_s = generate_timeout_s
+
+    async def close(self) -> None:
+        """Close the connections; running calls fail."""
+        await self._http.close()
+
+    def session(self, session_id: str) -> RoutedSession:
+        """The engines as one session sees them."""
+        return RoutedSession(self, session_id)
+
+    async def generate(self, request: GenerateRequest, session_id: str) -> GenerateResult:
+        """As `EngineClient.generate`, at the engine that the router chooses."""
+        body = await self._http.call(
+            "POST",
+            wire_columns.SAMPLE,
+            data=wire_columns.encode_call(request),
+            headers={SESSION_HEADER: session_id},
+            timeout_s=self._generate_timeout_s,
+            samples=True,
+        )
+        return wire_columns.decode_answer(body, request)
+
+
+class RoutedSession:
+    """What takes the place of an engine for requests that belong together."""
+
+    def __init__(self, client: RoutedClient, session_id: str) -> None:
+        self._client, self.session_id = client, session_id
+        self.address = client.address
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """See `RoutedClient.generate`."""
+        return await self._client.generate(request, self.session_id)

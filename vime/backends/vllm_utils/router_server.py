@@ -1,0 +1,154 @@
+"""vllm-router as a supervised subprocess, and the workers that it knows."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vime.backends.vllm_utils.engine_http import EngineHttp
+from vime.backends.vllm_utils.listening import answers, claim_port
+from vime.backends.vllm_utils.startup_log import last_lines
+from vime.backends.vllm_utils.supervised import SupervisedProcess
+from vime.errors import EngineError, EngineStartError
+from vime.settings.owned_options import option_name
+
+logger = logging.getLogger(__name__)
+
+MODULE = "vllm_router.launch_router"
+REQUEST_TIMEOUT_S = 3600
+START_S = 60.0
+STOP_GRACE_S = 5.0
+REGISTER_S = 10
+"""How long a worker may take to answer the router when it is registered; it has confirmed a version just before."""
+_POLL_S = 0.1
+
+DEFAULTS: tuple[tuple[str, ...], ...] = (
+    ("--policy", "consistent_hash"),
+    ("--log-level", "warning"),
+    ("--request-timeout-secs", str(REQUEST_TIMEOUT_S)),
+    ("--worker-startup-timeout-secs", str(REGISTER_S)),
+    ("--worker-startup-check-interval", "1"),
+    ("--health-check-timeout-secs", "60"),
+    ("--health-success-threshold", "1"),
+    ("--disable-retries",),
+    ("--disable-circuit-breaker",),
+)
+"""What vime sets unless the user does. An engine that stands still while weights change stays a worker, and nothing is
+sent to another one behind vime's back: vime itself fences engines and sends groups back."""
+
+
+@dataclass(frozen=True)
+class RouterLaunch:
+    """Everything that one router is started from. `port` 0 lets the system choose; `extra_args` are the router's own
+    options, without a prefix."""
+
+    host: str
+    port: int
+    log_path: Path
+    extra_args: tuple[str, ...] = ()
+
+
+def is_installed() -> bool:
+    """Whether a router can be started here."""
+    return importlib.util.find_spec("vllm_router") is not None
+
+
+def router_command(launch: RouterLaunch, prometheus_port: int) -> list[str]:
+    """The command line; what the user gives comes last and wins."""
+    given = {option_name(word) for word in launch.extra_args if word.startswith("--")}
+    argv = [sys.executable, "-m", MODULE, "--host", launch.host, "--port", str(launch.port)]
+    for words in (*DEFAULTS, ("--prometheus-port", str(prometheus_port))):
+        if option_name(words[0]) not in given:
+            argv += words
+    return [*argv, *launch.extra_args]
+
+
+class RouterServer:
+    """Owns one router without workers. Synchronous."""
+
+    def __init__(self, launch: RouterLaunch) -> None:
+        """Start it, and wait until it answers.
+
+        Raises:
+            EngineStartError: the port is taken, or the router did not come up; with its last log lines.
+        """
+        self._port = claim_port(launch.host, launch.port)
+        self._host, self._log_path = launch.host, launch.log_path
+        started = RouterLaunch(launch.host, self._port, launch.log_path, launch.extra_args)
+        argv = router_command(started, claim_port(launch.host, 0))
+        self._process = SupervisedProcess(argv, {}, launch.log_path, stop_grace_s=STOP_GRACE_S)
+        self._wait_ready()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return self._host, self._port
+
+    @property
+    def pid(self) -> int:
+        """Process id of its supervisor."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """None while it runs, its exit status afterwards."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """End it. Safe to call twice."""
+        self._process.stop()
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not answers(f"http://{self._host}:{self._port}/liveness"):
+            status = self.poll()
+            if status is None and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                continue
+            self.stop()
+            how = f"was not ready after {START_S:g} s" if status is None else f"ended with status {status}"
+            tail = "".join(f"\n  | {line}" for line in last_lines(self._log_path))
+            raise EngineStartError(
+                f"The router at {self._host}:{self._port} {how}. Last log lines:{tail}\n",
+                next_step="Check the --router-* flags.",
+            )
+
+
+class RouterWorkers:
+    """Registers engines with a router and takes them out. Create it inside a running event loop; close it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._http = EngineHttp(f"http://{host}:{port}", name="Router", control_timeout_s=REGISTER_S + 5.0)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    async def addresses(self) -> list[str]:
+        """Base URLs of all workers. Raises `EngineError` when the router doesn't tell."""
+        listed: dict[str, Any] = await self._http.json("GET", "/list_workers")
+        return [str(url).rstrip("/") for url in listed["urls"]]
+
+    async def set(self, serving: Collection[str], out_of: Sequence[str]) -> list[str]:
+        """Of the engines `out_of` have exactly `serving` registered; workers of others stay as they are.
+
+        Returns those that could not be registered. Raises `EngineError` when the router doesn't answer.
+        """
+        known = set(await self.addresses())
+        for address in sorted((known & set(out_of)) - set(serving)):
+            await self._change("/remove_worker", address)
+        new = sorted(set(serving) - known)
+        return [address for address in new if not await self._change("/add_worker", address)]
+
+    async def _change(self, route: str, address: str) -> bool:
+        try:
+            await self._http.call("POST", route, params={"url": address})
+        except EngineError as error:
+            logger.warning("%s of %s: %s", route, address, error)
+            return False
+        return True
