@@ -36,30 +36,30 @@ class BatchReport:
 
     async def samples(self, plan: BatchPlan) -> list[Sample]:
         """The batch's samples, none where no flag asks for them. Raises `StorageError`."""
-        logging_ = self._settings.logging
+        settings = self._settings
         asked = (
-            logging_.log_passrate,
-            logging_.log_multi_turn,
-            logging_.log_correct_samples,
-            logging_.log_reward_category,
-            logging_.custom_rollout_log_function_path,
+            settings.logging.log_passrate,
+            settings.logging.log_multi_turn,
+            settings.logging.log_correct_samples,
+            settings.logging.log_reward_category,
+            settings.logging.custom_rollout_log_function_path,
         )
         return await asyncio.to_thread(self._read, plan) if any(asked) else []
 
     def numbers(self, samples: Sequence[Sample]) -> dict[str, float]:
         """What the flags ask for."""
-        logging_, key = self._settings.logging, self._settings.rollout.reward_key
+        settings, key = self._settings, self._settings.rollout.reward_key
         found: dict[str, float] = {}
         if not samples:
             return found
-        if logging_.log_passrate:
+        if settings.logging.log_passrate:
             found |= pass_rate_numbers(samples, key)
-        if logging_.log_correct_samples:
+        if settings.logging.log_correct_samples:
             found |= correct_numbers(samples, key)
-        if logging_.log_multi_turn:
+        if settings.logging.log_multi_turn:
             found |= turn_numbers(samples)
-        if logging_.log_reward_category is not None:
-            found |= category_numbers(samples, logging_.log_reward_category)
+        if settings.logging.log_reward_category is not None:
+            found |= category_numbers(samples, settings.logging.log_reward_category)
         return found
 
     async def tell(self, record: StepRecord, samples: list[Sample]) -> tuple[bool, str]:
