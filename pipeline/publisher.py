@@ -98,14 +98,14 @@ class WeightPublisher:
         """Engines that were fenced from outside since the publication began -> why."""
         self._returned = asyncio.Event()
         self._num_fenced: dict[str, int] = {}
-        self._num_failed = 0
+        self._num_failed = self._num_attempts = 0
         self._why = ""
         self._is_publishing = False
 
     @property
     def moment(self) -> int | None:
         """Tells moments between publications apart; None while one is under way and engines may stand still."""
-        return None if self._is_publishing else self._tried
+        return None if self._is_publishing else self._num_attempts
 
     @property
     def behind(self) -> list[str]:
@@ -211,6 +211,7 @@ class WeightPublisher:
         """Bring a version to these engines; the others, if any, go on serving it meanwhile."""
         started = time.monotonic()
         self._why, self._lost, self._is_publishing = "", dict(self._gone), True
+        self._num_attempts += 1
         updates = [EngineUpdate(e, deadline, in_doubt=e.address in self._in_doubt) for e in engines]
         prepared, pause_s, were_fenced = Prepared(), 0.0, set(self.fenced)
         try:

@@ -70,3 +70,29 @@ def test_an_engine_that_dies_is_replaced_and_serves_again_with_the_current_versi
     report = audit_run(job.run)
     assert (report.lost, report.trained_twice, report.trained) == ([], [], 6 * 8)
     assert {version for s in stored_samples(job) for version, _, _ in s.version_spans} >= {1, 2}
+
+
+def test_a_frozen_model_of_the_file_teaches_the_trained_one_through_its_own_router(tmp_path: Path) -> None:
+    job = Job(tmp_path, num_rollout=2, switches=("--use-opd",))
+    groups = tmp_path / "groups.yaml"
+    groups.write_text(
+        f"vllm:\n- name: ref\n  model_path: {job.model}\n  update_weights: false\n"
+        "  server_groups: [{worker_type: regular, num_gpus: 1}, {worker_type: placeholder, num_gpus: 1}]\n"
+        "- name: actor\n  server_groups: [{worker_type: regular, num_gpus: 1, overrides: {max_model_len: 64}}]\n"
+    )
+    job.flags |= {
+        "--vllm-config": groups,
+        "--parity-probes": 0,
+        "--opd-type": "vllm",
+        "--opd-teacher-model": "ref",
+        "--vllm-max-model-len": None,
+    }
+    job.prepare()
+    output = run(job)
+    assert output.index("Router of actor: http://") < output.index("Router of ref: http://")
+    samples = stored_samples(job)
+    assert len(samples) >= 2 * 8 * 4
+    assert all(len(sample.teacher_log_probs or []) == sample.response_length > 0 for sample in samples)
+    assert {version for sample in samples for version, _, _ in sample.version_spans} <= {1, 2}
+    assert (job.run / "logs" / "engine_2_events.log").exists(), "engine 1 is the placeholder"
+    assert not (job.run / "logs" / "engine_1_events.log").exists()

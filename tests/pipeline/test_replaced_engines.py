@@ -54,7 +54,9 @@ async def test_a_replaced_engine_confirms_the_version_that_serves_while_the_othe
         running = rig.generate(0, max_tokens=200)
         await is_running(rig)
         rig.admission.said.clear()
+        before = rig.publisher.moment
         publication = await rig.publisher.catch_up()
+        assert rig.publisher.moment != before, "a check that it ran into can be told"
         assert (publication.version, publication.fenced) == (2, {})
         assert rig.admission.said == ["resume 2"], "admission is not paused for an engine that serves nothing"
         assert len(rig.admission.serving) == 2

@@ -64,6 +64,8 @@ class Faults:
     """Route, or worker method of /collective_rpc -> what happens to calls of it."""
     dead: bool = False
     """No call is answered."""
+    keeps_cache: bool = False
+    """It answers a reset of its cache with status 200, and says in the answer that it did not."""
 
 
 @dataclass
@@ -454,6 +456,8 @@ class StandinEngine:
         return web.Response()
 
     async def _reset_prefix_cache(self, _request: web.Request) -> web.Response:
+        if self.faults.keeps_cache:
+            return await _answer(success=False)
         self.cache.clear()
         return await _answer(success=True)
 
