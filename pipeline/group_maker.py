@@ -113,13 +113,14 @@ class GroupMaker:
     async def _make_member(self, sample: Sample) -> _Member:
         if is_done(sample) or (is_generated(sample) and self._group_reward is not None):
             return _Member([sample])
+        fresh = anew(sample)  # before a function of the user's own writes into its metadata
         try:
             return _Member(await self._samples.make(sample))
         except GenerationAborted as error:
             kept = self._settings.continues_aborted and can_continue(sample)
-            return _Member([sample if kept else anew(sample)], aborted=f"aborted: {error.message}")
+            return _Member([sample if kept else fresh], aborted=f"aborted: {error.message}")
         except Exception as error:  # the boundary to engines and user code: whatever it is, the others go on
-            return _Member([anew(sample)], failure=Failure([sample], error))
+            return _Member([fresh], failure=Failure([sample], error))
 
     async def _score(self, samples: list[Sample]) -> list[Failure]:
         """Reward all members by one call, where the settings say so; a failure is that of the whole group."""

@@ -62,6 +62,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     """The trainer's own metrics: loss, pg_clipfrac, ppo_kl, entropy, grad_norm, lr, ..."""
     alarms: list[str] = []
     """What is wrong with this batch though it was trained: a sentence each."""
+    drifted_tokens: int = 0
+    """Sampled tokens that a generate function replaced in this session; their samples were set aside."""
 
 
 def bottleneck(trainer_idle_share: float, generator_idle_share: float) -> str:

@@ -46,6 +46,11 @@ class GroupAttempts:
         self.failed_samples: dict[str, int] = {}
         self.num_aborted = 0
 
+    @property
+    def num_drifted_tokens(self) -> int:
+        """See `OwnGenerate`."""
+        return self._groups.num_drifted_tokens
+
     async def attempt(self, group: Group) -> Attempt:
         """Work on a group once."""
         outcome = await self._groups.make(group)
@@ -120,6 +125,7 @@ class RolloutRunner:
             blocked_s=0.0,
             wall_s=self._gate.wall_s(),
             failed_samples=dict(self._attempts.failed_samples),
+            drifted_tokens=self._attempts.num_drifted_tokens,
         )
 
     async def run(self) -> None:
@@ -143,6 +149,8 @@ class RolloutRunner:
             if not output.samples:
                 await self._stopping.wait()
                 return
+            if output.metrics:
+                logger.info("rollout %d: %s", rollout_id, dict(output.metrics))
             await asyncio.to_thread(self._accept, output, source)
             rollout_id += 1
 

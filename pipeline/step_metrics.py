@@ -108,6 +108,7 @@ def step_record(
         spanning_samples=sum(stat.spanning_samples for stat in stats),
         groups_aborted=sum(stat.groups_aborted for stat in stats),
         failed_samples=dict(sum((Counter(stat.failed_samples) for stat in stats), Counter())),
+        drifted_tokens=sum(stat.drifted_tokens for stat in stats),
         reward_by_source=_reward_by_source(plan),
         train=reports[0].metrics,
         alarms=[alarm] if (alarm := routes_alarm(reports)) else [],

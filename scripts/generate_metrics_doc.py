@@ -42,6 +42,7 @@ OTHER_UNITS = {
     "update_weights_density": "fraction of 1",
     "groups_aborted": "groups",
     "failed_samples": "samples by reason",
+    "drifted_tokens": "tokens",
 }
 
 MEANINGS = {
@@ -70,7 +71,7 @@ MEANINGS = {
     "trained": "Groups trained along this branch and its ancestors.",
     "pending": "Groups accepted and not trained.",
     "in_flight": "Groups leased now, or leased before and waiting again.",
-    "dropped": "Groups set aside for good, by reason; `vime queue dead` shows their letters.",
+    "dropped": "Groups set aside for good, by reason; `vime queue dead` shows the letters of failed ones.",
     "groups_aborted": "Groups of this session that an engine aborted (a flush); they are generated again.",
     "failed_samples": "Samples of this session that failed, by reason, also those whose group was tried again.",
 }

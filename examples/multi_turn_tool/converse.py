@@ -5,6 +5,7 @@ Tokens are only ever appended: those of the model as the engine sampled them, th
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from typing import Any
 
@@ -34,9 +35,8 @@ async def converse(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
         sample = await generate(args, sample, asked)
         turn = tokenizer.decode(last_turn(sample), skip_special_tokens=True)
         is_over = sample.status is not Sample.Status.COMPLETED or not is_call(turn)
-        if is_over or sample.metadata.get("num_calls", 0) == MAX_CALLS:
+        if is_over or num_replies(sample) == MAX_CALLS:
             return sample
-        sample.metadata["num_calls"] = sample.metadata.get("num_calls", 0) + 1
         reply = turns.reply(sample, [{"role": "tool", "content": answer(turn)}])
         sample.append_response_tokens(args, reply, trainable=False)
 
@@ -46,3 +46,9 @@ def last_turn(sample: Sample) -> list[int]:
     mask = sample.loss_mask or []
     length = next((count for count, trained in enumerate(reversed(mask)) if not trained), len(mask))
     return sample.tokens[len(sample.tokens) - length :]
+
+
+def num_replies(sample: Sample) -> int:
+    """How often the tool has spoken."""
+    mask = sample.loss_mask or []
+    return sum(before and not after for before, after in itertools.pairwise(mask))

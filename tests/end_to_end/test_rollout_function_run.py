@@ -12,7 +12,7 @@ from tests.end_to_end import own_hooks
 from tests.end_to_end.jobs import Job
 from tests.end_to_end.test_publication_in_a_run import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(600)]
 
 
 def test_rollouts_of_an_own_function_are_filtered_trained_and_resumed(tmp_path: Path) -> None:

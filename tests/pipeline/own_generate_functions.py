@@ -11,6 +11,8 @@ from vime.rollout.vllm_rollout import generate
 from vime.utils.types import Sample
 
 TOOL_TOKENS = [7, 8, 9]
+FAILED: set[int | None] = set()
+"""Samples whose first attempt `failing_once` ended."""
 
 
 async def two_turns(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
@@ -47,6 +49,14 @@ async def blocking(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
 
 async def raising(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     if sample.group_index == 0:
+        raise KeyError("no such tool")
+    return await generate(args, sample, sampling_params)
+
+
+async def failing_once(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.metadata["attempts"] = sample.metadata.get("attempts", 0) + 1
+    if sample.index not in FAILED:
+        FAILED.add(sample.index)
         raise KeyError("no such tool")
     return await generate(args, sample, sampling_params)
 

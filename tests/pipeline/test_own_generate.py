@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from storage.columns import decode_group
+from tests.pipeline import own_generate_functions
 from tests.pipeline.own_generate_functions import TOOL_TOKENS
 from tests.pipeline.stream_parts import Parts, stream
 from tests.support.standin_engine import StandinEngine
@@ -138,3 +139,13 @@ async def test_a_hook_that_returns_no_sample_sets_its_sample_aside(tmp_path: Pat
     ) as parts:
         assert (await accepted(parts, 1))[0][0].group_index == 1
         assert parts.coordinator.counts().dropped == {"sample_hook_answer": 1}
+
+
+async def test_a_second_attempt_starts_from_the_record_and_not_from_what_the_first_left_in_it(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    own_generate_functions.FAILED.clear()
+    async with stream(tmp_path, engine, groups_wanted=1, **own("failing_once")) as parts:
+        samples = (await accepted(parts, 1))[0]
+    assert [sample.metadata["attempts"] for sample in samples] == [1, 1]
+    assert {0, 1} == own_generate_functions.FAILED

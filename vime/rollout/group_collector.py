@@ -73,9 +73,10 @@ class GroupCollector:
         found, exhausted = Collected(), False
         while len(found.kept) < count and not self._ended:
             missing = count - len(found.kept) - len(self._running)
-            wanted = self.max_running - len(self._running) if runs_ahead else pull if missing > 0 else 0
+            room = self.max_running - len(self._running)
+            wanted = room if runs_ahead else min(pull, room) if missing > 0 else 0
             if wanted > 0 and not exhausted:
-                groups = await asyncio.to_thread(source.get_samples, min(wanted, self.max_running))
+                groups = await asyncio.to_thread(source.get_samples, wanted)
                 exhausted = not groups
                 self._running |= {asyncio.create_task(self._finished(source, group)) for group in groups}
             if not self._running:
