@@ -92,6 +92,7 @@ async def test_members_of_a_group_share_an_engine_and_groups_spread_over_those_t
         assert {await rig.served_by(group) for group in range(NUM_GROUPS)} == {0}, "a fenced engine gets nothing"
         await rig.set(rig.addresses)
         assert [await rig.served_by(group) for group in range(NUM_GROUPS)] == first
+        assert "run-1" not in (tmp_path / "logs" / "router_default.log").read_text(), "no line for each request"
 
 
 async def test_requests_to_an_engine_that_hangs_end_when_it_is_fenced(

@@ -30,7 +30,7 @@ _POLL_S = 0.1
 
 DEFAULTS: tuple[tuple[str, ...], ...] = (
     ("--policy", "consistent_hash"),
-    ("--log-level", "warning"),
+    ("--log-level", "error"),
     ("--request-timeout-secs", str(REQUEST_TIMEOUT_S)),
     ("--worker-startup-timeout-secs", str(REGISTER_S)),
     ("--worker-startup-check-interval", "1"),

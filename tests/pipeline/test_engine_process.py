@@ -1,0 +1,107 @@
+"""An engine keeps its address over its processes; what doesn't stop in order is ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from pipeline import engine_process
+from pipeline.engine_process import EngineProcess
+from vime.errors import EngineStartError
+
+ADDRESS = "http://127.0.0.1:4000"
+
+
+class Call:
+    """`actor.method.remote(...)`."""
+
+    def __init__(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self.remote = function
+
+
+class Actor:
+    """An engine's actor that starts at once, stops when told so, and can be dead or deaf."""
+
+    def __init__(self, address: str = ADDRESS) -> None:
+        self.address, self.is_dead, self.is_deaf = address, False, False
+        self.ports: list[int] = []
+        self.start, self.stop, self.watch, self.pids = map(Call, (self._start, self._stop, self._watch, self._pids))
+
+    async def _start(self, port: int) -> str:
+        self.ports.append(port)
+        return self.address
+
+    async def _stop(self) -> None:
+        self._live()
+        if self.is_deaf:
+            await asyncio.Event().wait()
+
+    async def _watch(self) -> int:
+        self._live()
+        return 137
+
+    async def _pids(self) -> list[int]:
+        self._live()
+        return [1, 2]
+
+    def _live(self) -> None:
+        if self.is_dead:
+            raise RayActorError(error_msg="The actor died.")
+
+
+class Rig:
+    def __init__(self, *actors: Actor) -> None:
+        self.waiting, self.ended, self.num_restarts = list(actors), list[Actor](), 0
+        self.engine = EngineProcess(
+            "engine 0",
+            "default",
+            lambda: self.waiting.pop(0),
+            self.ended.append,
+            cleanup_timeout_s=0.0,
+            log_tail=lambda: ["out of memory"],
+            on_restart=self.count,
+        )
+
+    async def count(self) -> None:
+        self.num_restarts += 1
+
+
+@pytest.fixture(autouse=True)
+def short_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "STOP_MARGIN_S", 0.05)
+
+
+@pytest.mark.parametrize("fault", ["none", "is_dead", "is_deaf"])
+async def test_a_successor_starts_at_the_same_port_after_the_process_before_has_ended(fault: str) -> None:
+    first, second = Actor(), Actor()
+    rig = Rig(first, second)
+    assert await rig.engine.start() == ADDRESS
+    if fault != "none":
+        setattr(first, fault, True)
+    await rig.engine.restart()
+    assert rig.ended == [first]
+    assert (first.ports, second.ports) == ([0], [4000])
+    assert rig.engine.actor is second
+    assert rig.num_restarts == 1
+
+
+async def test_a_successor_elsewhere_counts_as_one_that_did_not_start() -> None:
+    rig = Rig(Actor(), Actor("http://127.0.0.1:5000"))
+    await rig.engine.start()
+    with pytest.raises(EngineStartError, match=r"started at http://127\.0\.0\.1:5000, expected http://127"):
+        await rig.engine.restart()
+    assert rig.num_restarts == 0
+
+
+async def test_the_end_of_an_engine_is_told_with_its_last_lines_and_that_of_its_actor_too() -> None:
+    actor = Actor()
+    rig = Rig(actor)
+    assert await rig.engine.ended() == "Its process ended with status 137.\n  | out of memory"
+    assert await rig.engine.pids() == [1, 2]
+    actor.is_dead = True
+    assert "engine 0 died." in await rig.engine.ended()
+    assert await rig.engine.pids() == []
