@@ -15,6 +15,7 @@ import msgspec
 import ray
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.evaluation.wiring import AnyEvaluator, build_evaluator
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, encode
 from pipeline.node_devices import ProcessPlace, spawn_at
 from pipeline.parity_probe import ProbeSequence, probe_engines
@@ -42,6 +43,7 @@ from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.backends.vllm_utils.launch import EnginePart
 from vime.errors import VimeError
 from vime.settings.groups import Settings
+from vime.settings.parse import HookArgs
 from vime.settings.served_models import EngineSpec
 
 logger = logging.getLogger(__name__)
@@ -289,6 +291,7 @@ class ProducerActor:
         log_to_file(RunFolder.of(self._settings).log(f"producer_{number}"))
         self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
         self._producer: Producer | RolloutRunner | None = None
+        self._evaluator: AnyEvaluator | None = None
 
     async def pid(self) -> int:
         return os.getpid()
@@ -299,6 +302,12 @@ class ProducerActor:
         self._producer, self._closers = await build_producer(
             self._settings, self._coordinator, queue, self._addresses, self._number
         )
+        built = await asyncio.to_thread(
+            build_evaluator, self._settings, self._producer.gate, len(self._addresses), HookArgs(self._settings)
+        )
+        if built is not None:
+            self._evaluator, closers = built
+            self._closers = [*self._closers, *closers]
 
     async def run(self) -> None:
         """Produce until stopped; raises what went wrong."""
@@ -328,8 +337,21 @@ class ProducerActor:
         """See `probe_engines`."""
         return encode(await probe_engines(self._settings, addresses))
 
+    async def evaluate(self, step: int, branch: str) -> bytes:
+        """See `Evaluator.evaluate`."""
+        return encode(await self._evaluating().evaluate(step, branch))
+
+    async def evaluation_generated(self, step: int) -> None:
+        """See `Evaluator.generated`."""
+        await self._evaluating().generated(step)
+
     async def stats(self) -> bytes:
         return encode(self._started().stats())
+
+    def _evaluating(self) -> AnyEvaluator:
+        if self._evaluator is None:
+            raise RuntimeError("this run has no evaluation data sets")
+        return self._evaluator
 
     def _started(self) -> Producer | RolloutRunner:
         if self._producer is None:

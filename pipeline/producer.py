@@ -74,7 +74,7 @@ class Producer:
     ) -> None:
         """`groups` sends its requests through `gate`."""
         self._settings, self._queue, self._pool = settings, queue, pool
-        self._gate, self._groups, self._filter = gate, groups, dynamic_filter
+        self.gate, self._groups, self._filter = gate, groups, dynamic_filter
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[bytes, tuple[Work, asyncio.Task[None]]] = {}
@@ -89,25 +89,25 @@ class Producer:
 
     def pause_admission(self) -> None:
         """Start no request until `resume_admission`; running ones go on."""
-        self._gate.pause()
+        self.gate.pause()
 
     def resume_admission(self, policy_version: int, serving: Collection[str] | None = None) -> None:
         """New requests are made under `policy_version`, by the engines at the addresses `serving` (None: by all)."""
-        self._gate.resume(policy_version, serving)
+        self.gate.resume(policy_version, serving)
 
     def serve_only(self, serving: Collection[str]) -> None:
         """Send requests to the engines at these addresses alone; if there are none, not before admission is resumed."""
-        self._gate.serve_only(serving)
+        self.gate.serve_only(serving)
 
     async def suspects(self) -> list[str]:
         """See `ServingEngines.suspects`."""
-        return await self._gate.engines.suspects()
+        return await self.gate.engines.suspects()
 
     def stop(self) -> None:
         """Lease no more, give unfinished groups back, publish the finished ones; `run` then returns."""
         self._stopping = True
         self._writer.close_input()
-        self._gate.open_to_end()
+        self.gate.open_to_end()
 
     def stats(self) -> ProducerStats:
         return ProducerStats(
@@ -117,10 +117,10 @@ class Producer:
             spanning_samples=self._counts.spanning_samples,
             groups_aborted=self._counts.groups_aborted,
             groups_stale=self._counts.groups_stale,
-            in_flight_requests=self._gate.num_requests,
-            idle_s=self._gate.idle_s(),
+            in_flight_requests=self.gate.num_requests,
+            idle_s=self.gate.idle_s(),
             blocked_s=self._blocked.total_s(),
-            wall_s=self._gate.wall_s(),
+            wall_s=self.gate.wall_s(),
             failed_samples=dict(self._failed.num_samples_by_reason),
             drifted_tokens=self._groups.num_drifted_tokens,
         )
@@ -145,12 +145,12 @@ class Producer:
     async def _lease_loop(self) -> None:
         while not self._stopping:
             self._reap()
-            await self._gate.opened()
+            await self.gate.opened()
             room = self._settings.max_groups_in_flight - len(self._tasks)
             if room <= 0:
                 await asyncio.wait(self._tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            reply = await self._queue.lease(self._settings.worker_id, room, self._gate.policy_version)
+            reply = await self._queue.lease(self._settings.worker_id, room, self.gate.policy_version)
             self._queue_is_full = reply.status is not LeaseStatus.WORK
             self._note_blocked()
             for work in reply.work:

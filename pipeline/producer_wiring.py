@@ -179,7 +179,7 @@ async def build_sample_maker(
             generate_function_path=rollout.custom_generate_function_path,
         ),
         gate,
-        _generator(settings),
+        build_generator(settings),
         None if rollout.group_rm and rewards is not None else reward,
         args,
         teacher,
@@ -190,7 +190,8 @@ async def build_sample_maker(
     return maker, [] if teacher is None else [teacher.close]
 
 
-def _generator(settings: Settings) -> Generator:
+def build_generator(settings: Settings) -> Generator:
+    """What fills the run's samples, with a tokenizer of its own."""
     from transformers import AutoTokenizer
 
     data = settings.data

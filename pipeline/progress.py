@@ -60,6 +60,9 @@ class StepRecord(msgspec.Struct, frozen=True):
     """Source of the prompt (`metadata["source_name"]`) -> mean reward of its samples in the batch."""
     train: dict[str, float]
     """The trainer's own metrics: loss, pg_clipfrac, ppo_kl, entropy, grad_norm, lr, ..."""
+    reports: dict[str, float] = {}
+    """What `--log-passrate` (`pass@k`), `--log-correct-samples` (`correct/...`), `--log-multi-turn` (`multi_turn/...`)
+    and `--log-reward-category` (`reward_category/...`) ask for."""
     alarms: list[str] = []
     """What is wrong with this batch though it was trained: a sentence each."""
     drifted_tokens: int = 0

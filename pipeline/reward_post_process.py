@@ -27,7 +27,7 @@ def process_rewards(
         RewardError: it raised, or returned something else than two lists with a finite number for each sample.
         StorageError: a group can't be read.
     """
-    batch = [stored_samples(group, pool) for group in groups]
+    batch = [stored_samples(group.ref, pool) for group in groups]
     samples = [sample for members in batch for sample in members]
     try:
         answer = function(args, samples)

@@ -80,7 +80,7 @@ class RolloutRunner:
         hook_args: Any,
     ) -> None:
         """`collector` uses `attempts`, whose requests go through `gate`."""
-        self._settings, self._gate = settings, gate
+        self._settings, self.gate = settings, gate
         self._source: QueueDataSource | None = None
         self._attempts, self._collector, self._hook_args = attempts, collector, hook_args
         self._counts = ProducerCounts()
@@ -88,21 +88,21 @@ class RolloutRunner:
 
     def pause_admission(self) -> None:
         """Start no request until `resume_admission`; running ones go on."""
-        self._gate.pause()
+        self.gate.pause()
 
     def resume_admission(self, policy_version: int, serving: Collection[str] | None = None) -> None:
         """See `RequestGate.resume`."""
         if self._source is not None:
             self._source.policy_version = policy_version
-        self._gate.resume(policy_version, serving)
+        self.gate.resume(policy_version, serving)
 
     def serve_only(self, serving: Collection[str]) -> None:
         """See `RequestGate.serve_only`."""
-        self._gate.serve_only(serving)
+        self.gate.serve_only(serving)
 
     async def suspects(self) -> list[str]:
         """See `ServingEngines.suspects`."""
-        return await self._gate.engines.suspects()
+        return await self.gate.engines.suspects()
 
     def stop(self) -> None:
         """Begin no rollout, and cut the one that runs short; `run` then returns."""
@@ -110,7 +110,7 @@ class RolloutRunner:
         self._collector.end()
         if self._source is not None:
             self._source.end()
-        self._gate.open_to_end()
+        self.gate.open_to_end()
 
     def stats(self) -> ProducerStats:
         return ProducerStats(
@@ -120,22 +120,22 @@ class RolloutRunner:
             spanning_samples=self._counts.spanning_samples,
             groups_aborted=self._attempts.num_aborted,
             groups_stale=self._counts.groups_stale,
-            in_flight_requests=self._gate.num_requests,
-            idle_s=self._gate.idle_s(),
+            in_flight_requests=self.gate.num_requests,
+            idle_s=self.gate.idle_s(),
             blocked_s=0.0,
-            wall_s=self._gate.wall_s(),
+            wall_s=self.gate.wall_s(),
             failed_samples=dict(self._attempts.failed_samples),
             drifted_tokens=self._attempts.num_drifted_tokens,
         )
 
     async def run(self) -> None:
         """Until stopped. Raises `RunFailedError` when the function raises or returns something else than groups."""
-        await self._gate.opened()
+        await self.gate.opened()
         if self._stopping.is_set():
             return
         function = load_function(FLAG, self._settings.path)
         source = self._source = await asyncio.to_thread(self._settings.open_source)
-        source.policy_version = self._gate.policy_version
+        source.policy_version = self.gate.policy_version
         try:
             await self._rollouts(function, source, await asyncio.to_thread(self._settings.first_rollout))
         finally:

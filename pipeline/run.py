@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pipeline.batch_report import BatchReport
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
@@ -23,12 +24,15 @@ from pipeline.debug.dumps import RolloutDumps, save_tokenizer
 from pipeline.debug.rollout_only import RolloutOnlySession, generation_alone
 from pipeline.debug.train_only import train_stored
 from pipeline.engine_return import engines_brought_back
+from pipeline.evaluation.prompts import open_eval_sets, set_aside_words
+from pipeline.evaluation.session import Evaluations
+from pipeline.evaluation.start import evaluates_first, evaluation_schedule, highest_evaluated_version
 from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.memory_turns import MemoryTurns
-from pipeline.messages import QueueCounts, encode
+from pipeline.messages import QueueCounts, TrainReport, encode
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
 from pipeline.parity_verdict import engine_parity, refuse_difference
@@ -80,6 +84,7 @@ from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
 from vime.settings.rules.quantities import demand_of
+from vime.utils.types import Sample
 
 _Result = TypeVar("_Result")
 
@@ -112,10 +117,14 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         hold_to_fixed(folder.root, fixed)
         for words in start.plan.words:
             view.note(words)
-        for words in set_bad_prompts_aside(source, folder.bad_prompts):
+        left_out = [words for each in open_eval_sets(settings) for words in set_aside_words(each)]
+        for words in [*set_bad_prompts_aside(source, folder.bad_prompts), *left_out]:
             view.note(words)
-        if start.plan.mode is RestoreMode.COMPLETE:
+        evaluates = evaluates_first(settings, folder.root, step=start.plan.start_rollout, parent=start.parent)
+        if start.plan.mode is RestoreMode.COMPLETE and not evaluates:
             return Ending.DONE
+        if start.plan.mode is RestoreMode.COMPLETE and settings.data.num_rollout:
+            view.note(f"The evaluation after step {start.plan.start_rollout} is missing and is made now.")
         for words in transport_words(settings, None if start.state is None else start.state.memory):
             view.note(words)
         check_sources(settings)
@@ -133,7 +142,8 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         ):
             if settings.debug.debug_rollout_only:
                 return interrupts.run(_generate(settings, folder, start, cluster, view, interrupts))
-            return interrupts.run(_Session(settings, folder, start, cluster, view, interrupts).run())
+            session = _Session(settings, folder, start, cluster, view, interrupts, evaluates_first=evaluates)
+            return interrupts.run(session.run())
 
 
 async def _generate(
@@ -189,7 +199,7 @@ def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
     data, queue = settings.data, settings.queue
     batch = data.rollout_batch_size or 0
     trained = [] if start.state is None else start.state.trained
-    left = (data.num_rollout or 0) - start.plan.start_rollout
+    left = max(0, (data.num_rollout or 0) - start.plan.start_rollout)
     return CoordinatorConfig(
         branch=start.branch,
         trained=trained,
@@ -235,6 +245,8 @@ class _Session:
         cluster: Cluster,
         view: ProgressView,
         interrupts: Interrupts,
+        *,
+        evaluates_first: bool,
     ) -> None:
         self._settings, self._folder, self._start = settings, folder, start
         self._view, self._interrupts = view, interrupts
@@ -252,6 +264,20 @@ class _Session:
         self._packing = PackingSettings(num_ranks=1)
         self._holds_published = False
         """Whether the trainer holds the weights of the version that serves."""
+        self._report = BatchReport(
+            settings,
+            lambda: HookArgs(self._workers.settings),
+            lambda: open_pool(settings, self._workers.coordinator),
+        )
+        self._evaluates_first = evaluates_first
+        self._evaluations = Evaluations(
+            self._workers,
+            folder,
+            view,
+            evaluation_schedule(settings),
+            branch=start.branch,
+            publication_wait_s=settings.evaluation.eval_publication_wait,
+        )
 
     async def run(self) -> Ending:
         clients: list[EngineClient] = []
@@ -259,9 +285,9 @@ class _Session:
             publisher = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
+                await self._workers.guarded(self._evaluations.finish(self._stop_asked))
                 failed = await self._workers.stop_producers()
-                if self._committed is None or self._committed[1] != self._done_rollouts - 1:
-                    await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+                await self._commit_last(publisher)
             if failed is not None:
                 raise failed
             self._say_goodbye(await self._workers.identity())
@@ -271,6 +297,14 @@ class _Session:
             for client in clients:
                 await client.close()
             await self._workers.stop()
+
+    def _stop_asked(self) -> bool:
+        return self._interrupts.stop_asked
+
+    async def _commit_last(self, publisher: WeightPublisher) -> None:
+        """Commit the newest rollout batch, unless it is."""
+        if self._committed is None or self._committed[1] != self._done_rollouts - 1:
+            await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
 
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
         workers = self._workers
@@ -356,13 +390,20 @@ class _Session:
             await self._workers.record_processes()
 
     async def _start_version(self) -> int:
-        """Versions never go back: also those that an abandoned session published, or wrote to disk, count."""
+        """Versions never go back: also those that an abandoned session published, evaluated or wrote to disk count."""
         committed = 0 if self._start.commit is None else self._start.commit.weight_version
-        return max(committed, await self._workers.highest_version(), await self._workers.highest_version_on_disk())
+        return max(
+            committed,
+            highest_evaluated_version(self._folder.root),
+            await self._workers.highest_version(),
+            await self._workers.highest_version_on_disk(),
+        )
 
     async def _train_all(self, publisher: WeightPublisher) -> None:
         last = (self._settings.data.num_rollout or 0) - 1
         interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
+        if self._evaluates_first:
+            self._evaluations.begin(self._done_rollouts)
         for rollout_id in range(self._start.plan.start_rollout, last + 1):
             planning = self._next_plan(rollout_id, publisher)
             if self._workers.keeper is not None:
@@ -370,32 +411,53 @@ class _Session:
             plan = await self._workers.guarded(planning)
             if plan is None:
                 return
-            await self._workers.guarded(self._turns.give_to_trainer())
+            await self._give_memory_to_trainer()
             await self._revive_trainers()
             self._holds_published = False
-            reports = await self._workers.guarded(self._workers.train(encode(plan)))
+            samples, reports = await self._workers.guarded(self._read_and_train(plan))
             await self._workers.training_completed(plan)
             self._done_rollouts = rollout_id + 1
             self._clock.trained()
             publication: Publication | None = None
-            if interval is not None and (rollout_id + 1) % interval == 0:
+            evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
+            if (interval is not None and (rollout_id + 1) % interval == 0) or (evaluates and rollout_id == last):
                 await self._workers.guarded(self._commit(rollout_id, publisher.version))
-            if rollout_id < last and not self._interrupts.stop_asked:
-                publication = await self._publish(publisher, rollout_id)
+            if (rollout_id < last or evaluates) and not self._interrupts.stop_asked:
+                publication = await self._publish(publisher, rollout_id, is_due=evaluates)
                 await self._release_trainers()
+                if evaluates:
+                    self._evaluations.begin(rollout_id + 1)
             self._clock.published()
             counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
-            record = step_record(plan, last + 1, reports, publication, counts, stats, self._clock)
+            record = step_record(
+                plan, last + 1, reports, publication, counts, stats, self._clock, self._report.numbers(samples)
+            )
             append_durably(self._folder.metrics, msgspec.json.encode(record))
-            self._view.step(record)
+            is_told, warning = await self._report.tell(record, samples)
+            if warning:
+                self._view.note(f"warning: {warning}")
+            if not is_told:
+                self._view.step(record)
+            self._evaluations.collect()
             self._stop_when_too_many_failed(counts)
             if self._interrupts.stop_asked:
                 return
 
-    async def _publish(self, publisher: WeightPublisher, rollout_id: int) -> Publication | None:
-        """Publish if it is due after this rollout batch."""
+    async def _give_memory_to_trainer(self) -> None:
+        """Where trainer and engines share devices, end requests; those of an evaluation are waited for."""
+        if self._settings.cluster.engines_leave_memory:
+            await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
+        await self._workers.guarded(self._turns.give_to_trainer())
+
+    async def _read_and_train(self, plan: BatchPlan) -> tuple[list[Sample], list[TrainReport]]:
+        """Train a batch, and read the samples that its report needs; afterwards they may be gone."""
+        return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
+
+    async def _publish(self, publisher: WeightPublisher, rollout_id: int, *, is_due: bool) -> Publication | None:
+        """Publish if it is due after this rollout batch, by `is_due` or by the interval of publications."""
         publication = None
-        if (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
+        if is_due or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
+            await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
             publication = await self._workers.guarded(publisher.publish())
             self._holds_published = publication.raised
             self._tell_of_engines(publication)
@@ -434,7 +496,7 @@ class _Session:
             stall_timeout_s=self._settings.queue.stall_timeout,
             report=self._view.waiting,
             check=self._stop_when_too_many_failed,
-            stop_asked=lambda: self._interrupts.stop_asked,
+            stop_asked=self._stop_asked,
         )
         if groups is None:
             return None
@@ -534,7 +596,7 @@ class _Session:
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
-        if self._workers.has_engines:
+        if self._workers.has_engines and self._done_rollouts > self._start.plan.start_rollout:
             self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:

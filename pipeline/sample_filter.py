@@ -27,7 +27,7 @@ def filter_samples(
         RewardError: the function raised.
         StorageError: a group can't be read.
     """
-    batch = [stored_samples(group, pool) for group in groups]
+    batch = [stored_samples(group.ref, pool) for group in groups]
     try:
         function(args, [list(samples) for samples in batch])
     except Exception as error:  # the boundary to user code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -63,11 +63,12 @@ class StepClock:
 def step_record(
     plan: BatchPlan,
     num_rollout: int,
-    reports: Sequence[TrainReport],
+    train_reports: Sequence[TrainReport],
     publication: Publication | None,
     counts: QueueCounts,
     stats: Sequence[ProducerStats],
     clock: StepClock,
+    reports: Mapping[str, float],
 ) -> StepRecord:
     """Assemble the record of one rollout batch; updates the clock's view of the generators."""
     rewards = np.asarray([sample.reward for sample in plan.samples])
@@ -110,8 +111,9 @@ def step_record(
         failed_samples=dict(sum((Counter(stat.failed_samples) for stat in stats), Counter())),
         drifted_tokens=sum(stat.drifted_tokens for stat in stats),
         reward_by_source=_reward_by_source(plan),
-        train=reports[0].metrics,
-        alarms=[alarm] if (alarm := routes_alarm(reports)) else [],
+        train=train_reports[0].metrics,
+        reports=dict(reports),
+        alarms=[alarm] if (alarm := routes_alarm(train_reports)) else [],
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from storage.columns import ROUTES, Array, decode_group, read_header
-from storage.queue_types import AcceptedGroup
 from storage.refs import GroupRef
 from vime.utils.types import Sample
 
@@ -20,8 +19,8 @@ class GroupReader(Protocol):
     def read_columns(self, ref: GroupRef, names: Sequence[str]) -> dict[str, Array]: ...
 
 
-def stored_samples(group: AcceptedGroup, pool: GroupReader) -> list[Sample]:
-    """A group's samples without candidates and routes. Raises `StorageError`."""
-    header = pool.read_header(group.ref)
+def stored_samples(ref: GroupRef, pool: GroupReader) -> list[Sample]:
+    """The samples of a group, without candidates and routes. Raises `StorageError`."""
+    header = pool.read_header(ref)
     names = [column.name for column in read_header(header).columns if column.name not in _LARGE]
-    return decode_group(header, pool.read_columns(group.ref, names), leave_out=_LARGE)
+    return decode_group(header, pool.read_columns(ref, names), leave_out=_LARGE)

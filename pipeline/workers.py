@@ -16,6 +16,7 @@ from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
 from pipeline.engine_process import EngineProcess
+from pipeline.evaluation.records import EvaluationRecord
 from pipeline.external_engines import ExternalEngine, check_external
 from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
@@ -292,6 +293,15 @@ class Workers:
     async def stats(self) -> list[ProducerStats]:
         contents = await self._on_producers(lambda producer: producer.stats.remote())
         return [decode(content, ProducerStats) for content in contents]
+
+    async def evaluate(self, step: int, branch: str) -> EvaluationRecord:
+        """The first producer evaluates the policy that serves; see `Evaluator`."""
+        evaluated = await answer(self.producers[0].evaluate.remote(step, branch), "producer 0")
+        return decode(evaluated, EvaluationRecord)
+
+    async def evaluation_generated(self, step: int) -> None:
+        """Returns when every response of an evaluation is there."""
+        await answer(self.producers[0].evaluation_generated.remote(step), "producer 0")
 
     async def on_trainers(self, call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
         """The same call on every rank, at once."""

@@ -86,7 +86,8 @@ def plan_restore(
     """Decide what a session starts from.
 
     `load` None stands for "go on with what `save` holds". The queue and its commits live in one run folder, so
-    `load` must be `save`, a folder of one of its branches, or a commit file in either.
+    `load` must be `save`, a folder of one of its branches, or a commit file in either. `num_rollout` 0 trains nothing,
+    whatever the commit.
 
     Raises:
         RestoreError: the commit asked for doesn't exist, or lies past `num_rollout`.
@@ -110,6 +111,9 @@ def plan_restore(
             next_step="Choose one of these with --ckpt-step, or leave it out for the newest.",
         )
     start = chosen + 1
+    if num_rollout == 0:
+        words = [f"Evaluating the commit of rollout {chosen} in {folder}; nothing is trained."]
+        return RestorePlan(RestoreMode.COMPLETE, relative, start, relative, chosen, words)
     if start > num_rollout:
         raise RestoreError(
             f"The commit of rollout {chosen} is {start} rollouts in, past --num-rollout {num_rollout}.",

@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "pipeline" / "progress.py"
 LOSS = ROOT / "vime" / "backends" / "megatron_utils" / "loss.py"
+EVALUATION = ROOT / "pipeline" / "evaluation" / "records.py"
 CRITIC = ROOT / "vime" / "backends" / "megatron_utils" / "critic.py"
 TARGET = ROOT / "docs" / "metrics.md"
 
@@ -125,11 +126,17 @@ of `--custom-tis-function-path` adds its own.
 """
 
 
-def record_fields(source: str) -> list[tuple[str, str, str]]:
-    """(name, type, docstring) of each field of `StepRecord`; an empty docstring where the field has none."""
-    record = next(
-        node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "StepRecord"
-    )
+EVALUATION_INTRODUCTION = """\
+## An evaluation
+
+A line with the key `evaluation` is one of these ([what they mean](evaluation.md)); lines of rollout batches have no
+such key.
+"""
+
+
+def record_fields(source: str, struct: str = "StepRecord") -> list[tuple[str, str, str]]:
+    """(name, type, docstring) of each field of a struct; an empty docstring where the field has none."""
+    record = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == struct)
     fields: list[tuple[str, str, str]] = []
     for node in record.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -164,23 +171,31 @@ def _train_rows(names: list[str]) -> list[str]:
     return lines
 
 
-def render(record_source: str, loss_source: str, critic_source: str) -> str:
-    """The whole page. Ends the program with a message when a field has no meaning."""
-    lines = [INTRODUCTION, "| name | type | unit | meaning |", "|---|---|---|---|"]
-    for name, kind, docstring in record_fields(record_source):
+def _record_rows(source: str, struct: str) -> list[str]:
+    """A table of a struct's fields."""
+    lines = ["| name | type | unit | meaning |", "|---|---|---|---|"]
+    for name, kind, docstring in record_fields(source, struct):
         meaning = docstring or MEANINGS.get(name)
         if meaning is None:
-            raise SystemExit(f"StepRecord.{name} has no docstring and no entry in MEANINGS. Give it one.")
-        lines.append(f"| `{name}` | `{kind}` | {unit_of(name)} | {meaning} |")
+            raise SystemExit(f"{struct}.{name} has no docstring and no entry in MEANINGS. Give it one.")
+        lines.append(f"| `{name}` | `{kind.replace('|', '&#124;')}` | {unit_of(name)} | {meaning} |")
+    return lines
+
+
+def render(record_source: str, loss_source: str, critic_source: str, evaluation_source: str) -> str:
+    """The whole page. Ends the program with a message when a field has no meaning."""
+    lines = [INTRODUCTION, *_record_rows(record_source, "StepRecord")]
     always = [*loss_metrics(loss_source, "METRIC_NAMES"), *BESIDE_THE_LOSS]
     sometimes = loss_metrics(loss_source, "OPTIONAL_METRIC_NAMES")
     lines += ["", TRAIN_INTRODUCTION, *_train_rows(always), "", "Where the objective has them:", ""]
     lines += _train_rows(sometimes)
     lines += ["", "With ppo; in the first `--num-critic-only-steps` batches these alone:", ""]
     lines += _train_rows(loss_metrics(critic_source, "METRIC_NAMES"))
+    lines += ["", EVALUATION_INTRODUCTION, *_record_rows(evaluation_source, "EvaluationRecord")]
+    lines += ["", "Of each data set:", "", *_record_rows(evaluation_source, "DataSetResult")]
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    TARGET.write_text(render(RECORD.read_text(), LOSS.read_text(), CRITIC.read_text()))
+    TARGET.write_text(render(*(source.read_text() for source in (RECORD, LOSS, CRITIC, EVALUATION))))
     print(f"Wrote {TARGET}.")

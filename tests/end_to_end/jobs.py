@@ -86,8 +86,10 @@ class Job:
         )
 
     def steps(self) -> list[dict[str, Any]]:
+        """Lines of rollout batches."""
         path = self.run / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if "evaluation" not in line]
 
     def processes(self) -> dict[str, Any]:
         ids: dict[str, Any] = json.loads((self.run / "processes.json").read_text())

@@ -1,4 +1,4 @@
-"""The command lines of the `gym`, `judge` and `multi_turn_tool` examples, and each of them for two rollouts."""
+"""The command lines of all examples but `reverse`, and those with rewards of their own for two rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from vime.settings.parse import parse_settings
 from vime.settings.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = {"gym": "model", "judge": "example/model", "multi_turn_tool": "example/model"}
+EXAMPLES = {
+    "gym": "model",
+    "judge": "example/model",
+    "multi_turn_tool": "example/model",
+    "evaluation": "example/model",
+}
 
 
 @pytest.mark.parametrize(("name", "model"), EXAMPLES.items())
@@ -47,7 +52,7 @@ def test_the_command_line_passes_every_check(tmp_path: Path, name: str, model: s
 @pytest.mark.engine
 @pytest.mark.multiproc
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", ["gym", "judge", "multi_turn_tool"])
 def test_two_rollouts_are_rewarded_and_trained(tmp_path: Path, name: str) -> None:
     if name == "gym":
         pytest.importorskip("reasoning_gym", reason="an optional package: requirements/tasks.txt")

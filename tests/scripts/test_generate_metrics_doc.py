@@ -25,7 +25,8 @@ def generator() -> ModuleType:
 
 
 def test_the_page_is_up_to_date(generator: ModuleType) -> None:
-    page = generator.render(generator.RECORD.read_text(), generator.LOSS.read_text(), generator.CRITIC.read_text())
+    sources = (generator.RECORD, generator.LOSS, generator.CRITIC, generator.EVALUATION)
+    page = generator.render(*(source.read_text() for source in sources))
     assert generator.TARGET.read_text() == page, "run `python scripts/generate_metrics_doc.py`"
 
 
@@ -36,10 +37,12 @@ def test_every_field_of_the_record_is_listed_in_order(generator: ModuleType) -> 
 
 def test_a_docstring_wins_and_a_field_without_a_meaning_is_refused(generator: ModuleType) -> None:
     loss = 'METRIC_NAMES = ("loss",)\nOPTIONAL_METRIC_NAMES = ("tis",)'
-    page = generator.render('class StepRecord:\n    wait_s: float\n    """Said\n    here."""\n', loss, loss)
+    evaluation = "class EvaluationRecord: ...\nclass DataSetResult: ..."
+    said = 'class StepRecord:\n    wait_s: float\n    """Said\n    here."""\n'
+    page = generator.render(said, loss, loss, evaluation)
     assert "| `wait_s` | `float` | s | Said here. |" in page
     with pytest.raises(SystemExit, match=r"StepRecord\.novelty has no docstring"):
-        generator.render("class StepRecord:\n    novelty: int\n", loss, loss)
+        generator.render("class StepRecord:\n    novelty: int\n", loss, loss, evaluation)
 
 
 def test_no_meaning_is_left_over_from_a_field_that_is_gone(generator: ModuleType) -> None:

@@ -33,7 +33,8 @@ def read_steps(run: Path) -> dict[int, dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             continue  # empty, or torn by a kill
-        steps[int(record["rollout_id"])] = record
+        if "evaluation" not in record:
+            steps[int(record["rollout_id"])] = record
     return dict(sorted(steps.items()))
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from pipeline.devices import cpu_slots, visible_gpus
+from pipeline.evaluation.prompts import open_eval_sets, set_aside_words
 from pipeline.fixed_settings import refuse_otherwise_started
 from pipeline.preview.folders import folder_problems
 from pipeline.preview.process_map import Machines, assumed_machines
@@ -51,6 +52,10 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
         problems.append(error)
     settings = resolved.settings
     problems = [*folder_problems(settings), *problems]
+    try:
+        warnings = [*warnings, *(words for each in open_eval_sets(settings) for words in set_aside_words(each))]
+    except VimeError as error:
+        problems.append(error)
     start = StartFacts()
     try:
         start = start_facts(settings)

@@ -97,13 +97,6 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=lambda settings: settings.engine.prefill_num_servers or None,
     ),
     # Prompts and batches
-    Refusal(
-        "--num-rollout",
-        "1 or more",
-        "Without training there is only evaluation.",
-        "evaluation",
-        refused_value=lambda settings: 0 if settings.data.num_rollout == 0 else None,
-    ),
     *unless_default(
         "--buffer-filter-path", "The queue hands out groups, oldest policy version first.", "a buffer of one's own"
     ),
@@ -158,14 +151,6 @@ REFUSALS: tuple[Refusal, ...] = (
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     # Evaluation, debugging, logging
     *unless_default(
-        "--eval-interval --eval-prompt-data --eval-config --skip-eval-before-train --eval-function-path "
-        "--n-samples-per-eval-prompt --eval-temperature --eval-top-p --eval-top-k --eval-max-response-len "
-        "--eval-max-prompt-len --eval-min-new-tokens --eval-max-context-len --eval-input-key --eval-label-key "
-        "--eval-tool-key --eval-reward-key",
-        "There is no evaluation.",
-        "evaluation",
-    ),
-    *unless_default(
         "--load-forge-rollout-data",
         "Stored samples are trained without engines, see --load-debug-rollout-data.",
         "stored samples beside running engines",
@@ -182,11 +167,5 @@ REFUSALS: tuple[Refusal, ...] = (
         "--tb-project-name --tb-experiment-name",
         "Metrics go to metrics.jsonl in the run folder.",
         "other metric sinks",
-    ),
-    *unless_default(
-        "--log-passrate --log-multi-turn --log-correct-samples --log-reward-category "
-        "--custom-rollout-log-function-path --custom-eval-rollout-log-function-path",
-        "The report has fixed columns.",
-        "more reports",
     ),
 )

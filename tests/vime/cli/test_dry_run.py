@@ -150,6 +150,16 @@ def test_bad_prompt_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "prompts.jsonl:2" in capsys.readouterr().out
 
 
+def test_unusable_evaluation_data_is_a_problem_named_with_its_data_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = write_job(tmp_path)
+    (tmp_path / "held_out.jsonl").write_text('{"question": "no label"}\n')
+    evaluated = ["--eval-interval", "1", "--eval-prompt-data", "held_out", str(tmp_path / "held_out.jsonl")]
+    assert main(["train", "--dry-run", *words, "--assume-gpus", "8", *evaluated]) == 3
+    assert "evaluation data set held_out: " in capsys.readouterr().out
+
+
 def test_missing_prompt_file_is_a_problem_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = write_job(tmp_path)
     (tmp_path / "prompts.jsonl").unlink()

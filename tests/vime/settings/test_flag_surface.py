@@ -83,15 +83,18 @@ def test_no_flag_is_accepted_and_ignored(field: str, group: str) -> None:
     if has_one_value or is_refused or field in {*READ_BY_SETTINGS, *HAPPENS_ANYWAY}:
         return
     own_file = (ROOT / "vime" / "settings" / "groups" / f"{group}.py").read_text()
-    code = "\n".join(_code_outside_settings())
+    code = "\n".join(_code_that_uses_settings())
     is_read = re.search(rf"\b{group}\.{field}\b", code) or re.search(rf"\bself\.{field}\b", own_file)
     assert is_read, f"{described.name} is neither read by the code nor in vime/settings/refusals.py"
 
 
-def _code_outside_settings() -> list[str]:
+def _code_that_uses_settings() -> list[str]:
+    """All but the settings themselves; the options of evaluation data sets fall back to flags."""
     packages = [ROOT / name for name in ("pipeline", "recovery", "storage", "vime")]
     paths = [path for package in packages for path in package.rglob("*.py")]
-    return [path.read_text() for path in paths if not path.is_relative_to(ROOT / "vime" / "settings")]
+    outside = [path for path in paths if not path.is_relative_to(ROOT / "vime" / "settings")]
+    options = ROOT / "vime" / "settings" / "schemas"
+    return [path.read_text() for path in (*outside, options / "eval_config.py", options / "eval_sets.py")]
 
 
 def test_a_flag_can_carry_every_kind_of_value() -> None:

@@ -47,7 +47,10 @@ class DataSettings:
         check=at_least(1),
     )
     num_rollout: int | None = flag(
-        None, "Rollout batches to train in all, resumed ones included.", check=at_least(0), common=True
+        None,
+        "Rollout batches to train in all, resumed ones included; 0 only evaluates.",
+        check=at_least(0),
+        common=True,
     )
     num_epoch: int | None = flag(None, "Passes over the prompts, when --num-rollout is left out.", check=at_least(1))
     rollout_batch_size: int | None = flag(None, "Prompt groups in one rollout batch.", check=at_least(1), common=True)

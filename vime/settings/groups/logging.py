@@ -32,9 +32,9 @@ class LoggingSettings:
     use_tensorboard: bool = flag(False, "Write metrics for TensorBoard.")
     tb_project_name: str | None = flag(None, "Project folder for TensorBoard.")
     tb_experiment_name: str | None = flag(None, "Run folder for TensorBoard.")
-    log_passrate: bool = flag(False, "Report pass@k of each batch.")
-    log_multi_turn: bool = flag(False, "Report turns and lengths of multi-turn samples.")
-    log_correct_samples: bool = flag(False, "Report the lengths of correct samples.")
+    log_passrate: bool = flag(False, "Report pass@k of each batch, a reward of 1 counting as right.")
+    log_multi_turn: bool = flag(False, "Report turns, and lengths with and without the tokens of tools.")
+    log_correct_samples: bool = flag(False, "Report share and lengths of the samples with a reward of 1.")
     log_reward_category: str | None = flag(None, "Key of the reward dict to count categories by.")
     custom_rollout_log_function_path: str | None = flag(
         None, "Import path of `f(rollout_id, args, samples, extra_metrics, time)`; True replaces vime's own report.",

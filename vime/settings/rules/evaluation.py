@@ -6,24 +6,19 @@ from collections.abc import Iterator
 
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
+from vime.settings.rules.quantities import FULLY_ASYNC
+from vime.settings.schemas.eval_sets import named_eval_files
 
-SINGLE_NAME = "aime"
-"""Name of the data set when --eval-prompt-data is one path alone."""
 
-
-def eval_data_sets(settings: Settings) -> list[tuple[str, str]]:
-    """Name and path of each data set of --eval-prompt-data; a path alone gets a name."""
-    words = settings.evaluation.eval_prompt_data or ()
-    if len(words) == 1:
-        return [(SINGLE_NAME, words[0])]
-    return list(zip(words[::2], words[1::2], strict=False))
+def evaluates(settings: Settings) -> bool:
+    """Whether a data set is named."""
+    return settings.evaluation.eval_prompt_data is not None or settings.evaluation.eval_config is not None
 
 
 def evaluation_has_data(settings: Settings) -> Iterator[Problem]:
     """An interval without data would evaluate nothing."""
     evaluation = settings.evaluation
-    has_data = evaluation.eval_prompt_data is not None or evaluation.eval_config is not None
-    if evaluation.eval_interval is not None and not has_data:
+    if evaluation.eval_interval is not None and not evaluates(settings):
         yield problem(
             settings,
             "--eval-interval --eval-prompt-data",
@@ -34,12 +29,23 @@ def evaluation_has_data(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def a_run_without_training_evaluates(settings: Settings) -> Iterator[Problem]:
+    """Without either it would do nothing."""
+    if settings.data.num_rollout == 0 and not evaluates(settings):
+        yield problem(
+            settings,
+            "--num-rollout --eval-prompt-data",
+            allowed="1 or more, or an evaluation data set",
+            reason="Without training there is only evaluation.",
+            next_step="Give --eval-prompt-data NAME PATH or --eval-config FILE.",
+        )
+
+
 def evaluation_data_is_used(settings: Settings) -> Iterator[Problem]:
     """Without an interval a training run never evaluates."""
     evaluation = settings.evaluation
     flag = "--eval-prompt-data" if evaluation.eval_prompt_data is not None else "--eval-config"
-    has_data = evaluation.eval_prompt_data is not None or evaluation.eval_config is not None
-    if has_data and evaluation.eval_interval is None and settings.data.num_rollout != 0:
+    if evaluates(settings) and evaluation.eval_interval is None and settings.data.num_rollout != 0:
         yield problem(
             settings,
             f"{flag} --eval-interval",
@@ -52,7 +58,7 @@ def evaluation_data_is_used(settings: Settings) -> Iterator[Problem]:
 def evaluation_data_comes_in_pairs(settings: Settings) -> Iterator[Problem]:
     """Names tell the metrics of several data sets apart."""
     words = settings.evaluation.eval_prompt_data or ()
-    names = [name for name, _ in eval_data_sets(settings)]
+    names = [name for name, _ in named_eval_files(settings)]
     if (len(words) > 1 and len(words) % 2) or len(set(names)) < len(names):
         yield problem(
             settings,
@@ -67,14 +73,38 @@ def evaluation_scores_single_samples(settings: Settings) -> Iterator[Problem]:
     """Evaluation has no groups that a group reward could be called with."""
     evaluation = settings.evaluation
     flag = "--eval-interval" if evaluation.eval_interval is not None else "--eval-prompt-data"
-    evaluates = evaluation.eval_interval is not None or evaluation.eval_prompt_data is not None
-    if settings.rollout.group_rm and evaluates:
+    if settings.rollout.group_rm and (evaluation.eval_interval is not None or evaluates(settings)):
         yield problem(
             settings,
             f"--group-rm {flag}",
             allowed="one of them",
             reason="Evaluation scores sample by sample.",
             next_step="Leave out --group-rm, or evaluate in another run.",
+        )
+
+
+def evaluation_has_engines(settings: Settings) -> Iterator[Problem]:
+    """Fine-tuning on records generates nothing."""
+    if settings.objective.is_supervised and evaluates(settings):
+        flag = "--eval-config" if settings.evaluation.eval_config is not None else "--eval-prompt-data"
+        yield problem(
+            settings,
+            f"{flag} --loss-type",
+            allowed="no evaluation data with --loss-type sft_loss",
+            reason="Such a run has no engines that could answer.",
+            next_step="Leave it out, and evaluate what was trained with --num-rollout 0 and another --loss-type.",
+        )
+
+
+def evaluation_functions_evaluate(settings: Settings) -> Iterator[Problem]:
+    """The stream of rollouts has no end that an evaluation could wait for."""
+    if settings.evaluation.eval_function_path == FULLY_ASYNC:
+        yield problem(
+            settings,
+            "--eval-function-path",
+            allowed="vime.rollout.vllm_rollout.generate_rollout, or a function of your own",
+            reason="That function makes rollouts only.",
+            next_step="Leave it out for vime's own evaluation.",
         )
 
 
@@ -110,6 +140,9 @@ def evaluation_lengths_are_ordered(settings: Settings) -> Iterator[Problem]:
 
 RULES = (
     evaluation_has_data,
+    a_run_without_training_evaluates,
+    evaluation_has_engines,
+    evaluation_functions_evaluate,
     evaluation_data_is_used,
     evaluation_data_comes_in_pairs,
     evaluation_scores_single_samples,

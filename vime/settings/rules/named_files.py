@@ -14,7 +14,9 @@ from vime.settings.roles import settings_of_role
 from vime.settings.rules.megatron import SIZES
 from vime.settings.rules.problem import Problem, problem_of
 from vime.settings.rules.quantities import has_critic
+from vime.settings.rules.rollout import REWARDS
 from vime.settings.schemas import eval_config, megatron_config, vllm_config
+from vime.settings.schemas.eval_sets import evaluation_sets
 
 
 def roles_can_be_overridden(settings: Settings) -> Iterator[Problem]:
@@ -86,6 +88,32 @@ def evaluation_file_names_data_sets(settings: Settings) -> Iterator[Problem]:
             yield problem_of(eval_config.FLAG, error)
 
 
+def evaluation_is_scored(settings: Settings) -> Iterator[Problem]:
+    """A run may train without a reward, by distillation; an evaluation without one says nothing."""
+    for each in _evaluation_sets(settings):
+        if each.rm_type is None and each.custom_rm_path is None and not settings.objective.is_supervised:
+            yield Problem(
+                ("--rm-type", "--custom-rm-path"),
+                f"No reward is named for the evaluation data set {each.name}",
+                "--rm-type, --custom-rm-path, or one of these in --eval-config",
+                "Its answers are scored by it.",
+                "Name one.",
+            )
+
+
+def evaluation_rewards_are_known(settings: Settings) -> Iterator[Problem]:
+    """They would be looked up when the engines run."""
+    for each in _evaluation_sets(settings):
+        if each.rm_type not in (None, settings.rollout.rm_type) and each.rm_type.removeprefix("boxed_") not in REWARDS:
+            yield Problem(
+                (eval_config.FLAG,),
+                f"{settings.evaluation.eval_config}: rm_type of {each.name} is {each.rm_type!r}",
+                f"{', '.join(REWARDS)}, each also as boxed_NAME",
+                "There is no such built-in reward.",
+                "Choose one of these or give custom_rm_path.",
+            )
+
+
 def named_file_warnings(settings: Settings) -> list[str]:
     """What is allowed in these files and may surprise; nothing about a file that the rules refuse."""
     roles, groups = settings.trainer.megatron_config_path, settings.engine.vllm_config
@@ -108,6 +136,14 @@ def _roles(settings: Settings) -> list[tuple[str, megatron_config.RoleEntry]]:
     return [(f"{path}: megatron[{index}]", entry) for index, entry in enumerate(entries)]
 
 
+def _evaluation_sets(settings: Settings) -> tuple[eval_config.EvalDataset, ...]:
+    """None when the file can't be read, which has a rule of its own."""
+    try:
+        return evaluation_sets(settings)
+    except SettingsError:
+        return ()
+
+
 def _arguments(settings: Settings) -> dict[str, Any]:
     """Every argument's name with its value, None for those that only Megatron knows."""
     path = settings.trainer.extra_args_provider_path
@@ -125,4 +161,6 @@ RULES = (
     a_critics_entry_has_a_critic,
     server_groups_are_whole,
     evaluation_file_names_data_sets,
+    evaluation_is_scored,
+    evaluation_rewards_are_known,
 )

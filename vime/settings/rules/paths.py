@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from vime.errors import SettingsError
 from vime.folders import file_in_the_way
 from vime.settings.groups import Settings
 from vime.settings.rules.data import GYM_PREFIX, without_slice
-from vime.settings.rules.evaluation import eval_data_sets
 from vime.settings.rules.problem import Problem, problem
+from vime.settings.schemas.eval_config import read_eval_config
+from vime.settings.schemas.eval_sets import named_eval_files
 
 
 def prompt_file_exists(settings: Settings) -> Iterator[Problem]:
@@ -21,8 +23,10 @@ def prompt_file_exists(settings: Settings) -> Iterator[Problem]:
 
 def evaluation_files_exist(settings: Settings) -> Iterator[Problem]:
     """The first evaluation may be hours away."""
-    for _, path in eval_data_sets(settings):
+    for _, path in named_eval_files(settings):
         yield from _missing(settings, "--eval-prompt-data", without_slice(path), "files")
+    for path in _paths_in_file(settings.evaluation.eval_config):
+        yield from _missing(settings, "--eval-config", without_slice(path), "files")
 
 
 def folders_to_load_exist(settings: Settings) -> Iterator[Problem]:
@@ -75,6 +79,14 @@ def folders_to_write_are_no_files(settings: Settings) -> Iterator[Problem]:
                 reason="",
                 next_step="Give a folder, or move the file away.",
             )
+
+
+def _paths_in_file(eval_config: str | None) -> list[str]:
+    """Those of its data sets; none when it can't be read, which has a rule of its own."""
+    try:
+        return [] if eval_config is None else [each.path for each in read_eval_config(eval_config).eval.datasets]
+    except SettingsError:
+        return []
 
 
 def _missing(settings: Settings, flag: str, path: str, allowed: str) -> Iterator[Problem]:

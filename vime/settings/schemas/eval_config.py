@@ -10,6 +10,7 @@ from vime.settings.groups import Settings
 from vime.settings.schemas.typed_yaml import Strict, read_typed, refuse
 
 FLAG = "--eval-config"
+_REWARD = ("rm_type", "custom_rm_path")
 
 
 class EvalOptions(Strict, frozen=True, kw_only=True):
@@ -87,30 +88,46 @@ def eval_datasets(path: str, settings: Settings) -> tuple[EvalDataset, ...]:
 
 
 def with_fallbacks(dataset: EvalDataset, defaults: EvalOptions, settings: Settings) -> EvalDataset:
-    """The data set with every option that it leaves out taken from the first place that has it."""
+    """The data set with every option that it leaves out taken from the first place that has it.
+
+    The reward is one choice: the first place that has `custom_rm_path` or `rm_type` decides both. An `rm_type` of the
+    file goes before that of a record.
+    """
     places = (msgspec.structs.asdict(defaults), _eval_flags(settings), _rollout_flags(settings))
     filled = msgspec.structs.asdict(dataset)
+    filled |= _reward_choice(filled, *places)
+    if filled["rm_type"] is not None and filled["rm_type"] in (dataset.rm_type, defaults.rm_type):
+        filled["metadata_overrides"] = {"rm_type": filled["rm_type"], **dataset.metadata_overrides}
     for key, value in filled.items():
+        if key in _REWARD:
+            continue
         if value is None:
             filled[key] = next((place[key] for place in places if place.get(key) is not None), None)
     return EvalDataset(**filled)
 
 
+def _reward_choice(*places: dict[str, Any]) -> dict[str, Any]:
+    for place in places:
+        if any(place.get(key) is not None for key in _REWARD):
+            return {key: place.get(key) for key in _REWARD}
+    return dict.fromkeys(_REWARD)
+
+
 def _eval_flags(settings: Settings) -> dict[str, Any]:
-    flags = settings.evaluation
+    evaluation = settings.evaluation
     return {
-        "n_samples_per_eval_prompt": flags.n_samples_per_eval_prompt,
-        "temperature": flags.eval_temperature,
-        "top_p": flags.eval_top_p,
-        "top_k": flags.eval_top_k,
-        "max_response_len": flags.eval_max_response_len,
-        "max_prompt_len": flags.eval_max_prompt_len,
-        "max_context_len": flags.eval_max_context_len,
-        "min_new_tokens": flags.eval_min_new_tokens,
-        "input_key": flags.eval_input_key,
-        "label_key": flags.eval_label_key,
-        "tool_key": flags.eval_tool_key,
-        "reward_key": flags.eval_reward_key,
+        "n_samples_per_eval_prompt": evaluation.n_samples_per_eval_prompt,
+        "temperature": evaluation.eval_temperature,
+        "top_p": evaluation.eval_top_p,
+        "top_k": evaluation.eval_top_k,
+        "max_response_len": evaluation.eval_max_response_len,
+        "max_prompt_len": evaluation.eval_max_prompt_len,
+        "max_context_len": evaluation.eval_max_context_len,
+        "min_new_tokens": evaluation.eval_min_new_tokens,
+        "input_key": evaluation.eval_input_key,
+        "label_key": evaluation.eval_label_key,
+        "tool_key": evaluation.eval_tool_key,
+        "reward_key": evaluation.eval_reward_key,
     }
 
 

@@ -43,10 +43,17 @@ def test_a_data_set_wins_over_defaults_eval_flags_and_rollout_flags_in_that_orde
     assert (aime.top_p, aime.n_samples_per_eval_prompt) == (0.7, 4)
     assert (aime.rm_type, gpqa.rm_type) == ("deepscaler", "gpqa")
     assert (aime.max_response_len, aime.input_key, aime.label_key) == (100, "prompt", "answer")
-    assert aime.metadata_overrides == {"source_name": "aime"}
-    assert gpqa.metadata_overrides == {}
+    assert aime.metadata_overrides == {"source_name": "aime", "rm_type": "deepscaler"}
+    assert gpqa.metadata_overrides == {"rm_type": "gpqa"}
     assert aime.stop == ["</s>"]
     assert aime.min_new_tokens is None
+
+
+def test_the_first_place_that_names_a_reward_decides_which_kind_it_is(file: Path) -> None:
+    file.write_text("eval: {datasets: [{name: a, path: a, rm_type: math}, {name: b, path: b}]}")
+    named, other = eval_datasets(str(file), parse_settings(["--custom-rm-path", "own.reward"]))
+    assert (named.rm_type, named.custom_rm_path) == ("math", None)
+    assert (other.rm_type, other.custom_rm_path, other.metadata_overrides) == (None, "own.reward", {})
 
 
 @pytest.mark.parametrize(

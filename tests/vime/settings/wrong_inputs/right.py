@@ -170,7 +170,7 @@ CASES = (
     _right("--load $DIR/not-yet --ckpt-step 4"),
     _right("--ckpt-step 4"),
     _right("--start-rollout-id 2"),
-    _right("--num-rollout 0 --start-rollout-id 2"),
+    _right("--num-rollout 0 --start-rollout-id 2 --eval-prompt-data $DIR/prompts.jsonl"),
     _right("--no-save-optim --use-stateless-adam --optimizer adam"),
     _right("--no-save-optim --rollout-data-transport object-store --no-save-rng --ckpt-format torch"),
     _right("--no-save-optim --no-save-rng --debug-rollout-only"),
@@ -181,7 +181,8 @@ CASES = (
     _right("--num-rollout 0 --eval-prompt-data a $DIR/prompts.jsonl"),
     _right("--group-rm"),
     _right("--eval-interval 2 --eval-config $DIR/e.yaml --eval-min-new-tokens 9 --eval-max-response-len 9",
-           {"e.yaml": "eval:\n  defaults: {temperature: 0.6}\n  datasets: [{name: a, path: p.jsonl, top_p: 0.9}]\n"}),
+           {"e.yaml": "eval:\n  defaults: {temperature: 0.6}\n"
+                      "  datasets: [{name: a, path: prompts.jsonl, top_p: 0.9}]\n"}),
     _right("--eval-max-prompt-len 63 --eval-max-context-len 64"),
     _right("--debug-train-only --load-debug-rollout-data out/{rollout_id}.pt --load-debug-rollout-data-subsample 0.5",
            leave_out="--prompt-data"),
