@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import trains_only
+from vime.settings.rules.quantities import debug_mode, trains_only
 
 
 def one_half_is_left_out(settings: Settings) -> Iterator[Problem]:
@@ -47,6 +47,19 @@ def training_alone_has_stored_samples(settings: Settings) -> Iterator[Problem]:
             allowed="both",
             reason="Without engines, samples come from files.",
             next_step="Give --load-debug-rollout-data FILE.",
+        )
+
+
+def evaluation_has_a_whole_run(settings: Settings) -> Iterator[Problem]:
+    """In a debug mode there is no trainer whose weights could be evaluated, or no engine."""
+    mode = debug_mode(settings)
+    if mode is not None and settings.evaluation.eval_interval is not None:
+        yield problem(
+            settings,
+            f"--eval-interval {mode}",
+            allowed="one of them",
+            reason="Evaluation needs trainer and engines.",
+            next_step="Leave out --eval-interval.",
         )
 
 
@@ -132,6 +145,7 @@ RULES = (
     one_half_is_left_out,
     subsample_has_stored_samples,
     training_alone_has_stored_samples,
+    evaluation_has_a_whole_run,
     stored_samples_are_named_once,
     dumps_are_named_once,
     dumps_have_different_files,
