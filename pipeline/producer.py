@@ -21,6 +21,7 @@ from storage.writer import GroupWriter, WriteLimits
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import EngineError, GenerationAborted
 from vime.rollout.rewards import GroupRewardFunction, RewardFunction, reward_value, score, score_group
+from vime.utils.kill_points import KillPoint, reach
 from vime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -222,6 +223,7 @@ class Producer:
         self._num_putting += 1
         self._note_blocked()
         try:
+            reach(KillPoint.BEFORE_PUBLISH)
             await self._writer.put(finished.group, finished.work.lease, finished)
         finally:
             self._num_putting -= 1
@@ -366,6 +368,7 @@ class Producer:
     async def _publish_loop(self) -> None:
         """Have accepted what became durable, all of one transaction together."""
         async for batch in self._writer.batches():
+            reach(KillPoint.AFTER_PUBLISH)
             replies = await self._queue.accept(
                 [AcceptRequest(finished.work.lease, ref, finished.summary) for finished, ref in batch]
             )

@@ -66,6 +66,7 @@ from vime.settings.import_paths import load_function
 from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
+from vime.utils.kill_points import KillPoint, reach
 
 
 @dataclass(frozen=True)
@@ -293,6 +294,7 @@ class _Session:
                 return
             await self._revive_trainers()
             reports = await self._workers.guarded(self._workers.train(encode(plan)))
+            reach(KillPoint.AFTER_TRAIN)
             await self._workers.training_completed(plan)
             self._done_rollouts = rollout_id + 1
             self._clock.trained()
@@ -315,7 +317,9 @@ class _Session:
         """Publish if it is due after this rollout batch."""
         publication = None
         if (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
+            reach(KillPoint.BEFORE_WEIGHTS)
             publication = await self._workers.guarded(publisher.publish())
+            reach(KillPoint.AFTER_WEIGHTS)
             for address, reason in publication.fenced.items():
                 self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
         if publication is None or not publication.raised:
@@ -355,7 +359,9 @@ class _Session:
             policy_version=policy_version,
             processed=await self._processed_rewards(select_groups(groups, batch)),
         )
+        reach(KillPoint.BEFORE_PLAN)
         await self._workers.record_plan(plan, encode(plan))
+        reach(KillPoint.AFTER_PLAN)
         return plan
 
     async def _processed_rewards(self, groups: Sequence[AcceptedGroup]) -> ProcessedRewards | None:
