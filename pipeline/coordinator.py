@@ -31,6 +31,7 @@ from storage.queue import GroupQueue
 from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState, MemorySnapshot
 from vime.data.prompt_stream import PromptStream
 from vime.errors import StaleLeaseError
+from vime.utils.kill_points import KillPoint, reach
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +284,10 @@ class Coordinator:
 
     def _accept(self, requests: Sequence[AcceptRequest]) -> list[AcceptReply]:
         replies = []
-        for request, receipt in zip(requests, self._queue.accept_many(requests), strict=True):
+        reach(KillPoint.BEFORE_ACCEPT)
+        receipts = self._queue.accept_many(requests)
+        reach(KillPoint.AFTER_ACCEPT)
+        for request, receipt in zip(requests, receipts, strict=True):
             group_index = request.summary.group_index
             self._forget_lease(group_index, request.lease)
             replies.append(AcceptReply(group_index, None if receipt is None else receipt.position))

@@ -21,6 +21,7 @@ from storage.queue_types import GroupReturn, Stage
 from storage.writer import GroupWriter, WriteLimits
 from vime.errors import EngineError, SampleError
 from vime.rollout.dynamic_filter import DynamicFilter, rejection
+from vime.utils.kill_points import KillPoint, reach
 
 logger = logging.getLogger(__name__)
 
@@ -199,6 +200,7 @@ class Producer:
         self._num_putting += 1
         self._note_blocked()
         try:
+            reach(KillPoint.BEFORE_PUBLISH)
             await self._writer.put(group, outgoing.work.lease, outgoing)
         finally:
             self._num_putting -= 1
@@ -246,6 +248,7 @@ class Producer:
     async def _publish_loop(self) -> None:
         """Have accepted, or taken back, what became durable: all of one transaction together."""
         async for batch in self._writer.batches():
+            reach(KillPoint.AFTER_PUBLISH)
             made = [(item.work, item.outcome, ref) for item, ref in batch if isinstance(item.outcome, MadeGroup)]
             if made:
                 replies = await self._queue.accept(

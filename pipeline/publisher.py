@@ -16,6 +16,7 @@ from pipeline.weight_transports.transport import Deadline, Failures, Prepared, W
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.updates import CompareHeld, RememberHeld
 from vime.errors import PublicationError
+from vime.utils.kill_points import KillPoint, reach
 
 logger = logging.getLogger(__name__)
 
@@ -282,6 +283,7 @@ class WeightPublisher:
             for update in loading:
                 update.weights = Weights.UNKNOWN
             note_failures(loading, await self._load(version, [update.engine for update in loading], deadline))
+            reach(KillPoint.DURING_WEIGHTS)
             await asyncio.gather(*(update.close(version) for update in loading))
             if self._compare_first:
                 await self._hold(loading, deadline, CompareHeld())

@@ -84,6 +84,7 @@ from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
 from vime.settings.rules.quantities import demand_of
+from vime.utils.kill_points import KillPoint, reach
 from vime.utils.types import Sample
 
 _Result = TypeVar("_Result")
@@ -417,6 +418,7 @@ class _Session:
             await self._revive_trainers()
             self._holds_published = False
             samples, reports = await self._workers.guarded(self._read_and_train(plan))
+            reach(KillPoint.AFTER_TRAIN)
             await self._workers.training_completed(plan)
             self._done_rollouts = rollout_id + 1
             self._clock.trained()
@@ -460,7 +462,9 @@ class _Session:
         publication = None
         if is_due or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
             await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
+            reach(KillPoint.BEFORE_WEIGHTS)
             publication = await self._workers.guarded(publisher.publish())
+            reach(KillPoint.AFTER_WEIGHTS)
             self._holds_published = publication.raised
             self._tell_of_engines(publication)
         if publication is None or not publication.raised:
@@ -512,7 +516,9 @@ class _Session:
             policy_version=publisher.version,
             processed=await self._processed_rewards(chosen),
         )
+        reach(KillPoint.BEFORE_PLAN)
         await self._workers.record_plan(plan, encode(plan))
+        reach(KillPoint.AFTER_PLAN)
         await self._dumps.save(plan)
         return plan
 

@@ -20,6 +20,7 @@ from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
+from vime.utils.kill_points import KillPoint, reach
 
 if TYPE_CHECKING:
     from vime.backends.megatron_utils.critic import Critic
@@ -108,9 +109,11 @@ class TrainerWorker:
     def _train_actor(self, plan: BatchPlan, steps: Steps) -> list[StepResult]:
         results = []
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
+            reach(KillPoint.BEFORE_STEP)
             metrics = self._trainer.train_step(microbatches, totals(step), StepPlace(plan.rollout_id, number))
             results.append(StepResult(metrics, self._trainer.sample_losses))
             log_step(self._training_log, plan, number, self._replica)
+            reach(KillPoint.AFTER_STEP)
         self._trainer.rollout_trained(plan.rollout_id)
         return results
 
@@ -143,9 +146,11 @@ class TrainerWorker:
         )
 
     def save(self, directory: Path, rollout_id: int) -> None:
+        reach(KillPoint.BEFORE_SAVE)
         self._trainer.save(directory, rollout_id)
         if self._critic is not None:
             self._critic.save(directory, rollout_id)
+        reach(KillPoint.AFTER_SAVE)
 
     def load(self, directory: Path, rollout_id: int) -> None:
         self._trainer.load(directory, rollout_id)

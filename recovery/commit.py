@@ -12,6 +12,7 @@ import msgspec
 from storage.files import make_folder, sha256_of, sync_tree, write_atomically, write_once
 from storage.queue_types import MemorySnapshot
 from vime.errors import CommitError
+from vime.utils.kill_points import KillPoint, reach
 
 COMMIT_VERSION = 1
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -112,10 +113,12 @@ def write_commit(
         files=_digests(directory, [*payload, state_path]),
     )
     path = commit_path(directory, rollout_id)
+    reach(KillPoint.BEFORE_COMMIT)
     try:
         write_once(path, msgspec.json.format(msgspec.json.encode(record), indent=1))
     except FileExistsError as error:
         raise CommitError(f"{path} exists already, and commits are never replaced.") from error
+    reach(KillPoint.AFTER_COMMIT)
     write_atomically(directory / TRACKER, str(rollout_id).encode())
     return path
 

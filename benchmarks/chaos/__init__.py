@@ -1,0 +1,1 @@
+"""A campaign of kills against one run. `python -m benchmarks.chaos --help`."""
