@@ -148,7 +148,7 @@ class _Session:
                     self._clock.trained()
                     await self._save(rollout_id, last=rollout_id == rollouts[-1] or self._interrupts.stop_asked)
                     self._clock.published()
-                    record = step_record(plan, rollouts.stop, reports, None, _NO_QUEUE, [], self._clock)
+                    record = step_record(plan, rollouts.stop, reports, None, _NO_QUEUE, [], self._clock, {})
                     append_durably(self._folder.metrics, msgspec.json.encode(record))
                     self._view.step(record)
                     if self._interrupts.stop_asked:
