@@ -84,6 +84,31 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ("bit_equal", ">=", 1, "share of the pulls that left exactly the trainer's weights"),
         ("refused_and_repaired", ">=", 1, "share of damaged versions that were refused, then repaired"),
     ],
+    "gpu.stream": [
+        ("stream_over_slower", ">=", 0.85, "trained tokens/s, over the slower of generation and training alone"),
+        ("stream_tokens_per_s", ">=", 26639, "trained tokens/s; wanted: 1.5 times those of TRL 1.16 on such a machine"),
+        ("stream_over_turns", "", 0, "over vime itself with generation and training in turn"),
+        ("turns_ceiling", "", 0, "what both sides alone would allow that ratio to be"),
+        ("generation_tokens_per_s", "", 0, "the engine alone, with log-probabilities"),
+        ("training_tokens_per_s", "", 0, "training alone"),
+        ("trainer_idle_share", "", 0, "share of the stream's time in which the trainer waits for samples"),
+        ("publish_s", "", 0, "a publication of 1.2 GB from GPU to GPU, digests and loading included"),
+        ("pause_s", "", 0, "the engine's pause in it"),
+        ("parity_mean", "<=", 0.02, "trainer against engine in bf16, mean difference of log-probabilities"),
+    ],
+    "gpu.reverse_run": [
+        ("reward_first", "", 0, "exact reward of the first five steps"),
+        ("reward_last", "", 0, "of the last five"),
+        ("parity_mean", "<=", 0.02, "trainer against engine in bf16, mean difference of log-probabilities"),
+        ("parity_mean_resumed", "<=", 0.02, "the same after kill -9 of the whole process tree and a resume"),
+        ("lost", "<=", 0, "groups that the kill lost"),
+        ("trained_twice", "<=", 0, "groups that were trained twice"),
+        ("rolled_back", "", 0, "groups trained after the last commit, and anew after the resume"),
+        ("cold_start_s", "", 0, "seconds from the command to the first step"),
+        ("resume_over_cold", "<=", 1.2, "the same of the resume, over that"),
+        ("step_s", "", 0, "seconds a step"),
+        ("pause_s", "", 0, "the engine's pause in a publication"),
+    ],
 }
 """Benchmark -> (value, comparison, floor, meaning); no comparison where the value is only told."""
 PICTURES = {
@@ -129,7 +154,8 @@ def _section(folder: str, report: dict[str, Any]) -> str:
 def _machine(report: dict[str, Any]) -> str:
     machine = report["machine"]
     return (
-        f"on {machine['num_cores']} cores ({machine['processor']}), {machine['memory_gib']:g} GiB, "
+        f"on {machine['gpu'] + ' (' + machine['devices'] + '), ' if 'gpu' in machine else ''}"
+        f"{machine['num_cores']} cores ({machine['processor']}), {machine['memory_gib']:g} GiB, "
         f"{machine['file_system'] + ', ' if 'file_system' in machine else ''}load {machine['load_1min']:g}"
     )
 

@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import json
+import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import VimeError
 from vime.models.weight_names import WeightRule, weight_rules
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # conversion runs on the CPU, as `vime convert` sees to
 BOTH_FORMATS = ("qwen2", "deepseek_v3")
 Tensors = dict[str, torch.Tensor]
 

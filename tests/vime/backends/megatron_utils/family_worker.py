@@ -58,7 +58,7 @@ def families(world: World) -> dict[str, dict[str, Any]]:
         with world.trainer(hf_checkpoint=folder) as trainer, torch.no_grad():
             packed = logits_of(trainer, range(8), sequences)
             alone = torch.cat([logits_of(trainer, [member], sequences) for member in range(8)])
-            first = {key: tensor.clone() for key, tensor in trainer.named_hf_weights()}
+            first = {key: tensor.to("cpu", copy=True) for key, tensor in trainer.named_hf_weights()}
             trainer.save_hf(world.folder / f"back_{name}")
         model = load_double(folder)
         with torch.no_grad():

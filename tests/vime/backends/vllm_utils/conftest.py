@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 
 import pytest
+import torch
 
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import VOCAB_SIZE
@@ -46,6 +47,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                 log_path=folder / "engine.log",
                 run_id="contract",
                 max_model_len=MAX_MODEL_LEN,
+                device="gpu" if torch.cuda.is_available() else "cpu",
+                dtype="float32",
+                extra_args=("--enforce-eager",),
                 columns=SampleColumns(num_candidates=VOCAB_SIZE, nucleus=True),
             )
             server = stack.enter_context(EngineServer(launch))

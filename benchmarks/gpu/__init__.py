@@ -1,0 +1,1 @@
+"""Parts of the suite for GPUs. Each runs in small on a CPU, too."""
