@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import ray
@@ -45,6 +45,9 @@ from vime.errors import VimeError
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.settings.served_models import EngineSpec
+
+if TYPE_CHECKING:
+    from pipeline.trainer_worker import TrainerWorker
 
 logger = logging.getLogger(__name__)
 
@@ -367,6 +370,7 @@ class TrainerActor:
         self._folder = RunFolder.of(self._settings)
         log_to_file(self._folder.log(f"trainer_{rank}"))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._built: TrainerWorker | None = None
 
     async def pid(self) -> int:
         return os.getpid()
@@ -386,8 +390,8 @@ class TrainerActor:
 
         def build() -> int:
             pool = open_pool(self._settings, coordinator)
-            self._worker = build_trainer_worker(self._settings, self._folder, pool, self._rank, world_size, init_method)
-            return self._worker.data_parallel_size
+            self._built = build_trainer_worker(self._settings, self._folder, pool, self._rank, world_size, init_method)
+            return self._built.data_parallel_size
 
         return await self._on_thread(build)
 
@@ -450,8 +454,16 @@ class TrainerActor:
         await self._on_thread(lambda: self._worker.weights.stop_sharing())
 
     async def close(self) -> None:
-        await self._on_thread(lambda: self._worker.close())
+        """Also of a rank that was not built, because the start failed before."""
+        if self._built is not None:
+            await self._on_thread(self._built.close)
         self._thread.shutdown()
+
+    @property
+    def _worker(self) -> TrainerWorker:
+        if self._built is None:
+            raise RuntimeError("build() has not been called")
+        return self._built
 
     async def _on_thread(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

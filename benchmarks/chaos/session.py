@@ -90,7 +90,7 @@ class Campaign:
         log = logs / f"{len(list(logs.iterdir())):04d}.log"
         environment = {
             **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
             MARK_VARIABLE: self._mark,
             KILL_FILE_VARIABLE: str(self._kill_file.resolve()),
         }

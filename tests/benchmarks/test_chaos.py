@@ -48,7 +48,7 @@ def test_only_the_process_that_gets_to_the_point_asked_for_is_killed(
     if asked is not None:
         (tmp_path / "kill").write_text(asked)
     code = "from vime.utils.kill_points import KillPoint, reach; reach(KillPoint.BEFORE_SAVE)"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), KILL_FILE_VARIABLE: str(tmp_path / "kill")}
+    environment = {**os.environ, KILL_FILE_VARIABLE: str(tmp_path / "kill")}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == status
     assert (tmp_path / "kill").exists() == (asked == "after-save"), "one kill is asked for, and one process takes it"
 

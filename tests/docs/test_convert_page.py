@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def run_command(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     script = "import sys; from vime.cli.main import main; sys.exit(main())"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", script, *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
 

@@ -74,10 +74,8 @@ class Job:
 
     def start(self) -> subprocess.Popen[str]:
         """Start the job in a process group of its own."""
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         return subprocess.Popen(
             self.command(),
-            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -100,10 +98,7 @@ def run_with_standins(job: Job) -> str:
     """Output of a finished run whose engines are stand-ins; fails with it when the run fails."""
     words = job.command()
     argv = [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        argv, env=environment, capture_output=True, text=True, timeout=280, cwd=REPOSITORY, check=False
-    )
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -27,8 +26,7 @@ def colocated(folder: Path, *switches: str, **flags: object) -> Job:
 
 def finished(argv: list[str]) -> str:
     """Output of a run; fails with it when the run fails."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=380, cwd=REPOSITORY)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=380, cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

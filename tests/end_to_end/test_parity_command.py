@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.jobs import REPOSITORY, Job
+from tests.end_to_end.jobs import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.multiproc, pytest.mark.timeout(400)]
 
@@ -20,8 +19,7 @@ def parity(folder: Path, **flags: Any) -> subprocess.CompletedProcess[str]:
     job.prepare()
     command = job.command()
     command[command.index("train")] = "parity"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300)
 
 
 def test_engine_and_trainer_agree(tmp_path: Path) -> None:

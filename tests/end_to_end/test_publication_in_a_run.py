@@ -22,7 +22,7 @@ def run(job: Job, **variables: str) -> str:
     """Output of a finished run; fails with it when the run fails. `variables` are of its environment."""
     words = job.command()
     argv = [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
+    environment = {**os.environ, **variables}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=280, cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

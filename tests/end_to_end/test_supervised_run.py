@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from recovery.audit import audit_run
 from recovery.commit import committed_rollouts
 from tests.end_to_end.changed_line import changed_line
-from tests.end_to_end.jobs import REPOSITORY
 from tests.end_to_end.standin_jobs import vime
 from tests.support.tiny_models import build_tiny_qwen3
 
@@ -46,7 +44,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     switches = ["--use-dynamic-batch-size", "--calculate-per-token-loss", "--disable-compute-advantages-and-returns"]
     job = subprocess.run(
         [sys.executable, "-m", "vime", "train", *words, *switches],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=280,

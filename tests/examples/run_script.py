@@ -43,7 +43,7 @@ def settings_of(tmp_path: Path, name: str, model: str, config: dict[str, Any], *
 def steps_of(folder: Path, name: str, *words: str) -> list[dict[str, Any]]:
     """The metrics of a run of the example in `folder` with `words` added to its command line."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PATH": path}
     done = subprocess.run(
         ["bash", ROOT / "examples" / name / "run.sh", folder, *words],
         env=environment,

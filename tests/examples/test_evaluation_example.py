@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_example(folder: Path, *words: str) -> str:
     """What the example printed."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PATH": path}
     done = subprocess.run(
         ["bash", ROOT / "examples" / "evaluation" / "run.sh", folder, "--rollout-batch-size", "8", *words],
         env=environment,

@@ -54,9 +54,10 @@ async def test_nodes_are_tried_before_the_coordinator_starts(tmp_path: Path, mon
     monkeypatch.setattr(run_module, "Workers", lambda *_: None)
     nothing: Any = None
     start = run_module.Start(run_module.RestorePlan(run_module.RestoreMode.NEW, ".", 0), "b", None, None, None)
-    session = run_module._Session(resolved.settings, folder, start, nothing, nothing, nothing)
-    with pytest.raises(StorageError, match="node 7 lacks it"):
-        await session._start_all([])
+    with ProgressView() as view:
+        session = run_module._Session(resolved.settings, folder, start, nothing, view, nothing, evaluates_first=False)
+        with pytest.raises(StorageError, match="node 7 lacks it"):
+            await session._start_all([])
     assert tried == [(folder.queue, resolved.settings.queue)]
 
 

@@ -20,7 +20,7 @@ def run_unread(words: list[str], temporary: Path, *, both: bool = False) -> tupl
     try:
         done = subprocess.run(
             [sys.executable, *words], cwd=ROOT, stdout=writer, stderr=subprocess.STDOUT if both else subprocess.PIPE,
-            text=True, check=False, env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)},
+            text=True, check=False, env={**os.environ, "TMPDIR": str(temporary)},
         )  # fmt: skip
     finally:
         os.close(writer)

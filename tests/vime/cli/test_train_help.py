@@ -1,7 +1,6 @@
 """`vime train --help` and how little it loads."""
 
 import json
-import os
 import re
 import resource
 import subprocess
@@ -31,7 +30,7 @@ def test_help_marks_what_is_not_built_as_the_documentation_does(capsys: pytest.C
     entries = re.split(r"\n  (?=--)", text.partition("\nFlags that")[0])[1:]
     rows = (ROOT / "docs" / "flags.md").read_text().partition("## Not built yet")[0]
     marked = set(re.findall(r"^\| `(--[^`]+)`[^|]* † \|", rows, re.MULTILINE))
-    assert len(marked) > 100
+    assert len(marked) > 20
     assert {entry.split()[0].rstrip(",") for entry in entries if "†" in entry} == marked
     assert "† is not built yet, or not for all values" in text
 
@@ -40,7 +39,7 @@ def test_help_loads_no_framework_and_takes_less_than_a_second() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "vime", "train", "--help"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
