@@ -51,7 +51,6 @@ OBJECTIVE=(
 )
 
 TRAINER=(
-    --bf16
     --lr 2e-6
     --clip-grad 1.0
     --use-dynamic-batch-size
