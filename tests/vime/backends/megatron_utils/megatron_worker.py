@@ -109,7 +109,9 @@ def alone(world: World, steps: Sequence[int], *argv: str, **options: Any) -> tup
 
 
 def metric_difference(one: list[dict[str, float]], other: list[dict[str, float]]) -> float:
-    return max((abs(a[name] - b[name]) for a, b in zip(one, other, strict=False) for name in a), default=0.0)
+    """Largest difference of a metric; of one above 1, such as a gradient's norm, in parts of it."""
+    pairs = [(a[name], b[name]) for a, b in zip(one, other, strict=False) for name in a]
+    return max((abs(first - second) / max(1.0, abs(second)) for first, second in pairs), default=0.0)
 
 
 def compare_with_one_rank(world: World, *argv: str, split: Any, steps: int = 3, **options: Any) -> dict[str, float]:
