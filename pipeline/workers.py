@@ -102,6 +102,7 @@ class Workers:
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
+        starting.result()
         if engines_are_others(self.settings):
             return await self._join_engines(report)
         if self.settings.engine.use_fault_tolerance and self.engines:
