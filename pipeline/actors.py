@@ -41,6 +41,7 @@ from storage.queue_types import GroupReturn
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.backends.vllm_utils.launch import EnginePart
+from vime.backends.vllm_utils.server import EngineServer
 from vime.errors import VimeError
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
@@ -230,7 +231,8 @@ class EngineActor:
 
     async def watch(self) -> int:
         """Returns the engine's exit status when it ends, or its part on another node."""
-        watching = [asyncio.ensure_future(each) for each in (self._poll(), *(p.watch.remote() for p in self._others))]
+        ends = (_ended(self._server), *(part.watch.remote() for part in self._others))
+        watching = [asyncio.ensure_future(end) for end in ends]
         ended, running = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
             task.cancel()
@@ -241,11 +243,6 @@ class EngineActor:
         await asyncio.to_thread(self._server.stop)
         if stopping:
             await asyncio.wait(stopping)
-
-    async def _poll(self) -> int:
-        while (status := self._server.poll()) is None:
-            await asyncio.sleep(0.25)
-        return status
 
     def _note_progress(self, phase: str, seconds: float) -> None:
         self._progress = f"{phase}, {seconds:.0f} s"
@@ -268,12 +265,17 @@ class EnginePartActor:
 
     async def watch(self) -> int:
         """Returns the workers' exit status when they end."""
-        while (status := self._server.poll()) is None:
-            await asyncio.sleep(0.25)
-        return status
+        return await _ended(self._server)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._server.stop)
+
+
+async def _ended(server: EngineServer) -> int:
+    """The exit status of an engine's process on this node, when it ends."""
+    while (status := server.poll()) is None:
+        await asyncio.sleep(0.25)
+    return status
 
 
 def _engine_parts(address: str, num_parts: int) -> list[EnginePart | None]:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -82,9 +81,8 @@ class Campaign:
             "--actor-num-gpus-per-node": layout.num_trainers,
             "--rollout-num-gpus": layout.num_engines,
         }
-        command = replace(self.job, num_rollout=num_rollout, flags=flags).command()
-        if self._standin:
-            command = [sys.executable, "-m", "tests.end_to_end.standin_run", *command[command.index("train") + 1 :]]
+        job = replace(self.job, num_rollout=num_rollout, flags=flags)
+        command = job.standin_command() if self._standin else job.command()
         logs = self.folder / "sessions"
         logs.mkdir(exist_ok=True)
         log = logs / f"{len(list(logs.iterdir())):04d}.log"

@@ -72,6 +72,11 @@ class Job:
         words = [word for name, value in flags.items() if value is not None for word in (name, str(value))]
         return [sys.executable, "-m", "vime", "train", *words, *always, *self.switches]
 
+    def standin_command(self) -> list[str]:
+        """The same job on stand-in engines; every other process is real."""
+        words = self.command()
+        return [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
+
     def start(self) -> subprocess.Popen[str]:
         """Start the job in a process group of its own."""
         return subprocess.Popen(
@@ -94,11 +99,21 @@ class Job:
         return ids
 
 
-def run_with_standins(job: Job) -> str:
-    """Output of a finished run whose engines are stand-ins; fails with it when the run fails."""
-    words = job.command()
-    argv = [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=REPOSITORY, check=False)
+def run_with_standins(job: Job, **variables: str) -> str:
+    """Output of a finished run whose engines are stand-ins; fails with it when the run fails.
+
+    `variables` are added to its environment.
+    """
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        job.standin_command(),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=REPOSITORY,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -12,9 +12,7 @@ from tests.end_to_end.jobs import REPOSITORY, Job
 
 def run_standin(job: Job, *, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
     """Run a job to its end; every process but the engines is real."""
-    words = job.command()
-    argv = [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
-    return _run(argv, REPOSITORY, timeout_s)
+    return _run(job.standin_command(), REPOSITORY, timeout_s)
 
 
 def vime(*words: object, path: Path = REPOSITORY, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:

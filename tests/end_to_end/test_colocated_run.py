@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -48,8 +47,7 @@ def test_engines_sleep_through_every_batch_and_each_batch_is_of_the_newest_weigh
     if released:
         flags |= {"--update-weight-transport": "disk", "--update-weight-disk-dir": tmp_path / "versions"}
     job = colocated(tmp_path, *(("--release-train",) if released else ()), **flags)
-    words = job.command()
-    finished([sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]])
+    finished(job.standin_command())
     check_turns(job)
     events = (job.run / "logs" / "engine_0_events.log").read_text().splitlines()
     turn = ["sleep", "wake weights", "load", "wake kv_cache"]

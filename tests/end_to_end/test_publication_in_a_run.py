@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recovery.audit import audit_run
-from tests.end_to_end.jobs import REPOSITORY, Job, stored_samples
+from tests.end_to_end.jobs import Job, run_with_standins, stored_samples
 from tests.end_to_end.standin_run import DIES_VARIABLE
 from vime.backends.vllm_utils.disk.mirror import HostMirror
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(300)]
-
-
-def run(job: Job, **variables: str) -> str:
-    """Output of a finished run; fails with it when the run fails. `variables` are of its environment."""
-    words = job.command()
-    argv = [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
-    environment = {**os.environ, **variables}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=280, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path) -> None:
@@ -42,7 +29,7 @@ def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path)
     }
     job = Job(tmp_path, num_rollout=5, flags=flags)
     job.prepare()
-    output = run(job)
+    output = run_with_standins(job)
     assert "Weights published as version 1" in output
     steps = job.steps()
     assert [step["policy_version"] for step in steps] == [1, 1, 2, 2, 3]
@@ -61,7 +48,7 @@ def test_an_engine_that_dies_is_replaced_and_serves_again_with_the_current_versi
     }
     job = Job(tmp_path, num_rollout=6, flags=flags, switches=("--use-fault-tolerance",))
     job.prepare()
-    output = run(job, **{DIES_VARIABLE: "0.5"})
+    output = run_with_standins(job, **{DIES_VARIABLE: "0.5"})
     assert "engine 0 (http://" in output
     assert "restart 1 of 3." in output
     assert "serves again, with version" in output
@@ -88,7 +75,7 @@ def test_a_frozen_model_of_the_file_teaches_the_trained_one_through_its_own_rout
         "--vllm-max-model-len": None,
     }
     job.prepare()
-    output = run(job)
+    output = run_with_standins(job)
     assert output.index("Router of actor: http://") < output.index("Router of ref: http://")
     samples = stored_samples(job)
     assert len(samples) >= 2 * 8 * 4
