@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.evaluation.records import EvaluationRecord, read_evaluations
-from tests.end_to_end.jobs import Job
-from tests.end_to_end.test_publication_in_a_run import run
+from tests.end_to_end.jobs import Job, run_with_standins
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(600)]
 
@@ -29,7 +28,7 @@ def test_evaluations_have_one_version_each_and_only_a_missing_one_is_made_by_a_r
     }
     job = Job(tmp_path, num_rollout=3, flags=flags)
     job.prepare()
-    output = run(job)
+    output = run_with_standins(job)
     assert "Evaluation before training (policy version 1)" in output
     before, between, after = evaluations(job)
     assert [record.evaluation for record in (before, between, after)] == [0, 2, 3]
@@ -41,9 +40,9 @@ def test_evaluations_have_one_version_each_and_only_a_missing_one_is_made_by_a_r
     lines = (job.run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (job.run / "metrics.jsonl").write_bytes(b"".join(line for line in lines if b'"evaluation":3' not in line))
     assert evaluations(job) == kept
-    output = run(job)
+    output = run_with_standins(job)
     assert "The evaluation after step 3 is missing and is made now." in output
     assert "Evaluation after step 3 (policy version 4)" in output
     assert [record.evaluation for record in evaluations(job)] == [0, 2, 3]
-    assert "Nothing to do: already at 3 of 3." in run(job)
+    assert "Nothing to do: already at 3 of 3." in run_with_standins(job)
     assert len(evaluations(job)) == 3

@@ -9,8 +9,7 @@ import pytest
 
 from recovery.audit import audit_run
 from tests.end_to_end import own_hooks
-from tests.end_to_end.jobs import Job
-from tests.end_to_end.test_publication_in_a_run import run
+from tests.end_to_end.jobs import Job, run_with_standins
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(600)]
 
@@ -26,8 +25,8 @@ def test_rollouts_of_an_own_function_are_filtered_trained_and_resumed(tmp_path: 
     }
     job = Job(tmp_path, num_rollout=2, flags=flags)
     job.prepare()
-    run(job)
-    run(Job(tmp_path, num_rollout=3, flags={**flags, "--load": job.run}))
+    run_with_standins(job)
+    run_with_standins(Job(tmp_path, num_rollout=3, flags={**flags, "--load": job.run}))
     assert [step["rollout_id"] for step in job.steps()] == [0, 1, 2]
     asked = [json.loads(line) for line in (job.run / "rollouts.jsonl").read_text().splitlines()]
     assert [number for number, _ in asked][:2] == [0, 1]
