@@ -33,7 +33,7 @@ from pipeline.wiring import (
     build_trainer_worker,
     create_or_open_pool,
     engine_columns,
-    open_pool,
+    open_bounded_pool,
 )
 from recovery.commit import QueueState
 from storage.positions import PositionRanges
@@ -391,7 +391,7 @@ class TrainerActor:
         """Join the other ranks and build model and optimizer; the data-parallel size."""
 
         def build() -> int:
-            pool = open_pool(self._settings, coordinator)
+            pool = open_bounded_pool(self._settings, coordinator)
             self._built = build_trainer_worker(self._settings, self._folder, pool, self._rank, world_size, init_method)
             return self._built.data_parallel_size
 

@@ -25,6 +25,7 @@ from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
 from pipeline.user_functions import user_function
 from pipeline.weight_wiring import trainer_weights
+from storage.bounded_pool import BoundedPool
 from storage.checks import check_enqueue
 from storage.columns import encode_group
 from storage.contracts import PayloadPool
@@ -68,12 +69,17 @@ def create_or_open_pool(settings: Settings) -> Pool:
 
 
 def open_pool(settings: Settings, coordinator: Any) -> PayloadPool:
-    """The run's pool as producers and trainer ranks see it; `coordinator` is the handle of its actor."""
+    """The run's pool, made by the coordinator before; `coordinator` is the handle of its actor."""
     queue = settings.queue
     if queue.is_in_memory:
         carrier = carrier_of(queue.rollout_data_transport)
         return MemoryPool(queue.rollout_queue_run_id, RayParts(coordinator, carrier))
     return _open_on_disk(settings)
+
+
+def open_bounded_pool(settings: Settings, coordinator: Any) -> PayloadPool:
+    """The run's pool as producers and trainer ranks use it: so many threads at once as the settings say."""
+    return BoundedPool(open_pool(settings, coordinator), settings.queue.rollout_io_concurrency)
 
 
 def _open_on_disk(settings: Settings) -> Pool:
@@ -140,7 +146,7 @@ def build_data_source(settings: Settings, coordinator: Any, *, branch: str, work
     needs = enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")))
     return QueueDataSource(
         RayBlockingQueue(coordinator),
-        open_pool(settings, coordinator),
+        open_bounded_pool(settings, coordinator),
         DataSourceSettings(
             worker_id=worker_id,
             branch=branch,
