@@ -21,7 +21,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
 from pipeline.serving_engines import ServingEngines
 from pipeline.transports.ray_parts import answer_of
-from pipeline.wiring import build_data_source, open_pool
+from pipeline.wiring import build_data_source, open_bounded_pool
 from recovery.branch import read_branches
 from storage.dead_letters import DeadLetterBox
 from vime.backends.megatron_utils.hf_config import read_hf_config
@@ -90,7 +90,7 @@ async def build_producer(
     in_flight, worker_id = max_groups_in_flight(settings, len(engines)), f"producer-{number}-{os.getpid()}"
     if not is_stream(settings):
         return _build_runner(settings, coordinator, gate, groups, dynamic_filter, in_flight, worker_id), closers
-    pool = open_pool(settings, coordinator)
+    pool = open_bounded_pool(settings, coordinator)
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
     producer = Producer(
@@ -209,10 +209,12 @@ async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
     objective, url = settings.objective, settings.rollout.rm_url
     if not objective.use_opd or objective.opd_type != "vllm":
         return None
+    by_position = objective.opd_teacher_scoring == "per-position"
+    temperature = settings.rollout.rollout_temperature if by_position else None
     if objective.opd_teacher_model is not None:
-        return EngineTeacher.at(get_model_url(HookArgs(settings), objective.opd_teacher_model))
+        return EngineTeacher.at(get_model_url(HookArgs(settings), objective.opd_teacher_model), temperature)
     if url is None:
         return None
-    teacher = EngineTeacher.at(url)
+    teacher = EngineTeacher.at(url, temperature)
     await teacher.check()
     return teacher

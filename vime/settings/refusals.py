@@ -111,14 +111,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "rollout hooks",
     ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
-    # Objective
-    Refusal(
-        "--opd-teacher-scoring",
-        "prompt-logprobs",
-        "A teacher in an engine scores a response in one request.",
-        "one request for each position",
-        accepts=("prompt-logprobs",),
-    ),
     # Trainer and checkpoints
     *unless_default(
         "--mtp-num-layers --mtp-loss-scaling-factor",
@@ -138,11 +130,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *unless_default("--async-save", "A commit is written at once.", "commits that are written in the background"),
     # Queue and weights
-    *unless_default(
-        "--rollout-io-concurrency",
-        "A process reads and writes with as many threads as it needs.",
-        "a bound on reads and writes in the pool",
-    ),
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     # Evaluation, debugging, logging
     *unless_default(

@@ -27,6 +27,9 @@ from vime.backends.vllm_utils.updates import StageRequest, StageStatus, Update
 from vime.errors import EngineError, EngineUnavailable
 from vime.versions import version_at_least
 
+SCORES_AT_ONCE = 64
+"""Requests for the score of one token each that run at once, for one sample."""
+
 
 class EngineClient:
     """Calls one engine directly, never through a router. Create it inside a running event loop; close it.
@@ -159,6 +162,29 @@ class EngineClient:
             samples=True,
         )
         return wire.decode_score(body, request_id, token_ids, start)
+
+    async def score_each(self, token_ids: list[int], start: int, *, temperature: float) -> list[float]:
+        """As `score`, at a temperature and by one request for each token; `start` is at least 1.
+
+        The engine must run with processed log-probabilities, as vime's own do; another one ignores the temperature.
+        """
+        limit = asyncio.Semaphore(SCORES_AT_ONCE)
+
+        async def score_one(position: int) -> float:
+            request_id, token = uuid.uuid4().hex, token_ids[position]
+            data = wire.encode_score_of_one(request_id, token_ids[:position], token, temperature)
+            async with limit:
+                body = await self._http.call(
+                    "POST", wire.GENERATE, data=data, timeout_s=self._generate_timeout_s, samples=True
+                )
+            return wire.decode_score_of_one(body, request_id, token)
+
+        tasks = [asyncio.create_task(score_one(position)) for position in range(start, len(token_ids))]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def abort(self, request_id: str) -> None:
         """Abort one request by the id it was sent with; nothing happens if it isn't running."""

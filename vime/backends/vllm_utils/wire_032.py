@@ -35,9 +35,15 @@ FINISH_REASONS = ("stop", "length", "abort")
 """How a request can end without an error."""
 
 
+class _TopLogProb(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
 class _LogProb(msgspec.Struct):
     token_id: int
     logprob: float
+    top_logprobs: list[_TopLogProb] = []
 
 
 class _LogProbs(msgspec.Struct):
@@ -113,6 +119,40 @@ def encode_score(request_id: str, token_ids: list[int]) -> bytes:
     """JSON body of a request for the log-probability of each token of a prompt; one token is sampled and unused."""
     parameters = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
     return msgspec.json.encode({"request_id": request_id, "token_ids": token_ids, "sampling_params": parameters})
+
+
+def encode_score_of_one(request_id: str, token_ids: list[int], token: int, temperature: float) -> bytes:
+    """JSON body of a request for the log-probability of `token` after `token_ids`; what is sampled is unused.
+
+    The token is asked for twice: the engine returns as many as are asked for, and the sampled one is the first of them.
+    """
+    parameters = {
+        "max_tokens": 1,
+        "temperature": temperature,
+        "logprobs": 2,
+        "logprob_token_ids": [token, token],
+        "detokenize": False,
+    }
+    return msgspec.json.encode({"request_id": request_id, "token_ids": token_ids, "sampling_params": parameters})
+
+
+def decode_score_of_one(body: bytes, request_id: str, token: int) -> float:
+    """Log-probability of the token that `encode_score_of_one` asked for; `EngineError` for what can't be used."""
+    where = f"request {request_id}"
+    try:
+        choices = msgspec.json.decode(body, type=_Answer).choices
+    except msgspec.DecodeError as error:
+        raise EngineError(f"{where}: the engine's answer can't be read: {error}.") from error
+    rows = [row for choice in choices[:1] if choice.logprobs for row in (choice.logprobs.content or [])[:1]]
+    found = {entry.token_id: entry.logprob for row in rows for entry in (row, *row.top_logprobs)}
+    value = found.get(token)
+    if value is None or not NO_LOG_PROB < value <= 0.0:
+        raise EngineError(
+            f"{where}: the log-probability of token {token} is {'absent' if value is None else value}, allowed: finite "
+            "and not above zero.",
+            next_step="Serve the teacher with a vLLM that knows logprob_token_ids, or score with prompt-logprobs.",
+        )
+    return value
 
 
 def decode_score(body: bytes, request_id: str, token_ids: list[int], start: int) -> list[float]:
