@@ -187,6 +187,7 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
         only_train_params=trainer.only_train_params_name_list,
         freeze_params=trainer.freeze_params_name_list,
         stateless_adam=trainer.use_stateless_adam,
+        saves_optimizer=not settings.checkpoint.no_save_optim,
         reset_optimizer_states=trainer.reset_optimizer_states,
         padded_vocab_size=trainer.padded_vocab_size,
         seed=trainer.seed,

@@ -119,15 +119,6 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
     *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
-    Refusal(
-        "--no-save-optim",
-        "left out, or with --use-stateless-adam",
-        "A commit is whole.",
-        "commits without the optimizer",
-        refused_value=lambda settings: (
-            "" if settings.checkpoint.no_save_optim and not settings.trainer.use_stateless_adam else None
-        ),
-    ),
     *unless_default("--async-save", "A commit is written at once.", "commits that are written in the background"),
     # Queue and weights
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),

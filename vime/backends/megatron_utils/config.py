@@ -42,6 +42,8 @@ class TrainerConfig:
     """Regular expressions of those that aren't."""
     stateless_adam: bool = False
     """Adam without moments."""
+    saves_optimizer: bool = True
+    """Checkpoints hold the optimizer's state; without it, whoever goes on from one begins with a new optimizer."""
     reset_optimizer_states: bool = False
     """Forget the optimizer's state after each rollout batch."""
     padded_vocab_size: int | None = None

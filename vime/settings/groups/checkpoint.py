@@ -38,5 +38,7 @@ class CheckpointSettings:
         check=at_least(0),
     )
     save_hf: str | None = flag(None, "Folder for Hugging Face exports at each save; `{rollout_id}` is filled in.")
-    no_save_optim: bool = flag(False, "Leave the optimizer's state out of checkpoints.")
+    no_save_optim: bool = flag(
+        False, "Leave the optimizer's state out of checkpoints; a resume begins with a new optimizer."
+    )
     async_save: bool = flag(False, "Write checkpoints in the background.")
