@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.frozen_sources import reference_source, teacher_source
+from pipeline.memory_record import memory_record
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.session_plan import start_source
 from pipeline.shard_needs import shard_needs
+from pipeline.step_checks import CheckSettings, StepChecks
+from pipeline.step_profile import ProfileSettings, StepProfile
 from pipeline.step_results import log_result, results_path
 from pipeline.storage_declaration import read_declaration
 from pipeline.trainer_worker import Steps, TrainerWorker
@@ -235,6 +238,7 @@ def build_trainer_worker(
     from vime.backends.megatron_utils.critic import Critic
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
+    memory = memory_record(settings, rank)
     config = trainer_config(settings, world_size)
     model = MegatronTrainer(config, rank, world_size, init_method)
     critic = None
@@ -252,6 +256,9 @@ def build_trainer_worker(
         results=partial(log_result, results_path(folder.root, rank)),
         rank=rank,
         postprocess=_data_postprocess(settings, config.objective),
+        checks=StepChecks(CheckSettings.of(settings, rank, starts_elsewhere=config.start is not None)),
+        memory=memory,
+        traced=StepProfile(ProfileSettings.of(model.megatron_args, folder.profiles, rank)).traced,
     )
 
 

@@ -10,7 +10,7 @@ from vime.models.weight_names import SUPPORTED_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
-from vime.settings.rules.quantities import own_engines, size
+from vime.settings.rules.quantities import option, own_engines, size
 
 
 def refused(settings: Settings) -> list[str]:
@@ -46,6 +46,11 @@ def _unserved_groups(settings: Settings) -> str | None:
     if settings.cluster.colocate or settings.cluster.engines_leave_memory:
         return f"{path} (with --colocate or --offload-rollout)"
     return None if any(spec.is_trained for spec in engines) else f"{path} (with no model that is updated)"
+
+
+def _profile_for_nsight(settings: Settings) -> str | None:
+    words = settings.megatron_args
+    return "" if option(words, "--profile") is not None and option(words, "--use-pytorch-profiler") is None else None
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -128,11 +133,12 @@ REFUSALS: tuple[Refusal, ...] = (
         "Stored samples are trained without engines, see --load-debug-rollout-data.",
         "stored samples beside running engines",
     ),
-    *unless_default(
-        "--ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm "
-        "--ci-load-grad-norm --memory-recorder --memory-snapshot-dir --memory-snapshot-num-steps",
-        "Nothing reads it.",
-        "checks of continuous integration and memory recording",
+    Refusal(
+        "--profile",
+        "with --use-pytorch-profiler",
+        "Its ranges are of CUDA, for Nsight Systems, and no vime run was ever profiled with it.",
+        "an NVIDIA GPU with Nsight Systems",
+        refused_value=_profile_for_nsight,
     ),
     *unless_default(
         "--use-wandb --wandb-mode --wandb-dir --wandb-key --wandb-host --wandb-team --wandb-group --wandb-project "

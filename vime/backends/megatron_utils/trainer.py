@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -94,6 +95,11 @@ class MegatronTrainer:
     @property
     def data_parallel_size(self) -> int:
         return int(parallel_state.get_data_parallel_world_size())
+
+    @property
+    def megatron_args(self) -> argparse.Namespace:
+        """Megatron's own arguments, validated."""
+        return self._args
 
     @property
     def layout(self) -> dict[str, str | int]:

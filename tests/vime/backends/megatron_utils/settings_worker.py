@@ -173,7 +173,7 @@ def unsaved_optimizer(world: World) -> dict[str, Any]:
             trainer.load(whole, 2)
             from_whole, whole_weights = train(trainer, [2], ONE_RANK), weights_of(trainer)
         with world.trainer(*argv, load=False) as trainer:
-            said = said_by(lambda: trainer.load(bare, 2))
+            said = said_by(partial(trainer.load, bare, 2))
         found[name] = {
             "bytes": size_of(folder) / size,
             "resumed": resumed,
