@@ -71,7 +71,9 @@ async def build_producer(
         GroupSettings(
             reward_timeout_s=rollout.reward_timeout,
             reward_key=rollout.reward_key,
-            needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
+            needs=enqueue_needs(
+                settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
+            ),
             sc_dtype=settings.queue.rollout_queue_sc_dtype,
             continues_aborted=rollout.partial_rollout,
             masks_continued=rollout.mask_offpolicy_in_partial_rollout,

@@ -146,7 +146,9 @@ def _planned_steps(settings: Settings) -> int | None:
 def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:
     """The queue as a rollout function of the user's own gets it; `coordinator` is the handle of its actor."""
     queue, data = settings.queue, settings.data
-    needs = enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")))
+    needs = enqueue_needs(
+        settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
+    )
     return QueueDataSource(
         RayBlockingQueue(coordinator),
         open_bounded_pool(settings, coordinator),
@@ -180,6 +182,7 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
     processes = world_size + num_rollout_gpus(settings)
     return TrainerConfig(
         hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
+        model_name=settings.checkpoint.model_name,
         megatron_argv=settings.megatron_args,
         megatron_overrides=overrides,
         extra_args_provider_path=trainer.extra_args_provider_path,

@@ -123,7 +123,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "conversion and training of heads for multi-token prediction",
     ),
     Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
-    *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
     *unless_default("--async-save", "A commit is written at once.", "commits that are written in the background"),
     # Queue and weights
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),

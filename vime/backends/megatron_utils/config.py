@@ -20,6 +20,8 @@ class TrainerConfig:
 
     hf_checkpoint: Path | str
     """Folder with `config.json` and safetensors files."""
+    model_name: str | None = None
+    """Family that its weights are of, where `config.json` names another type; see `families.family_named`."""
     megatron_argv: Sequence[str] = ()
     """Megatron flags of the user, such as `("--tensor-model-parallel-size", "2")`; they win over derived ones."""
     megatron_overrides: Mapping[str, Any] = field(default_factory=dict)

@@ -74,7 +74,7 @@ class MegatronTrainer:
         self._config = config
         use_threads(self._config.num_threads)
         self._hf_checkpoint = Path(config.hf_checkpoint)
-        self._hf_config = read_hf_config(self._hf_checkpoint)
+        self._hf_config = read_hf_config(self._hf_checkpoint, config.model_name)
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
         start_parallel(self._args, init_method, config.timeout_s)
         self.turns = DeviceTurns()

@@ -14,7 +14,7 @@ class CheckpointSettings:
 
     hf_checkpoint: str | None = flag(None, "Hugging Face folder: tokenizer, config and initial weights.", common=True)
     model_name: str | None = flag(
-        None, "Name of the weight conversion, when the one in the checkpoint's config doesn't fit."
+        None, "Family of models whose shape and weight names hold, in place of the model_type in config.json."
     )
     ref_load: str | None = flag(None, "Checkpoint of the reference model; the actor starts there without --load.")
     ref_ckpt_step: int | None = flag(None, "Step of the reference model's checkpoint.", check=at_least(0))

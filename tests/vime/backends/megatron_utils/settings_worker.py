@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +188,24 @@ def unsaved_optimizer(world: World) -> dict[str, Any]:
     return found
 
 
+def renamed_model(world: World) -> dict[str, Any]:
+    """A checkpoint whose config names a type that nobody knows, trained as the family that it is of."""
+    plain, renamed = world.checkpoint("tied"), world.folder / "renamed"
+    shutil.copytree(plain, renamed)
+    config = json.loads((renamed / "config.json").read_text())
+    (renamed / "config.json").write_text(json.dumps({**config, "model_type": "house_model"}))
+    with world.trainer() as trainer:
+        metrics, weights = train(trainer, [0], ONE_RANK), weights_of(trainer)
+    with world.trainer(hf_checkpoint=renamed, model_name="Qwen3ForCausalLM") as trainer:
+        named = train(trainer, [0], ONE_RANK)
+        apart = largest_difference(weights, weights_of(trainer))
+    return {
+        "metrics": metric_difference(metrics, named),
+        "weights": apart,
+        "said": said_by(partial(enter, world, {"hf_checkpoint": renamed})),
+    }
+
+
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -277,6 +298,7 @@ SCENARIOS = {
     "frozen_stage": frozen_stage,
     "forgetful_optimizers": forgetful_optimizers,
     "unsaved_optimizer": unsaved_optimizer,
+    "renamed_model": renamed_model,
     "padded_vocabulary": padded_vocabulary,
     "role_overrides": role_overrides,
     "hooks": hooks,

@@ -17,7 +17,7 @@ WORKER = "settings_worker.py"
 @pytest.fixture(scope="module")
 def one_rank(run_world: Any) -> dict[str, Any]:
     scenarios = ["frozen_parameters", "forgetful_optimizers", "unsaved_optimizer", "padded_vocabulary"]
-    scenarios += ["role_overrides", "hooks"]
+    scenarios += ["renamed_model", "role_overrides", "hooks"]
     return run_world(1, scenarios, WORKER)
 
 
@@ -87,6 +87,12 @@ def test_a_checkpoint_without_the_optimizer_resumes_with_the_same_weights_and_a_
     assert found["kept"] == 0.0, "an optimizer that is there is gone on with"
     assert found["apart"] > 1e-4, "without its moments it takes another step"
     assert "RestoreError" in found["said"], "who wants the optimizer is not given a new one"
+
+
+def test_a_named_family_takes_the_place_of_the_configs_own_type(one_rank: dict[str, Any]) -> None:
+    found = one_rank["renamed_model"]
+    assert (found["metrics"], found["weights"]) == (0.0, 0.0)
+    assert "model_type is 'house_model', allowed: qwen2" in found["said"]
 
 
 @pytest.mark.parametrize("decoupled", [True, False])
