@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
+from pipeline.sample_conversion import Conversion
 from pipeline.session_plan import start_source
 from pipeline.shard_needs import shard_needs
 from pipeline.step_checks import CheckSettings, StepChecks
@@ -29,8 +30,8 @@ from pipeline.transports.ray_parts import RayParts
 from pipeline.user_functions import user_function
 from pipeline.weight_wiring import trainer_weights
 from storage.bounded_pool import BoundedPool
-from storage.checks import check_enqueue
-from storage.columns import encode_group
+from storage.checks import EnqueueRequirements, check_enqueue
+from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
@@ -44,6 +45,7 @@ from vime.settings.roles import settings_of_role
 from vime.settings.rules.quantities import context_parallel_size, engine_workers, has_critic, num_rollout_gpus
 from vime.settings.schemas.megatron_config import Role
 from vime.settings.served_models import EngineSpec
+from vime.utils.types import Sample
 
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
     from vime.algorithms.objective_config import ObjectiveConfig
@@ -162,12 +164,27 @@ def build_data_source(settings: Settings, coordinator: Any, *, branch: str, work
             reward_key=settings.rollout.reward_key,
         ),
         check=partial(check_enqueue, needs=needs),
-        encode=partial(
-            encode_group,
-            reward_key=settings.rollout.reward_key,
-            sc_dtype=queue.rollout_queue_sc_dtype,
-            num_experts=None if needs.routes is None else needs.routes.num_experts,
-        ),
+        encode=group_encoder(settings, needs),
+    )
+
+
+def build_conversion(settings: Settings) -> Conversion | None:
+    """How what --custom-convert-samples-to-train-data-path makes is checked and stored; None without it."""
+    if settings.rollout.custom_convert_samples_to_train_data_path is None:
+        return None
+    needs = enqueue_needs(
+        settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
+    )
+    return Conversion(partial(check_enqueue, needs=needs), group_encoder(settings, needs))
+
+
+def group_encoder(settings: Settings, needs: EnqueueRequirements) -> Callable[[Sequence[Sample]], EncodedGroup]:
+    """What makes a group's columns."""
+    return partial(
+        encode_group,
+        reward_key=settings.rollout.reward_key,
+        sc_dtype=settings.queue.rollout_queue_sc_dtype,
+        num_experts=None if needs.routes is None else needs.routes.num_experts,
     )
 
 

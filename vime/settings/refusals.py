@@ -96,10 +96,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "two GPUs and the package nixl",
         refused_value=lambda settings: settings.engine.prefill_num_servers or None,
     ),
-    # Prompts and batches
-    *unless_default(
-        "--buffer-filter-path", "The queue hands out groups, oldest policy version first.", "a buffer of one's own"
-    ),
+    # Prompts
     Refusal(
         "--multimodal-keys",
         "left out, or with --custom-generate-function-path",
@@ -110,11 +107,6 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
     ),
     # Generation and rewards
-    *unless_default(
-        "--custom-convert-samples-to-train-data-path",
-        "The hook is not called.",
-        "rollout hooks",
-    ),
     *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Trainer and checkpoints
     *unless_default(
