@@ -106,8 +106,6 @@ REFUSALS: tuple[Refusal, ...] = (
             None if settings.rollout.custom_generate_function_path else settings.data.multimodal_keys
         ),
     ),
-    # Generation and rewards
-    *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
     # Trainer and checkpoints
     *unless_default(
         "--mtp-num-layers --mtp-loss-scaling-factor",
@@ -119,11 +117,6 @@ REFUSALS: tuple[Refusal, ...] = (
     # Queue and weights
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     # Evaluation, debugging, logging
-    *unless_default(
-        "--load-forge-rollout-data",
-        "Stored samples are trained without engines, see --load-debug-rollout-data.",
-        "stored samples beside running engines",
-    ),
     Refusal(
         "--profile",
         "with --use-pytorch-profiler",

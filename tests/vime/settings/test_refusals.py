@@ -11,6 +11,8 @@ from vime.settings.parse import parse_settings
 from vime.settings.refusals import REFUSALS, refused
 from vime.settings.validate import validate
 
+DATA_PARALLEL = ("--vllm-data-parallel-size", "2")
+
 
 @pytest.fixture
 def argv(tmp_path: Path) -> list[str]:
@@ -44,9 +46,9 @@ def test_no_default_is_refused() -> None:
 
 def test_several_refusals_come_in_one_message(argv: list[str]) -> None:
     with pytest.raises(
-        SettingsError, match=r"(?s)--use-distributed-post is not built yet.*--async-save is not built yet"
+        SettingsError, match=r"(?s)--vllm-data-parallel-size 2 is not built yet.*--profile is not built yet"
     ) as caught:
-        validate(parse_settings([*argv, "--async-save", "--use-distributed-post"]))
+        validate(parse_settings([*argv, "--profile", "--rollout-num-gpus-per-engine", "2", *DATA_PARALLEL]))
     assert caught.value.next_step
 
 
@@ -57,8 +59,8 @@ def test_what_happens_anyway_is_accepted(argv: list[str]) -> None:
 
 
 def test_a_dry_run_warns_instead(argv: list[str]) -> None:
-    (warning,) = validate(parse_settings([*argv, "--use-distributed-post"]), dry_run=True)
-    assert warning.startswith("--use-distributed-post is not built yet, allowed: left out. Producers send")
+    (warning,) = validate(parse_settings([*argv, "--profile"]), dry_run=True)
+    assert warning.startswith("--profile is not built yet, allowed: with --use-pytorch-profiler. Its ranges")
 
 
 def test_a_secret_is_not_shown() -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from vime.backends.vllm_utils import wire_032 as wire
 from vime.backends.vllm_utils import wire_columns
-from vime.backends.vllm_utils.engine_http import EngineHttp, RouteNotFound
+from vime.backends.vllm_utils.engine_http import EngineHttp, Poster, RouteNotFound
 from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
     EngineMemory,
@@ -45,9 +45,12 @@ class EngineClient:
         generate_timeout_s: float = 3600.0,
         update_timeout_s: float = 600.0,
         max_connections: int = 0,
+        poster: Poster | None = None,
     ) -> None:
-        """`address` is a base URL; `max_connections` 0 means without limit."""
-        self._http = EngineHttp(address, control_timeout_s=control_timeout_s, max_connections=max_connections)
+        """`address` is a base URL; `max_connections` 0 means without limit. `poster` sends requests for samples."""
+        self._http = EngineHttp(
+            address, control_timeout_s=control_timeout_s, max_connections=max_connections, poster=poster
+        )
         self.address = self._http.address
         self._generate_timeout_s = generate_timeout_s
         self._update_timeout_s = update_timeout_s

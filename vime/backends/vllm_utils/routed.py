@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vime.backends.vllm_utils import wire_columns
-from vime.backends.vllm_utils.engine_http import EngineHttp
+from vime.backends.vllm_utils.engine_http import EngineHttp, Poster
 from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult
 
 SESSION_HEADER = "x-session-id"
@@ -13,9 +13,9 @@ SESSION_HEADER = "x-session-id"
 class RoutedClient:
     """Connections to one router before engines with vime's sample route. Create it inside a running event loop."""
 
-    def __init__(self, address: str, *, generate_timeout_s: float = 3600.0) -> None:
-        """`address` is the router's base URL."""
-        self._http = EngineHttp(address, name="Router")
+    def __init__(self, address: str, *, generate_timeout_s: float = 3600.0, poster: Poster | None = None) -> None:
+        """`address` is the router's base URL; `poster` sends the requests."""
+        self._http = EngineHttp(address, name="Router", poster=poster)
         self.address = self._http.address
         self._generate_timeout_s = generate_timeout_s
 

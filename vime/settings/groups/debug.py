@@ -21,7 +21,9 @@ class DebugSettings:
     load_debug_rollout_data_subsample: float | None = flag(
         None, "Fraction of the stored samples to use.", check=above_up_to(0, 1)
     )
-    load_forge_rollout_data: str | None = flag(None, "Stored samples to train on while engines run.")
+    load_forge_rollout_data: str | None = flag(
+        None, "Stored samples that take the place of generation while engines run; `{rollout_id}` is filled in."
+    )
     save_debug_train_data: str | None = flag(
         None, "File for each rank's training columns; `{rollout_id}` and `{rank}` are filled in."
     )
