@@ -227,6 +227,7 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
         reference_update_interval=settings.checkpoint.ref_update_interval,
         teacher=teacher_source(settings),
         log_probs_max_tokens=_log_probs_max_tokens(settings),
+        distributed_backend=trainer.distributed_backend,
         num_threads=trainer.trainer_num_threads or max(1, (os.cpu_count() or 1) // processes),
         timeout_s=60.0 * trainer.distributed_timeout_minutes,
     )

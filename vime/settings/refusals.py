@@ -8,6 +8,7 @@ from __future__ import annotations
 from vime.models.families import family_of
 from vime.models.weight_names import SUPPORTED_MODEL_TYPES
 from vime.settings.groups import Settings
+from vime.settings.machine import has_gpus
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
 from vime.settings.rules.quantities import option, own_engines, size
@@ -46,6 +47,10 @@ def _unserved_groups(settings: Settings) -> str | None:
     if settings.cluster.colocate or settings.cluster.engines_leave_memory:
         return f"{path} (with --colocate or --offload-rollout)"
     return None if any(spec.is_trained for spec in engines) else f"{path} (with no model that is updated)"
+
+
+def _gloo_between_gpus(settings: Settings) -> str | None:
+    return "gloo" if settings.trainer.distributed_backend == "gloo" and has_gpus() else None
 
 
 def _profile_for_nsight(settings: Settings) -> str | None:
@@ -112,7 +117,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "The model is trained without heads for several tokens.",
         "conversion and training of heads for multi-token prediction",
     ),
-    Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
+    Refusal(
+        "--distributed-backend",
+        "nccl, or gloo on machines without GPUs",
+        "Ranks on GPUs exchange tensors that gloo can't reduce where they are.",
+        "two NVIDIA GPUs, to try gloo between them",
+        refused_value=_gloo_between_gpus,
+    ),
     *unless_default("--async-save", "A commit is written at once.", "commits that are written in the background"),
     # Queue and weights
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),

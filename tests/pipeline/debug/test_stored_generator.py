@@ -26,7 +26,10 @@ def stored_run(folder: Path, num_groups: int = 2) -> str:
         first = 2 * num_groups * rollout_id
         samples = [sample(first + number) for number in range(2 * num_groups)]
         for each in samples:
-            each.version_spans, each.rollout_topk_token_ids = [(7, 0, 2)], np.tile(np.arange(1, 4, dtype=np.int32), (2, 1))
+            each.version_spans, each.rollout_topk_token_ids = (
+                [(7, 0, 2)],
+                np.tile(np.arange(1, 4, dtype=np.int32), (2, 1)),
+            )
             each.rollout_topk_log_probs = np.full((2, 3), -2.0, np.float32)
         write_pt(folder / f"{rollout_id}.pt", rollout_id, samples)
     return str(folder / "{rollout_id}.pt")

@@ -7,6 +7,7 @@ import pytest
 
 from vime.errors import SettingsError
 from vime.settings.groups import all_flags
+from vime.settings.machine import has_gpus
 from vime.settings.parse import parse_settings
 from vime.settings.refusals import REFUSALS, refused
 from vime.settings.validate import validate
@@ -79,3 +80,17 @@ def test_engines_that_sleep_are_not_replaced_yet() -> None:
     assert any(row.startswith("--use-fault-tolerance is not built yet") for row in refused(parse_settings(asked)))
     kept = parse_settings([*asked, "--no-offload-rollout"])
     assert not any(row.startswith("--use-fault-tolerance") for row in refused(kept))
+
+
+def test_gloo_is_what_ranks_without_gpus_use_and_is_refused_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = parse_settings(["--distributed-backend", "gloo"])
+    for gpus, said in ((False, []), (True, ["--distributed-backend gloo is not built yet, allowed: nccl, or gloo on"])):
+        monkeypatch.setattr("vime.settings.refusals.has_gpus", lambda found=gpus: found)
+        assert [row[: len(said[0])] for row in refused(asked)] == said
+
+
+def test_gpus_are_told_by_their_devices(tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    assert not has_gpus(tmp_path)
+    (tmp_path / "nvidia3").touch()
+    assert has_gpus(tmp_path)

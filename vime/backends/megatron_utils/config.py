@@ -77,6 +77,8 @@ class TrainerConfig:
     """Model of the same shape that the actor distils from."""
     log_probs_max_tokens: int | None = None
     """Most tokens of a pass without gradients, in which microbatches then go together; None keeps them apart."""
+    distributed_backend: str = "nccl"
+    """Between ranks on GPUs; without them it is gloo."""
     num_threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's choice."""
     timeout_s: float = 600.0
