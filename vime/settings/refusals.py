@@ -26,7 +26,7 @@ def refused(settings: Settings) -> list[str]:
 def _unsupported_model(settings: Settings) -> str | None:
     """Path of the checkpoint and type of its model, when it is one that can be described but not trained yet."""
     family = family_of(model_config(settings))
-    if family is None or family in SUPPORTED_MODEL_TYPES:
+    if family is None or family in SUPPORTED_MODEL_TYPES or settings.debug.debug_rollout_only:
         return None
     return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
@@ -47,6 +47,11 @@ def _unserved_groups(settings: Settings) -> str | None:
     if settings.cluster.colocate or settings.cluster.engines_leave_memory:
         return f"{path} (with --colocate or --offload-rollout)"
     return None if any(spec.is_trained for spec in engines) else f"{path} (with no model that is updated)"
+
+
+def _trained_media(settings: Settings) -> object:
+    sends_text = settings.rollout.custom_generate_function_path is not None
+    return None if sends_text or settings.debug.debug_rollout_only else settings.data.multimodal_keys
 
 
 def _gloo_between_gpus(settings: Settings) -> str | None:
@@ -104,12 +109,10 @@ REFUSALS: tuple[Refusal, ...] = (
     # Prompts
     Refusal(
         "--multimodal-keys",
-        "left out, or with --custom-generate-function-path",
-        "vime's own generation sends text.",
-        "media in requests and training",
-        refused_value=lambda settings: (
-            None if settings.rollout.custom_generate_function_path else settings.data.multimodal_keys
-        ),
+        "left out, or with --custom-generate-function-path or --debug-rollout-only",
+        "Engines are sent media, but the models that vime trains read text.",
+        "a vision-language model in Megatron, and a GPU to train it on",
+        refused_value=_trained_media,
     ),
     # Trainer and checkpoints
     *unless_default(

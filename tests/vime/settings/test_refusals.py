@@ -94,3 +94,11 @@ def test_gpus_are_told_by_their_devices(tmp_path: Path) -> None:
     assert not has_gpus(tmp_path)
     (tmp_path / "nvidia3").touch()
     assert has_gpus(tmp_path)
+
+
+def test_media_are_sent_where_nothing_is_trained(argv: list[str], tmp_path: Path) -> None:
+    asked = [*argv, "--multimodal-keys", '{"image": "images"}', "--apply-chat-template"]
+    said = "--multimodal-keys {'image': 'images'} is not built yet, allowed: left out, or with"
+    assert [row[: len(said)] for row in refused(parse_settings(asked))] == [said]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own_vision_model"}))
+    assert validate(parse_settings([*asked, "--debug-rollout-only"])) == []

@@ -14,6 +14,7 @@ import msgspec
 from vime.backends.vllm_utils import wire_032 as wire
 from vime.backends.vllm_utils import wire_columns
 from vime.backends.vllm_utils.engine_http import EngineHttp, Poster, RouteNotFound
+from vime.backends.vllm_utils.media_request import generate_with_media
 from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
     EngineMemory,
@@ -132,6 +133,8 @@ class EngineClient:
         An aborted request returns with `finish_reason` abort and the tokens sampled so far. Cancelling the call
         aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in.
         """
+        if request.media:
+            return await generate_with_media(self._http, request, timeout_s=self._generate_timeout_s)
         if await self._sample_abilities() is not None:
             body = await self._http.call(
                 "POST",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vime.backends.vllm_utils import wire_columns
 from vime.backends.vllm_utils.engine_http import EngineHttp, Poster
+from vime.backends.vllm_utils.media_request import generate_with_media
 from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult
 
 SESSION_HEADER = "x-session-id"
@@ -29,11 +30,14 @@ class RoutedClient:
 
     async def generate(self, request: GenerateRequest, session_id: str) -> GenerateResult:
         """As `EngineClient.generate`, at the engine that the router chooses."""
+        headers = {SESSION_HEADER: session_id}
+        if request.media:
+            return await generate_with_media(self._http, request, timeout_s=self._generate_timeout_s, headers=headers)
         body = await self._http.call(
             "POST",
             wire_columns.SAMPLE,
             data=wire_columns.encode_call(request),
-            headers={SESSION_HEADER: session_id},
+            headers=headers,
             timeout_s=self._generate_timeout_s,
             samples=True,
         )

@@ -83,6 +83,7 @@ class _Usage(msgspec.Struct):
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 def encode_generate(request: GenerateRequest) -> bytes:
@@ -94,6 +95,9 @@ def encode_generate(request: GenerateRequest) -> bytes:
     }
     if request.cache_salt is not None:
         body["cache_salt"] = request.cache_salt
+    if request.media:
+        body["content_parts"] = [{"type": f"{part.kind}_url", "url": part.url} for part in request.media]
+        body["return_token_ids"] = True
     return msgspec.json.encode(body)
 
 
@@ -206,6 +210,11 @@ def decode_generate(body: bytes, request: GenerateRequest) -> GenerateResult:
     if choice.finish_reason not in FINISH_REASONS:
         allowed = ", ".join(FINISH_REASONS)
         raise EngineError(f"{where}: finish reason is {choice.finish_reason!r}, allowed: {allowed}.")
+    if request.media and not answer.prompt_token_ids:
+        raise EngineError(
+            f"{where}: the engine doesn't say what the prompt with its media is.",
+            next_step="Serve the model with vLLM 0.32 or newer.",
+        )
     usage = answer.usage or _Usage()
     details = usage.prompt_tokens_details or _CachedTokens()
     return GenerateResult(
@@ -220,6 +229,7 @@ def decode_generate(body: bytes, request: GenerateRequest) -> GenerateResult:
         ),
         num_prompt_tokens=usage.prompt_tokens,
         num_cached_tokens=details.cached_tokens or 0,
+        prompt_token_ids=answer.prompt_token_ids if request.media else None,
     )
 
 

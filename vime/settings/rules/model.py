@@ -15,7 +15,10 @@ from vime.settings.rules.quantities import longest_sequence, option, size
 
 
 def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
-    """Tokenizer, config and first weights come from one local folder; models are not downloaded."""
+    """Tokenizer, config and first weights come from one local folder; models are not downloaded.
+
+    A job without a trainer serves what the engine knows.
+    """
     folder = settings.checkpoint.hf_checkpoint
     if folder is None:
         return
@@ -42,7 +45,7 @@ def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
                 reason="vime knows no other model's shape and weights.",
                 next_step="Name the family that the checkpoint's weights are of.",
             )
-    elif family_of(config) is None:
+    elif family_of(config) is None and not settings.debug.debug_rollout_only:
         yield problem(
             settings,
             "--hf-checkpoint",
