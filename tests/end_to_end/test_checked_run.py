@@ -24,6 +24,7 @@ def test_batches_are_chosen_made_checked_and_recorded_as_the_flags_say(tmp_path:
         tmp_path,
         num_rollout=3,
         flags={
+            "--parity-probes": 0,
             "--rollout-data-transport": "object-store",
             "--rollout-io-concurrency": 1,
             "--buffer-filter-path": f"{own_hooks.__name__}.newest",
@@ -37,7 +38,7 @@ def test_batches_are_chosen_made_checked_and_recorded_as_the_flags_say(tmp_path:
             "--profile-step-start": 1,
             "--profile-step-end": 2,
         },
-        switches=("--ci-test", "--no-save-optim", "--use-pytorch-profiler"),
+        switches=("--ci-test", "--no-save-optim", "--use-pytorch-profiler", "--use-distributed-post"),
     )
     job.prepare()
     run_with_standins(job)
