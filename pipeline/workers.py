@@ -173,7 +173,8 @@ class Workers:
 
     async def start_producers(self, engine_addresses: list[str]) -> None:
         """Start the producers; they generate nothing before admission is resumed."""
-        forwarders = self._cluster.spawn_everywhere(ForwarderActor) if self._posts_elsewhere else []
+        posts_elsewhere = self.settings.rollout.use_distributed_post
+        forwarders = self._cluster.spawn_everywhere(ForwarderActor) if posts_elsewhere else []
         content = encode_settings(self.settings)
         self.producers = [
             self._cluster.spawn(ProducerActor, content, self.coordinator, engine_addresses, number, forwarders)
@@ -182,10 +183,6 @@ class Workers:
         await self._on_producers(lambda producer: producer.start.remote())
         for number, producer in enumerate(self.producers):
             self._watch(f"producer_{number}", producer.run.remote())
-
-    @property
-    def _posts_elsewhere(self) -> bool:
-        return self.settings.rollout.use_distributed_post
 
     def watch_trainers(self) -> None:
         """From now on a dead rank ends the run."""

@@ -148,7 +148,9 @@ def decode_score_of_one(body: bytes, request_id: str, token: int) -> float:
     except msgspec.DecodeError as error:
         raise EngineError(f"{where}: the engine's answer can't be read: {error}.") from error
     rows = [row for choice in choices[:1] if choice.logprobs for row in (choice.logprobs.content or [])[:1]]
-    found = {entry.token_id: entry.logprob for row in rows for entry in (row, *row.top_logprobs)}
+    found: dict[int, float] = {}
+    for row in rows:
+        found |= {row.token_id: row.logprob, **{other.token_id: other.logprob for other in row.top_logprobs}}
     value = found.get(token)
     if value is None or not NO_LOG_PROB < value <= 0.0:
         raise EngineError(

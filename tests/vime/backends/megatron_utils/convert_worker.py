@@ -74,7 +74,11 @@ def round_trips(world: World) -> dict[str, Any]:
 
 def between_megatron_formats(world: World) -> dict[str, Any]:
     hf = build_tiny_model(world.folder / "hf_formats", "deepseek_v3", seed=5)
-    first = convert_to(world.folder / "formats_torch", "torch", hf)
+    renamed = world.folder / "hf_renamed"
+    shutil.copytree(hf, renamed)
+    config = json.loads((hf / "config.json").read_text())
+    (renamed / "config.json").write_text(json.dumps({**config, "model_type": "house_model"}))
+    first = convert_to(world.folder / "formats_torch", "torch", renamed, model_name="DeepseekV3Config")
     second = convert_to(world.folder / "formats_torch_dist", "torch_dist", hf, source=world.folder / "formats_torch")
     return {"digests_equal": first.digest == second.digest}
 
