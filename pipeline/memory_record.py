@@ -6,7 +6,7 @@ import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from storage.files import make_folder
 from vime.errors import SettingsError
@@ -93,7 +93,8 @@ class _CudaRecording:
                 "--memory-recorder torch records memory of CUDA, which this rank has none of, allowed: memray.",
                 next_step="Give --memory-recorder memray, which records memory of the host.",
             )
-        self._path, self._memory = path, torch.cuda.memory
+        self._path = path
+        self._memory: Any = torch.cuda.memory
         self._memory._record_memory_history(max_entries=MAX_EVENTS)
 
     def end(self) -> None:

@@ -47,9 +47,10 @@ class StepProfile:
         if rollout_id not in settings.batches:
             yield
             return
-        from torch.profiler import ProfilerActivity, profile, supported_activities
+        import torch
+        from torch.profiler import ProfilerActivity, profile
 
-        wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & set(supported_activities())
+        wanted = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
         with profile(
             activities=wanted, record_shapes=settings.with_shapes, with_stack=settings.with_stacks
         ) as profiler:

@@ -20,6 +20,10 @@ class BoundedPool:
         self._pool = pool
         self._turns = threading.BoundedSemaphore(concurrency)
 
+    @property
+    def run_id(self) -> str:
+        return self._pool.run_id
+
     def publish_groups(self, items: Sequence[tuple[EncodedGroup, bytes]], *, submission_id: str) -> list[GroupRef]:
         with self._turns:
             return self._pool.publish_groups(items, submission_id=submission_id)
