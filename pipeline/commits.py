@@ -12,6 +12,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.session_start import Start
 from pipeline.workers import Workers
 from recovery.commit import QueueState, iteration_directory, write_commit
+from recovery.pointer import point_to
 from recovery.retention import releasable
 from storage.files import make_folder
 from storage.positions import PositionRanges
@@ -109,6 +110,8 @@ class Commits:
             rollout_data_dir=str(self._folder.queue.parent),
             queue_state=state,
         )
+        for root in {self._folder.root / self._folder.output, self._directory}:
+            await asyncio.to_thread(point_to, root, start.plan.directory, rollout_id)
         released = (
             releasable(self._folder.root, start.plan.directory, queue.rollout_queue_keep_commits)
             if queue.rollout_queue_online_gc

@@ -55,6 +55,7 @@ from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
 from recovery.claim import claim_queue
 from recovery.fixed import hold_to_fixed
+from recovery.home import live_at
 from recovery.restore import RestoreMode
 from storage.contracts import PayloadPool
 from storage.files import append_durably, write_atomically
@@ -89,6 +90,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     with session_lock(folder):
         start = prepare_start(settings, folder)
         hold_to_fixed(folder.root, fixed)
+        live_at(folder.root, folder.root / folder.output)
         for words in start.plan.words:
             view.note(words)
         left_out = [words for each in open_eval_sets(settings) for words in set_aside_words(each)]
