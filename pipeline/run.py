@@ -38,6 +38,7 @@ from pipeline.planner import BatchPlan, ProcessedRewards, plan_batch, select_gro
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
+from pipeline.resume_words import resume_words
 from pipeline.reward_post_process import FLAG, process_rewards
 from pipeline.rollout_kind import is_stream
 from pipeline.run_folder import RunFolder
@@ -91,7 +92,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         start = prepare_start(settings, folder)
         hold_to_fixed(folder.root, fixed)
         live_at(folder.root, folder.root / folder.output)
-        for words in start.plan.words:
+        for words in resume_words(settings, folder, start):
             view.note(words)
         left_out = [words for each in open_eval_sets(settings) for words in set_aside_words(each)]
         for words in [*set_bad_prompts_aside(source, folder.bad_prompts), *left_out]:

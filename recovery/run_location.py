@@ -21,6 +21,8 @@ class _Data(msgspec.Struct, frozen=True):
 
 class _Checkpoint(msgspec.Struct, frozen=True):
     hf_checkpoint: str | None = None
+    keep_checkpoints: int | None = None
+    keep_every: int | None = None
 
 
 class _Queue(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from pipeline.replay.ranks import run_ranks
 from pipeline.replay.source import ReplaySource, with_threads
 from pipeline.session_plan import start_source
 from pipeline.step_results import RolloutResult, read_results
+from recovery.commit_lock import kept_commit
 from storage.files import make_folder
 from storage.pool import Pool
 from vime.errors import NoRunError, SettingsError
@@ -79,7 +80,8 @@ def replay(source: ReplaySource, scratch: Path, options: ReplayOptions) -> Repla
     make_folder(scratch / "training_log")
     make_folder(scratch / "logs")
     write_job(scratch, ReplayJob(world_size, stages))
-    run_ranks(scratch, world_size)
+    with kept_commit(source.commit):
+        run_ranks(scratch, world_size)
     return _report(source, scratch, options)
 
 
