@@ -1,0 +1,109 @@
+"""A killed and resumed session trains what an unkilled one trains, in the same order; what it finds, it says first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.packing import PackingSettings
+from recovery.audit import audit_run
+from recovery.audit_parts import branch_limits, read_branches_raw, split_steps, training_steps
+from recovery.branch import read_branches
+from recovery.commit import read_queue_state
+from recovery.outlook import look_ahead
+from tests.pipeline import mini_stream
+from tests.pipeline.mini_stream import BATCH, MEMBERS, ROLLOUTS, run_session
+from tests.pipeline.test_crash import kill_session
+from vime.data.cursor import PromptTask
+from vime.utils.types import Sample
+
+
+def trained(run: Path) -> list[tuple[int, list[int]]]:
+    """(rollout, sample ids in their order) of the steps that count, along the newest branch."""
+    log = list(training_steps(run))
+    counted, _ = split_steps(log, branch_limits(read_branches_raw(run), log))
+    return [(rollout, samples) for (_, rollout, _), _, samples in counted]
+
+
+@pytest.fixture(scope="module")
+def unkilled(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, list[int]]]:
+    run = tmp_path_factory.mktemp("unkilled")
+    run_session(run)
+    return trained(run)
+
+
+@pytest.mark.parametrize(
+    ("point", "occurrence"), [("accept", 3), ("train", 4), ("commit", 2), ("training_completed", 1)]
+)
+def test_a_killed_and_resumed_run_trains_the_same_samples_in_the_same_order(
+    tmp_path: Path, unkilled: list[tuple[int, list[int]]], point: str, occurrence: int
+) -> None:
+    kill_session(tmp_path, point, occurrence)
+    run_session(tmp_path)
+    assert trained(tmp_path) == unkilled
+    assert [samples for _, samples in unkilled] == [
+        list(range(rollout * BATCH * MEMBERS, (rollout + 1) * BATCH * MEMBERS)) for rollout in range(ROLLOUTS)
+    ]
+
+
+def test_a_resume_on_fewer_data_parallel_ranks_trains_the_same_groups_in_the_same_batches(
+    tmp_path: Path, unkilled: list[tuple[int, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_session(tmp_path, "plan", 4)
+    two = replace(mini_stream.PLAN, packing=PackingSettings(num_ranks=2, max_tokens=64))
+    monkeypatch.setattr(mini_stream, "PLAN", two)
+    run_session(tmp_path)
+    log = list(training_steps(tmp_path))
+    counted, _ = split_steps(log, branch_limits(read_branches_raw(tmp_path), log))
+    groups = [sorted(step_groups) for _, step_groups, _ in counted]
+    assert groups == [sorted({sample // MEMBERS for sample in samples}) for _, samples in unkilled]
+
+
+def test_surplus_groups_are_trained_next_and_neither_generated_anew_nor_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches are generated ahead; the kill comes when one is trained and committed by nobody."""
+    kill_session(tmp_path, "plan", 2)
+    ready = audit_run(tmp_path)
+    assert ready.pending == 2 * BATCH
+    made: list[int] = []
+    original = mini_stream.synthetic_group
+
+    def noted(prompt: PromptTask, version: int) -> list[Sample]:
+        made.append(prompt.group_index)
+        return original(prompt, version)
+
+    monkeypatch.setattr(mini_stream, "synthetic_group", noted)
+    run_session(tmp_path)
+    assert made == list(range(3 * BATCH, ROLLOUTS * BATCH)), "no accepted group is generated again, and none is skipped"
+    assert trained(tmp_path)[1][1] == list(range(BATCH * MEMBERS, 2 * BATCH * MEMBERS))
+
+
+def test_what_waits_counts_against_the_bound_of_a_resumed_session(tmp_path: Path) -> None:
+    kill_session(tmp_path, "plan", 1)
+    stream = mini_stream.MiniStream(tmp_path)
+    try:
+        pending = stream.coordinator.counts().pending
+        assert pending == 2 * BATCH
+        assert stream.coordinator.lease("producer", 64).work == [], "the bound of groups ahead is reached already"
+    finally:
+        stream.close()
+
+
+def test_the_queue_is_counted_before_and_after_going_back_without_a_lock_or_a_write(tmp_path: Path) -> None:
+    kill_session(tmp_path, "plan", 4)  # rollouts 0 to 2 are trained, 0 and 1 committed
+    stream = mini_stream.MiniStream(tmp_path)
+    stream.close()
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    state = read_queue_state(tmp_path, 1)
+    outlook = look_ahead(tmp_path, tmp_path / "rollout_data" / "pool", read_branches(tmp_path)[:1], state.trained)
+    assert outlook is not None
+    assert outlook.before.holds
+    assert outlook.after.holds
+    assert (outlook.before.trained, outlook.after.trained) == (3 * BATCH, 2 * BATCH)
+    assert outlook.after.pending == outlook.before.pending + BATCH
+    assert outlook.num_rolled_back == BATCH
+    assert any(f"{BATCH} groups trained after the commit went back to pending" in words for words in outlook.words())
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == files
