@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline.messages import AcceptRequest
 from pipeline.packing import PackingSettings
 from recovery.audit import audit_run
 from recovery.audit_parts import branch_limits, read_branches_raw, split_steps, training_steps
 from recovery.branch import read_branches
 from recovery.commit import read_queue_state
 from recovery.outlook import look_ahead
+from storage.columns import encode_group
+from storage.summary import summarize
 from tests.pipeline import mini_stream
 from tests.pipeline.mini_stream import BATCH, MEMBERS, ROLLOUTS, run_session
 from tests.pipeline.test_crash import kill_session
 from vime.data.cursor import PromptTask
 from vime.utils.types import Sample
+
+NUM_PROMPTS = 30
 
 
 def trained(run: Path) -> list[tuple[int, list[int]]]:
@@ -107,3 +113,74 @@ def test_the_queue_is_counted_before_and_after_going_back_without_a_lock_or_a_wr
     assert outlook.num_rolled_back == BATCH
     assert any(f"{BATCH} groups trained after the commit went back to pending" in words for words in outlook.words())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == files
+
+
+class Interrupted(Exception):
+    """In place of a kill, within one process."""
+
+
+class SometimesFailing(mini_stream.MiniStream):
+    """Every seventh group fails for good, and responses have many lengths."""
+
+    async def produce(self) -> None:
+        while work := self.coordinator.lease("producer", 3).work:
+            self._reach("publish")
+            failed = [item for item in work if item.group_index % 7 == 3]
+            good = [item for item in work if item.group_index % 7 != 3]
+            for item in failed:
+                self.coordinator.drop(item.group_index, item.lease, "reward")
+            if not good:
+                continue
+            groups = [of_some_length(item.group_index) for item in good]
+            refs = self._publish([(encode_group(group), item.lease) for group, item in zip(groups, good, strict=True)])
+            self._reach("accept")
+            await self.coordinator.accept(
+                [
+                    AcceptRequest(item.lease, ref, summarize(group))
+                    for item, ref, group in zip(good, refs, groups, strict=True)
+                ]
+            )
+
+
+def of_some_length(group_index: int) -> list[Sample]:
+    prompt = PromptTask(
+        group_index=group_index, first_sample_index=group_index * MEMBERS, epoch=0, row=0, prompt=f"p{group_index}"
+    )
+    length = random.Random(group_index).randint(1, 30)
+    return [
+        replace(
+            sample,
+            tokens=[1, *range(length)],
+            response_length=length,
+            rollout_log_probs=[-0.5] * length,
+            version_spans=[(1, 0, length)],
+        )
+        for sample in mini_stream.synthetic_group(prompt, 1)
+    ]
+
+
+def test_interruptions_at_random_moments_skip_no_prompt_and_train_none_twice_in_an_epoch(tmp_path: Path) -> None:
+    moments = random.Random(5)
+    rollouts, num_interruptions = 15, 0
+    while num_interruptions < 20:
+        left = moments.randint(5, 40)
+
+        def reach(point: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Interrupted(point)
+
+        try:
+            run_session(tmp_path, reach, kind=SometimesFailing, rollouts=rollouts)
+            break
+        except Interrupted:
+            num_interruptions += 1
+    run_session(tmp_path, kind=SometimesFailing, rollouts=rollouts)
+    assert num_interruptions >= 3
+    report = audit_run(tmp_path)
+    assert (report.lost, report.trained_twice, report.trained) == ([], [], rollouts * BATCH)
+    groups = sorted({sample // MEMBERS for _, samples in trained(tmp_path) for sample in samples})
+    dropped = [group for group in range(groups[-1] + 1) if group % 7 == 3]
+    assert sorted(groups + dropped) == list(range(groups[-1] + 1)), "trained or dropped, each once, none left out"
+    assert groups[-1] > 2 * NUM_PROMPTS, "over two epochs"
