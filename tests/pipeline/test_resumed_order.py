@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.messages import AcceptRequest
+from pipeline.messages import AcceptRequest, encode
 from pipeline.packing import PackingSettings
+from pipeline.planner import plan_batch
 from recovery.audit import audit_run
 from recovery.audit_parts import branch_limits, read_branches_raw, split_steps, training_steps
 from recovery.branch import read_branches
@@ -184,3 +186,26 @@ def test_interruptions_at_random_moments_skip_no_prompt_and_train_none_twice_in_
     dropped = [group for group in range(groups[-1] + 1) if group % 7 == 3]
     assert sorted(groups + dropped) == list(range(groups[-1] + 1)), "trained or dropped, each once, none left out"
     assert groups[-1] > 2 * NUM_PROMPTS, "over two epochs"
+
+
+async def train_one(stream: mini_stream.MiniStream) -> int:
+    """Train the next batch under the version after all that the queue has seen; the version."""
+    await stream.produce()
+    groups = await stream.coordinator.wait_for_groups(BATCH, 5)
+    assert groups is not None
+    version = stream.coordinator.highest_version() + 1
+    plan = plan_batch(groups, mini_stream.PLAN, branch=stream.branch, rollout_id=0, policy_version=version)
+    stream.coordinator.record_plan(plan.batch_id, plan.positions, encode(plan))
+    stream.coordinator.training_completed(0, version, plan.positions)
+    return version
+
+
+def test_versions_rise_over_five_restarts_though_none_of_them_was_committed(tmp_path: Path) -> None:
+    versions = []
+    for _ in range(5):
+        stream = mini_stream.MiniStream(tmp_path)
+        try:
+            versions.append(asyncio.run(train_one(stream)))
+        finally:
+            stream.close()
+    assert versions == sorted(set(versions)), "the same groups were trained each time, and rolled back"
