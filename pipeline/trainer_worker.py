@@ -25,6 +25,7 @@ from vime.data.lazy import token_counts
 from vime.utils.kill_points import KillPoint, reach
 
 if TYPE_CHECKING:
+    from vime.backends.megatron_utils.background_save import BackgroundSave
     from vime.backends.megatron_utils.critic import Critic
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
@@ -67,6 +68,7 @@ class TrainerWorker:
         self._replica, self._postprocess = trainer.data_parallel_rank, postprocess
         self._dump, self._results, self._rank = dump, results, rank
         self._checks, self._memory, self._traced = checks, memory, traced
+        self._saving: BackgroundSave | None = None
         self.weights = weights
 
     @property
@@ -168,11 +170,38 @@ class TrainerWorker:
         )
 
     def save(self, directory: Path, rollout_id: int) -> None:
+        """Write this rank's part of a checkpoint."""
         reach(KillPoint.BEFORE_SAVE)
-        self._trainer.save(directory, rollout_id)
-        if self._critic is not None:
-            self._critic.save(directory, rollout_id)
+        self._save(directory, rollout_id, None)
         reach(KillPoint.AFTER_SAVE)
+
+    def begin_save(self, directory: Path, rollout_id: int) -> None:
+        """Copy this rank's part of a checkpoint, and begin to write the copy in the background.
+
+        The checkpoint is there after `finish_save`, which all ranks call when all have returned from `save_written`.
+        """
+        from vime.backends.megatron_utils.background_save import BackgroundSave  # only ranks load Megatron
+
+        saving = BackgroundSave()
+        self._save(directory, rollout_id, saving)
+        self._saving = saving
+        saving.start(lambda: reach(KillPoint.BEFORE_SAVE), lambda: reach(KillPoint.AFTER_SAVE))
+
+    def save_written(self) -> None:
+        """Wait until this rank's part is written; may be called on any thread."""
+        if self._saving is not None:
+            self._saving.wait()
+
+    def finish_save(self) -> None:
+        """Make the checkpoint whole that `begin_save` began."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.finish()
+
+    def _save(self, directory: Path, rollout_id: int, background: BackgroundSave | None) -> None:
+        self._trainer.save(directory, rollout_id, background=background)
+        if self._critic is not None:
+            self._critic.save(directory, rollout_id, background=background)
 
     def load(self, directory: Path, rollout_id: int) -> None:
         self._trainer.load(directory, rollout_id)

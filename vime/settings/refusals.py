@@ -127,7 +127,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "two NVIDIA GPUs, to try gloo between them",
         refused_value=_gloo_between_gpus,
     ),
-    *unless_default("--async-save", "A commit is written at once.", "commits that are written in the background"),
     # Queue and weights
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     # Evaluation, debugging, logging
