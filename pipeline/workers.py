@@ -11,7 +11,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from pipeline.actors import CoordinatorActor, EngineActor, ProducerActor, TrainerActor, encode_settings
+from pipeline.actors.coordinator import CoordinatorActor
+from pipeline.actors.engine import EngineActor
+from pipeline.actors.producer import ProducerActor
+from pipeline.actors.settings import encode_settings
+from pipeline.actors.trainer import TrainerActor
 from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
