@@ -63,6 +63,10 @@ class RunFolder:
         """Folder of the step log of a queue in memory; that of a queue on disk lies with it."""
         return self.root / "rollout" / "step_log"
 
+    def coordinator_config(self, session: str) -> Path:
+        """What the coordinator was told last in a session whose trainer went back to a commit."""
+        return self.root / "rollout" / f"coordinator_{session}.msgpack"
+
     @property
     def processes(self) -> Path:
         """Ids of the running processes, for people and for tests that kill them."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from pipeline.actors.settings import decode_settings
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
-from pipeline.messages import AcceptRequest, decode, encode
+from storage.files import write_atomically
+from pipeline.messages import HeldLease, AcceptRequest, decode, encode
 from pipeline.process_log import log_to_file
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
@@ -38,7 +39,7 @@ class CoordinatorActor:
         self._house: asyncio.Task[None] | None = None
         self._coordinator: Coordinator | VimeError
         try:
-            self._coordinator = self._open(decoded, folder, decode(config, CoordinatorConfig))
+            self._coordinator = self._open(decoded, folder, self._newest(decode(config, CoordinatorConfig), folder))
         except VimeError as error:
             # Of an error in here Ray would tell that the actor died; so each call tells what it was.
             logger.exception("the queue can't be opened")
@@ -55,6 +56,21 @@ class CoordinatorActor:
 
     async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> bytes:
         return encode(self._opened().lease(worker_id, max_groups, policy_version))
+
+    async def epoch(self) -> int:
+        """Which coordinator of the queue this is."""
+        return self._opened().epoch
+
+    async def take_over(self, worker_id: str, held: bytes) -> list[bytes | None]:
+        return self._opened().take_over(worker_id, decode(held, list[HeldLease]))
+
+    async def retire(self, worker_name: str) -> None:
+        self._opened().retire(worker_name)
+
+    async def begin_branch(self, config: bytes) -> None:
+        """See `Coordinator.begin_branch`; a successor of this process goes on with it."""
+        write_atomically(self._newest_config, config)
+        self._opened().begin_branch(decode(config, CoordinatorConfig))
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         return self._opened().heartbeat(leases)
@@ -118,6 +134,13 @@ class CoordinatorActor:
         if self._house is not None:
             self._house.cancel()
         self._coordinator.close()
+
+    def _newest(self, first: CoordinatorConfig, folder: RunFolder) -> CoordinatorConfig:
+        """What the session was told last; a process that Ray starts again is given what it was told first."""
+        self._newest_config = folder.coordinator_config(first.session or first.branch)
+        if not self._newest_config.exists():
+            return first
+        return decode(self._newest_config.read_bytes(), CoordinatorConfig)
 
     def _open(self, settings: Settings, folder: RunFolder, config: CoordinatorConfig) -> Coordinator:
         source = build_prompt_source(settings)

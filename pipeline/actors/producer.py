@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.actors.settings import decode_settings
 from pipeline.evaluation.wiring import AnyEvaluator, build_evaluator
-from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, encode
+from pipeline.messages import AcceptReply, AcceptRequest, HeldLease, LeaseReply, decode, encode
 from pipeline.parity_probe import probe_engines
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
@@ -103,6 +103,14 @@ class RayQueueClient:
 
     async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
         return decode(await self._actor.lease.remote(worker_id, max_groups, policy_version), LeaseReply)
+
+    async def epoch(self) -> int:
+        number: int = await self._actor.epoch.remote()
+        return number
+
+    async def take_over(self, worker_id: str, held: list[HeldLease]) -> list[bytes | None]:
+        taken: list[bytes | None] = await self._actor.take_over.remote(worker_id, encode(held))
+        return taken
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         alive: list[bool] = await self._actor.heartbeat.remote(leases)
