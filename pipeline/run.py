@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +16,7 @@ import msgspec
 from pipeline.batch_report import BatchReport
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.commits import Commits
 from pipeline.debug.dumps import RolloutDumps, save_tokenizer
 from pipeline.debug.rollout_only import RolloutOnlySession, generation_alone
 from pipeline.debug.train_only import train_stored
@@ -47,7 +44,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.sample_filter import FLAG as SAMPLE_FILTER
 from pipeline.sample_filter import filter_samples
 from pipeline.session_lock import session_lock
-from pipeline.session_plan import plan_session
+from pipeline.session_start import Start, coordinator_config, prepare_start
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
 from pipeline.transports.promise import transport_words
@@ -57,23 +54,10 @@ from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
 from recovery.claim import claim_queue
-from recovery.commit import (
-    CommitParent,
-    CommitRecord,
-    QueueState,
-    commit_path,
-    iteration_directory,
-    read_commit,
-    read_queue_state,
-    write_commit,
-)
 from recovery.fixed import hold_to_fixed
-from recovery.restore import RestoreMode, RestorePlan, parent_of
-from recovery.retention import releasable
+from recovery.restore import RestoreMode
 from storage.contracts import PayloadPool
-from storage.disk_reserve import GIB
-from storage.files import append_durably, make_folder, write_atomically
-from storage.positions import PositionRanges
+from storage.files import append_durably, write_atomically
 from storage.queue_types import AcceptedGroup
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import RestoreError, RewardError
@@ -90,17 +74,6 @@ from vime.utils.types import Sample
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a session starts from."""
-
-    plan: RestorePlan
-    branch: str
-    parent: CommitParent | None
-    commit: CommitRecord | None
-    state: QueueState | None
-
-
 def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     """Run `vime train` to its end. Errors come out as `VimeError`."""
     if resolved.settings.debug.trains_only:
@@ -114,7 +87,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     fixed = fixed_settings(settings, source)
     folder.make()
     with session_lock(folder):
-        start = _prepare(settings, folder)
+        start = prepare_start(settings, folder)
         hold_to_fixed(folder.root, fixed)
         for words in start.plan.words:
             view.note(words)
@@ -195,39 +168,6 @@ def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int
     return dict(+dropped), counts.generated - at_start.generated + at_start.in_flight
 
 
-def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
-    """What the coordinator of a session is told. Batches trained before may have had another size."""
-    data, queue = settings.data, settings.queue
-    batch = data.rollout_batch_size or 0
-    trained = [] if start.state is None else start.state.trained
-    left = max(0, (data.num_rollout or 0) - start.plan.start_rollout)
-    return CoordinatorConfig(
-        branch=start.branch,
-        trained=trained,
-        groups_wanted=len(PositionRanges(trained)) + left * batch,
-        max_groups=queue.rollout_queue_max_groups or max(2 * batch, data.over_sampling_batch_size or 0),
-        surplus=max(0, (data.over_sampling_batch_size or batch) - batch),
-        lease_seconds=queue.rollout_queue_lease_seconds,
-        next_group_index=0 if start.state is None else start.state.next_group_index,
-        memory=None if start.state is None else start.state.memory,
-        batch=max(1, batch),
-        max_staleness=queue.max_staleness,
-        online_gc=queue.rollout_queue_online_gc,
-        reserve_bytes=round(queue.rollout_disk_reserve_gib * GIB),
-    )
-
-
-def _prepare(settings: Settings, folder: RunFolder) -> Start:
-    branch = uuid.uuid4().hex[:12]
-    plan = plan_session(settings, new_branch=branch)
-    if plan.commit_directory is None or plan.commit_rollout is None:
-        return Start(plan, branch, None, None, None)
-    directory = folder.root / plan.commit_directory
-    record = read_commit(commit_path(directory, plan.commit_rollout))
-    state = read_queue_state(directory, plan.commit_rollout)
-    return Start(plan, branch, parent_of(plan, record.branch), record, state)
-
-
 def _remove_leftovers(folder: RunFolder) -> None:
     """Ray's temporary folder of a session that was killed."""
     if folder.processes.exists():
@@ -251,16 +191,11 @@ class _Session:
     ) -> None:
         self._settings, self._folder, self._start = settings, folder, start
         self._view, self._interrupts = view, interrupts
-        self._directory = folder.root / start.plan.directory
         self._workers = Workers(settings, folder, cluster, view.note)
         self._turns = MemoryTurns(settings.cluster, self._workers)
         self._dumps = rollout_dumps(settings, self._workers, view)
         self._clock = StepClock()
-        plan = start.plan
-        self._committed: tuple[Path, int] | None = None
-        """Folder and rollout of the newest commit."""
-        if plan.commit_directory is not None and plan.commit_rollout is not None:
-            self._committed = (folder.root / plan.commit_directory, plan.commit_rollout)
+        self._commits = Commits(settings, folder, start, self._workers, view.note)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
         self._holds_published = False
@@ -297,15 +232,18 @@ class _Session:
         finally:
             for client in clients:
                 await client.close()
+            await self._commits.abandon()
             await self._workers.stop()
 
     def _stop_asked(self) -> bool:
         return self._interrupts.stop_asked
 
     async def _commit_last(self, publisher: WeightPublisher) -> None:
-        """Commit the newest rollout batch, unless it is."""
-        if self._committed is None or self._committed[1] != self._done_rollouts - 1:
-            await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+        """Commit the newest rollout batch, unless it is, and wait until that is on disk."""
+        await self._workers.guarded(self._commits.settle())
+        if self._commits.newest is None or self._commits.newest[1] != self._done_rollouts - 1:
+            await self._workers.guarded(self._commits.commit(self._start, self._done_rollouts - 1, publisher.version))
+            await self._workers.guarded(self._commits.settle())
 
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
         workers = self._workers
@@ -372,16 +310,17 @@ class _Session:
     async def _start_trainers(self) -> None:
         """Start the ranks with what the newest commit holds, that of this session or of the one it continues."""
         self._packing = packing_settings(self._settings, await self._workers.start_trainers())
-        if self._committed is None:
+        if self._commits.newest is None:
             await self._workers.on_trainers(lambda trainer: trainer.load_start.remote())
         else:
-            directory, rollout_id = str(self._committed[0]), self._committed[1]
+            directory, rollout_id = str(self._commits.newest[0]), self._commits.newest[1]
             await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, rollout_id))
         self._workers.watch_trainers()
 
     async def _release_trainers(self) -> None:
         """With --release-train end the ranks' processes until there is a batch to train."""
         if self._settings.cluster.release_train:
+            await self._workers.guarded(self._commits.settle())
             await self._workers.guarded(self._workers.release_trainers())
             await self._workers.record_processes()
 
@@ -425,7 +364,7 @@ class _Session:
             publication: Publication | None = None
             evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
             if (interval is not None and (rollout_id + 1) % interval == 0) or (evaluates and rollout_id == last):
-                await self._workers.guarded(self._commit(rollout_id, publisher.version))
+                await self._workers.guarded(self._commits.commit(self._start, rollout_id, publisher.version))
             if (rollout_id < last or evaluates) and not self._interrupts.stop_asked:
                 publication = await self._publish(publisher, rollout_id, is_due=evaluates)
                 await self._release_trainers()
@@ -455,7 +394,8 @@ class _Session:
 
     async def _read_and_train(self, plan: BatchPlan) -> tuple[list[Sample], list[TrainReport]]:
         """Train a batch, and read the samples that its report needs; afterwards they may be gone."""
-        return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
+        async with self._commits.trainers_busy:
+            return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
 
     async def _publish(self, publisher: WeightPublisher, rollout_id: int, *, is_due: bool) -> Publication | None:
         """Publish if it is due after this rollout batch, by `is_due` or by the interval of publications."""
@@ -463,7 +403,8 @@ class _Session:
         if is_due or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
             await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
             reach(KillPoint.BEFORE_WEIGHTS)
-            publication = await self._workers.guarded(publisher.publish())
+            async with self._commits.trainers_busy:
+                publication = await self._workers.guarded(publisher.publish())
             reach(KillPoint.AFTER_WEIGHTS)
             self._holds_published = publication.raised
             self._tell_of_engines(publication)
@@ -475,10 +416,12 @@ class _Session:
         """Give engines that were replaced the version that serves; a new one to all where that can't be repeated."""
         publication = None
         if self._holds_published and publisher.repeats():
-            publication = await publisher.catch_up()
+            async with self._commits.trainers_busy:
+                publication = await publisher.catch_up()
         if publication is None or publisher.behind:
             await self._revive_trainers()
-            publication = await publisher.publish()
+            async with self._commits.trainers_busy:
+                publication = await publisher.publish()
             self._holds_published = publication.raised
             await self._workers.keep_version(publisher.version)
             await self._release_trainers()
@@ -557,50 +500,8 @@ class _Session:
             ) from error
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
+        self._commits.check()
         stop_when_too_many_failed(self._settings, self._folder, self._at_start, counts)
-
-    async def _commit(self, rollout_id: int, weight_version: int) -> None:
-        """Model, optimizer and RNG of all ranks, then the queue state, then the record that makes them one."""
-        if rollout_id < 0:
-            return
-        started = time.monotonic()
-        shutil.rmtree(iteration_directory(self._directory, rollout_id), ignore_errors=True)
-        make_folder(self._directory / "rollout")
-        directory = str(self._directory)
-        await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
-        await self._workers.save_prompt_source(rollout_id)
-        state = await self._workers.queue_state()
-        path = await asyncio.to_thread(
-            write_commit,
-            self._directory,
-            rollout_id=rollout_id,
-            branch=self._start.branch,
-            parent=self._start.parent,
-            weight_version=weight_version,
-            run_id=self._settings.queue.rollout_queue_run_id,
-            rollout_data_dir=str(self._folder.queue.parent),
-            queue_state=state,
-        )
-        queue = self._settings.queue
-        released = (
-            releasable(self._folder.root, self._start.plan.directory, queue.rollout_queue_keep_commits)
-            if queue.rollout_queue_online_gc
-            else PositionRanges()
-        )
-        await self._workers.rotate_queue(state, released)
-        self._committed = (self._directory, rollout_id)
-        self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
-        await self._export(rollout_id)
-
-    async def _export(self, rollout_id: int) -> None:
-        """The weights that were committed, for other programs."""
-        template = self._settings.checkpoint.save_hf
-        if template is None:
-            return
-        started = time.monotonic()
-        target = Path(template.format(rollout_id=rollout_id)).absolute()
-        await self._workers.on_trainers(lambda trainer: trainer.save_hf.remote(str(target)))
-        self._view.note(f"Exported to {_relative(target)} in {time.monotonic() - started:.1f} s.")
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
@@ -612,7 +513,3 @@ class _Session:
                 f"Stopped after {self._done_rollouts} of {wanted} rollouts. To resume, run the same command again "
                 f"(with --load {self._folder.root})."
             )
-
-
-def _relative(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -22,6 +22,8 @@ from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
 from vime.utils.kill_points import KillPoint, reach
 
+from vime.backends.megatron_utils.background_save import BackgroundSave  # isort: skip  # after Megatron's repairs
+
 if TYPE_CHECKING:
     from vime.backends.megatron_utils.critic import Critic
 
@@ -58,6 +60,7 @@ class TrainerWorker:
         self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
         self._replica, self._postprocess = trainer.data_parallel_rank, postprocess
         self._dump, self._results, self._rank = dump, results, rank
+        self._saving: BackgroundSave | None = None
         self.weights = weights
 
     @property
@@ -146,11 +149,36 @@ class TrainerWorker:
         )
 
     def save(self, directory: Path, rollout_id: int) -> None:
+        """Write this rank's part of a checkpoint."""
         reach(KillPoint.BEFORE_SAVE)
-        self._trainer.save(directory, rollout_id)
-        if self._critic is not None:
-            self._critic.save(directory, rollout_id)
+        self._save(directory, rollout_id, None)
         reach(KillPoint.AFTER_SAVE)
+
+    def begin_save(self, directory: Path, rollout_id: int) -> None:
+        """Copy this rank's part of a checkpoint, and begin to write the copy in the background.
+
+        The checkpoint is there after `finish_save`, which all ranks call when all have returned from `save_written`.
+        """
+        saving = BackgroundSave()
+        self._save(directory, rollout_id, saving)
+        self._saving = saving
+        saving.start(lambda: reach(KillPoint.BEFORE_SAVE), lambda: reach(KillPoint.AFTER_SAVE))
+
+    def save_written(self) -> None:
+        """Wait until this rank's part is written; may be called on any thread."""
+        if self._saving is not None:
+            self._saving.wait()
+
+    def finish_save(self) -> None:
+        """Make the checkpoint whole that `begin_save` began."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.finish()
+
+    def _save(self, directory: Path, rollout_id: int, background: BackgroundSave | None) -> None:
+        self._trainer.save(directory, rollout_id, background=background)
+        if self._critic is not None:
+            self._critic.save(directory, rollout_id, background=background)
 
     def load(self, directory: Path, rollout_id: int) -> None:
         self._trainer.load(directory, rollout_id)

@@ -75,6 +75,15 @@ class TrainerActor:
     async def save(self, directory: str, rollout_id: int) -> None:
         await self._on_thread(lambda: self._worker.save(Path(directory), rollout_id))
 
+    async def begin_save(self, directory: str, rollout_id: int) -> None:
+        await self._on_thread(lambda: self._worker.begin_save(Path(directory), rollout_id))
+
+    async def save_written(self) -> None:
+        await asyncio.to_thread(self._worker.save_written)
+
+    async def finish_save(self) -> None:
+        await self._on_thread(lambda: self._worker.finish_save())
+
     async def save_hf(self, directory: str) -> None:
         await self._on_thread(lambda: self._worker.save_hf(Path(directory)))
 

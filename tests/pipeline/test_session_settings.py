@@ -1,7 +1,8 @@
 """What a session tells its coordinator, and what it counts as its own."""
 
 from pipeline.messages import QueueCounts
-from pipeline.run import Start, coordinator_config, this_session
+from pipeline.run import this_session
+from pipeline.session_start import Start, coordinator_config
 from recovery.accounting import Identity
 from recovery.commit import QueueState
 from recovery.restore import RestoreMode, RestorePlan
