@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,7 +72,7 @@ class Producer:
         dynamic_filter: DynamicFilter,
         write_limits: WriteLimits | None = None,
     ) -> None:
-        """`groups` sends its requests through `gate`."""
+        """`groups` sends its requests through `gate`, which is closed at first: resume it to begin."""
         self._settings, self._queue, self._pool = settings, queue, pool
         self.gate, self._groups, self._filter = gate, groups, dynamic_filter
         self._stopping = False
@@ -88,22 +87,6 @@ class Producer:
         self._counts = ProducerCounts()
         self._blocked = Stopwatch()
 
-    def pause_admission(self) -> None:
-        """Start no request until `resume_admission`; running ones go on."""
-        self.gate.pause()
-
-    def resume_admission(self, policy_version: int, serving: Collection[str] | None = None) -> None:
-        """New requests are made under `policy_version`, by the engines at the addresses `serving` (None: by all)."""
-        self.gate.resume(policy_version, serving)
-
-    def serve_only(self, serving: Collection[str]) -> None:
-        """Send requests to the engines at these addresses alone; if there are none, not before admission is resumed."""
-        self.gate.serve_only(serving)
-
-    async def suspects(self) -> list[str]:
-        """See `ServingEngines.suspects`."""
-        return await self.gate.engines.suspects()
-
     def stop(self) -> None:
         """Lease no more, give unfinished groups back, publish the finished ones; `run` then returns."""
         self._stopping = True
@@ -111,18 +94,10 @@ class Producer:
         self.gate.open_to_end()
 
     def stats(self) -> ProducerStats:
-        return ProducerStats(
-            groups_published=self._counts.groups_published,
-            samples_published=self._counts.samples_published,
-            tokens_generated=self._counts.tokens_generated,
-            spanning_samples=self._counts.spanning_samples,
-            groups_aborted=self._counts.groups_aborted,
-            groups_stale=self._counts.groups_stale,
-            in_flight_requests=self.gate.num_requests,
-            idle_s=self.gate.idle_s(),
+        return self._counts.stats(
+            self.gate,
             blocked_s=self._blocked.total_s(),
-            wall_s=self.gate.wall_s(),
-            failed_samples=dict(self._failed.num_samples_by_reason),
+            failed_samples=self._failed.num_samples_by_reason,
             drifted_tokens=self._groups.num_drifted_tokens,
         )
 

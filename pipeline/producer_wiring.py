@@ -128,7 +128,13 @@ def _build_runner(
 
     def open_source() -> QueueDataSource:
         branch = read_branches(RunFolder.of(settings).root)[-1].branch
-        return build_data_source(settings, coordinator, branch=branch, worker_id=worker_id)
+        return build_data_source(
+            settings,
+            coordinator,
+            branch=branch,
+            worker_id=worker_id,
+            policy_version=lambda: gate.policy_version,
+        )
 
     def first_rollout() -> int:
         counts = decode(answer_of(coordinator.counts.remote()), QueueCounts)

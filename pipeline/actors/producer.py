@@ -54,17 +54,17 @@ class ProducerActor:
                 await close()
 
     async def pause_admission(self) -> None:
-        self._started().pause_admission()
+        self._started().gate.pause()
 
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
-        self._started().resume_admission(policy_version, serving)
+        self._started().gate.resume(policy_version, serving)
 
     async def serve_only(self, serving: list[str]) -> None:
-        self._started().serve_only(serving)
+        self._started().gate.serve_only(serving)
 
     async def suspects(self) -> list[str]:
         """See `ServingEngines.suspects`."""
-        return await self._started().suspects()
+        return await self._started().gate.engines.suspects()
 
     async def stop(self) -> None:
         self._started().stop()

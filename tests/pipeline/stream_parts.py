@@ -218,7 +218,7 @@ async def stream(
                 producer = _runner(folder, rollout_args, queue, pool, gate, groups, dynamic_filter)
             running = asyncio.create_task(producer.run())
             if not paused:
-                producer.resume_admission(1)
+                producer.gate.resume(1)
             try:
                 yield Parts(coordinator, queue, producer, client, running, pool)
             finally:
@@ -247,7 +247,9 @@ def _runner(
         settings = DataSourceSettings("runner", "branch", 40, 2, 60.0, folder / "state")
         check = partial(check_enqueue, needs=EnqueueRequirements())
         blocking: Any = BlockingLocalQueue(queue, loop)
-        return QueueDataSource(blocking, pool, settings, check=check, encode=encode_group)
+        return QueueDataSource(
+            blocking, pool, settings, check=check, encode=encode_group, policy_version=lambda: gate.policy_version
+        )
 
     attempts = GroupAttempts(groups)
     collector = GroupCollector(attempts, dynamic_filter, max_attempts=2, max_running=4)
