@@ -31,8 +31,8 @@ from storage.lease_board import LeaseBoard
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
-from storage.refs import lease_from_bytes
 from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState, MemorySnapshot
+from storage.refs import lease_from_bytes
 from vime.data.prompt_stream import PromptStream
 from vime.errors import StaleLeaseError
 from vime.utils.kill_points import KillPoint, reach

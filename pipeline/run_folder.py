@@ -33,6 +33,11 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def stalls(self) -> Path:
+        """Times at which nothing went on, and who waited for whom."""
+        return self.root / "stalls.jsonl"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

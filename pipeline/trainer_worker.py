@@ -62,6 +62,8 @@ class TrainerWorker:
         self._dump, self._results, self._rank = dump, results, rank
         self._saving: BackgroundSave | None = None
         self.weights = weights
+        self.num_steps = 0
+        """Optimizer steps of actor and critic since the start."""
 
     @property
     def data_parallel_size(self) -> int:
@@ -114,6 +116,7 @@ class TrainerWorker:
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
             reach(KillPoint.BEFORE_STEP)
             metrics = self._trainer.train_step(microbatches, totals(step), StepPlace(plan.rollout_id, number))
+            self.num_steps += 1
             results.append(StepResult(metrics, self._trainer.sample_losses))
             log_step(self._training_log, plan, number, self._replica)
             reach(KillPoint.AFTER_STEP)
@@ -125,6 +128,7 @@ class TrainerWorker:
         results = []
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
             results.append(StepResult(critic.train_step(microbatches, totals(step))))
+            self.num_steps += 1
             if log:
                 log_step(self._training_log, plan, number, self._replica)
         critic.finish_batch()

@@ -15,8 +15,7 @@ from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.engine import EngineActor
 from pipeline.actors.producer import ProducerActor
 from pipeline.actors.settings import encode_settings
-from pipeline.actors.trainer import TrainerActor
-from pipeline.cluster import Cluster, answer
+from pipeline.cluster import Cluster, answer, closed
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
 from pipeline.engine_process import EngineProcess
@@ -27,17 +26,20 @@ from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, e
 from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
 from pipeline.process_log import last_lines
+from pipeline.process_watch import ProcessWatch
+from pipeline.producer_group import ProducerGroup
+from pipeline.producer_wiring import worker_name
 from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
-from pipeline.weight_transports.disk import PublishedVersion
+from pipeline.trainer_group import STOP_TIMEOUT_S, TrainerGroup
 from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
 from recovery.commit import QueueState
 from storage.files import write_atomically
 from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
-from vime.errors import RunFailedError, VimeError
+from vime.errors import ProcessDiedError, RunFailedError, VimeError
 from vime.settings.groups import Settings
 from vime.settings.rules.quantities import engines_are_others, own_engines
 from vime.settings.served_models import EngineSpec, model_names
@@ -46,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-STOP_TIMEOUT_S = 30.0
 PROGRESS_S = 2.0
 CONTROL_S = 120.0
 """How long a process may take to answer a call that has nothing to wait for."""
@@ -71,7 +72,7 @@ class Workers:
             for number, spec in enumerate(own_engines(settings))
             if spec.kind != "placeholder"
         ]
-        self.routers = Routers(settings, folder, note)
+        self.routers = Routers(settings, folder, note, self.record_processes)
         self._models = model_names(settings)
         self._addresses: dict[str, list[str]] = {name: [] for name in self._models}
         """Served model, the trained one first -> base URLs of its engines."""
@@ -88,6 +89,7 @@ class Workers:
             max_restarts=settings.queue.max_process_restarts,
         )
         self.coordinator: Any = None
+        self._engine_addresses: list[str] = []
         self._followers: list[asyncio.Task[None]] = []
 
     async def start_coordinator(self, config: CoordinatorConfig) -> None:
@@ -194,6 +196,14 @@ class Workers:
         }
         write_atomically(self._folder.processes, json.dumps(ids, indent=1).encode())
 
+    async def guarded(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """See `ProcessWatch.guarded`."""
+        return await self.watch.guarded(work)
+
+    async def begin_branch(self, config: CoordinatorConfig) -> None:
+        """Have the queue keep the books of another branch."""
+        await self._coordinator_call(self.coordinator.begin_branch.remote(encode(config)))
+
     async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None:
         content = await self._coordinator_call(self.coordinator.wait_for_groups.remote(count, timeout_s))
         return None if content is None else decode(content, list[AcceptedGroup])
@@ -254,6 +264,10 @@ class Workers:
         """Of the producers that live."""
         contents = await self.producers.ask_all(lambda producer: producer.stats.remote())
         return [decode(content, ProducerStats) for content in contents]
+
+    async def counts_and_stats(self) -> tuple[QueueCounts, list[ProducerStats]]:
+        """Both at one moment."""
+        return await asyncio.gather(self.counts(), self.stats())
 
     async def evaluate(self, step: int, branch: str) -> EvaluationRecord:
         """The first producer evaluates the policy that serves; see `Evaluator`."""

@@ -132,9 +132,7 @@ class MemoryQueue:
     def take_over(self, worker_id: str, leases: Sequence[bytes]) -> list[bytes | None]:  # noqa: ARG002
         """See `GroupQueue.take_over`; leases of another coordinator are unknown here."""
         states = self.heartbeat(leases)
-        return [
-            lease if state is LeaseState.EXTENDED else None for lease, state in zip(leases, states, strict=True)
-        ]
+        return [lease if state is LeaseState.EXTENDED else None for lease, state in zip(leases, states, strict=True)]
 
     def heartbeat(self, leases: Sequence[bytes]) -> list[LeaseState]:
         """Extend leases by the lease time; one state each."""

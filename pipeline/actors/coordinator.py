@@ -9,8 +9,7 @@ from typing import Any
 
 from pipeline.actors.settings import decode_settings
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
-from storage.files import write_atomically
-from pipeline.messages import HeldLease, AcceptRequest, decode, encode
+from pipeline.messages import AcceptRequest, HeldLease, decode, encode
 from pipeline.process_log import log_to_file
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
@@ -20,6 +19,7 @@ from pipeline.wiring import (
     create_or_open_pool,
 )
 from recovery.commit import QueueState
+from storage.files import write_atomically
 from storage.positions import PositionRanges
 from storage.queue_types import GroupReturn
 from vime.errors import VimeError

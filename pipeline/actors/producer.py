@@ -6,13 +6,14 @@ import asyncio
 import os
 from typing import Any
 
+from pipeline.activity import ActivityBoard, ProducerActivity
 from pipeline.actors.settings import decode_settings
 from pipeline.evaluation.wiring import AnyEvaluator, build_evaluator
 from pipeline.messages import AcceptReply, AcceptRequest, HeldLease, LeaseReply, decode, encode
 from pipeline.parity_probe import probe_engines
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
-from pipeline.producer_wiring import build_producer
+from pipeline.producer_wiring import build_producer, reward_name
 from pipeline.rollout_runner import RolloutRunner
 from pipeline.run_folder import RunFolder
 from storage.queue_types import GroupReturn
@@ -28,6 +29,7 @@ class ProducerActor:
         self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
         self._producer: Producer | RolloutRunner | None = None
         self._evaluator: AnyEvaluator | None = None
+        self._activity = ActivityBoard()
 
     async def pid(self) -> int:
         return os.getpid()
@@ -36,7 +38,7 @@ class ProducerActor:
         """Open the pool, the tokenizer and the engine clients."""
         queue = RayQueueClient(self._coordinator)
         self._producer, self._closers = await build_producer(
-            self._settings, self._coordinator, queue, self._addresses, self._number
+            self._settings, self._coordinator, queue, self._addresses, self._number, self._activity
         )
         built = await asyncio.to_thread(
             build_evaluator, self._settings, self._producer.gate, len(self._addresses), HookArgs(self._settings)
@@ -83,6 +85,11 @@ class ProducerActor:
 
     async def stats(self) -> bytes:
         return encode(self._started().stats())
+
+    async def activity(self) -> bytes:
+        """A `ProducerActivity`."""
+        gate = self._started().gate
+        return encode(ProducerActivity(self._activity.groups(), gate.is_open, reward_name(self._settings)))
 
     def _evaluating(self) -> AnyEvaluator:
         if self._evaluator is None:

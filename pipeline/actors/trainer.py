@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
 from pipeline.process_log import log_to_file
 from pipeline.run_folder import RunFolder
+from pipeline.stall_chain import RankActivity
 from pipeline.wiring import (
     build_trainer_worker,
     open_pool,
@@ -38,6 +40,7 @@ class TrainerActor:
         log_to_file(self._folder.log(f"trainer_{rank}"))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._built: TrainerWorker | None = None
+        self._doing, self._since = "", time.monotonic()
 
     async def pid(self) -> int:
         return os.getpid()
@@ -45,6 +48,11 @@ class TrainerActor:
     async def watch(self) -> None:
         """Never returns; its caller learns when the process dies."""
         await asyncio.Event().wait()
+
+    async def activity(self) -> bytes:
+        """A `RankActivity`; answers while the model works, too."""
+        num_steps = 0 if self._built is None else self._built.num_steps
+        return encode(RankActivity(self._doing, time.monotonic() - self._since, num_steps))
 
     async def rendezvous(self) -> str:
         """An address at which the ranks can meet (asked of rank 0)."""
@@ -60,20 +68,20 @@ class TrainerActor:
             self._built = build_trainer_worker(self._settings, self._folder, pool, self._rank, world_size, init_method)
             return self._built.data_parallel_size
 
-        return await self._on_thread(build)
+        return await self._on_thread(build, "builds its model")
 
     async def load_hf(self) -> None:
         """See `TrainerWorker.load_hf`."""
         await self._on_thread(lambda: self._worker.load_hf())
 
     async def load_start(self) -> None:
-        await self._on_thread(lambda: self._worker.load_start())
+        await self._on_thread(lambda: self._worker.load_start(), "loads the first weights")
 
     async def load(self, directory: str, rollout_id: int) -> None:
-        await self._on_thread(lambda: self._worker.load(Path(directory), rollout_id))
+        await self._on_thread(lambda: self._worker.load(Path(directory), rollout_id), "loads a checkpoint")
 
     async def save(self, directory: str, rollout_id: int) -> None:
-        await self._on_thread(lambda: self._worker.save(Path(directory), rollout_id))
+        await self._on_thread(lambda: self._worker.save(Path(directory), rollout_id), "saves a checkpoint")
 
     async def begin_save(self, directory: str, rollout_id: int) -> None:
         await self._on_thread(lambda: self._worker.begin_save(Path(directory), rollout_id))
@@ -85,10 +93,10 @@ class TrainerActor:
         await self._on_thread(lambda: self._worker.finish_save())
 
     async def save_hf(self, directory: str) -> None:
-        await self._on_thread(lambda: self._worker.save_hf(Path(directory)))
+        await self._on_thread(lambda: self._worker.save_hf(Path(directory)), "exports weights")
 
     async def train(self, plan: bytes) -> bytes:
-        return encode(await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan))))
+        return encode(await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan)), "trains"))
 
     async def probe(self, sequences: bytes, start_weights: bool) -> bytes:
         """See `TrainerWorker.probe`."""
@@ -103,10 +111,10 @@ class TrainerActor:
         return await self._on_thread(lambda: self._worker.weights.open_sender(address, engine_names, timeout_s))
 
     async def connect_sender(self) -> None:
-        await self._on_thread(lambda: self._worker.weights.connect_sender())
+        await self._on_thread(lambda: self._worker.weights.connect_sender(), "waits for engines to join")
 
     async def send_weights(self) -> int:
-        return await self._on_thread(lambda: self._worker.weights.send())
+        return await self._on_thread(lambda: self._worker.weights.send(), "sends weights")
 
     async def highest_version_on_disk(self) -> int:
         return await self._on_thread(lambda: self._worker.weights.highest_version())
@@ -141,5 +149,14 @@ class TrainerActor:
             raise RuntimeError("build() has not been called")
         return self._built
 
-    async def _on_thread(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _on_thread(self, work: Callable[[], _Result], doing: str = "works on a call") -> _Result:
+        """Work on the model's thread; `doing` is what others are told meanwhile."""
+
+        def noted() -> _Result:
+            self._doing, self._since = doing, time.monotonic()
+            try:
+                return work()
+            finally:
+                self._doing, self._since = "", time.monotonic()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, noted)

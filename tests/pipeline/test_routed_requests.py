@@ -69,7 +69,7 @@ class Rig:
 @asynccontextmanager
 async def routed(folder: Path, engines: list[StandinEngine], words: str = "") -> AsyncIterator[Rig]:
     settings = parse_settings(f"--save {folder} {words}".split())
-    routers = Routers(settings, RunFolder.of(settings), lambda _: None)
+    routers = Routers(settings, RunFolder.of(settings), lambda _: None, lambda: asyncio.sleep(0))
     await routers.start(["default"], "127.0.0.1")
     rig = Rig(routers, engines)
     try:
