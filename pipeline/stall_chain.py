@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -78,10 +77,13 @@ def _blockers(report: RunReport) -> Iterator[str]:
         yield from _generation(report)
     else:
         yield from _training(report)
-    if report.engines and (
-        report.stage.groups_wanted is None or _phases(report)[Phase.GENERATING] or _held_back(report)
-    ):
+    if report.engines and _engines_matter(report):
         yield "; ".join(f"engine {address} {silent.why}" for address, silent in sorted(report.engines.items()))
+
+
+def _engines_matter(report: RunReport) -> bool:
+    waits_for_groups = report.stage.groups_wanted is not None
+    return not waits_for_groups or _held_back(report) or _is_generating(report)
 
 
 def _generation(report: RunReport) -> Iterator[str]:
@@ -146,8 +148,8 @@ def _held_back(report: RunReport) -> bool:
     return bool(telling) and not any(producer.is_admitted for producer in telling)
 
 
-def _phases(report: RunReport) -> Counter[Phase]:
-    return Counter(group.phase for producer in _telling(report) for group in producer.groups)
+def _is_generating(report: RunReport) -> bool:
+    return any(group.phase is Phase.GENERATING for producer in _telling(report) for group in producer.groups)
 
 
 def _reward(report: RunReport) -> str:

@@ -124,9 +124,8 @@ class Supervisor:
         producers, checks = await asyncio.gather(
             self._ask_all(self._reporting.ask_producers()), self._ask_all(list(asked.values()))
         )
-        engines = {
-            address: Silent(f"gets no requests: {why}") for address, why in self._reporting.fenced_engines().items()
-        }
+        fenced = self._reporting.fenced_engines()
+        engines = {address: Silent(f"gets no requests: {why}") for address, why in fenced.items()}
         engines |= {address: check for address, check in zip(asked, checks, strict=True) if isinstance(check, Silent)}
         return RunReport(report.stage, report.counts, producers, report.ranks, engines)
 

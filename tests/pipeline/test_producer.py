@@ -423,7 +423,9 @@ async def test_finished_groups_that_wait_for_room_are_published_when_the_produce
     monkeypatch.setattr(Pool, "publish_groups", wait_for_disk)
     async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
         async with asyncio.timeout(20):
-            while parts.coordinator.counts().in_flight < 5 or len(parts.producer._generated) < 4:
+            while (
+                parts.coordinator.counts().in_flight < 5 or sum(held.is_outgoing for held in parts.producer._held) < 4
+            ):
                 await asyncio.sleep(0.01)
         parts.producer.stop()
         free.set()
