@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -28,7 +29,7 @@ logs and shares no code with what wrote them.
   lost                 groups that are neither trained, waiting, in flight nor dropped with a reason, or unreadable, or
                        accepted before the last session and not trained by it
   trained_twice        samples that the newest line of branches trained more than once
-  skipped_prompts      prompts that were never submitted, or twice
+  skipped_prompts      prompts that were never submitted, or twice, or out of their turn
   version_regressions  steps whose policy version is below that of a step before
   orphans              processes that outlived their session by 30 s
   stuck                sessions that neither went on nor ended in time, or ended unkilled or not well
@@ -99,12 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     last = options.kills - 1 if options.last is None else options.last
     numbers = [number for number in range(options.first, last + 1) if number not in log.done()]
     try:
-        owed = run_campaign(
-            campaign, log, [plan_kill(options.seed, number, layouts) for number in numbers], layouts[0]
-        )
+        owed = run_campaign(campaign, log, [plan_kill(options.seed, number, layouts) for number in numbers], layouts[0])
     finally:
         campaign.close()
-    verdict = judge(campaign.job.run, owed)
+    lines = (folder / "prompts.jsonl").read_text().splitlines()
+    verdict = judge(campaign.job.run, owed, [json.loads(line)["input"] for line in lines])
     records = log.records()
     wrong: dict[str, list[str]] = {
         **msgspec.structs.asdict(verdict),

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.kills import Kill, Layout, Victim
-from benchmarks.chaos.processes import MARK_VARIABLE, MarkedProcesses, kill_all
+from benchmarks.chaos.launch import launch
+from benchmarks.chaos.processes import MarkedProcesses, kill_all
 from benchmarks.chaos.step_log import StepLog
 from storage.files import write_atomically
-from tests.end_to_end.jobs import REPOSITORY, Job
+from tests.end_to_end.jobs import Job
 from vime.utils.kill_points import KILL_FILE_VARIABLE
 
 SURVIVING_STEPS = 2
@@ -165,27 +166,12 @@ class Campaign:
             "--rollout-num-gpus": layout.num_engines,
         }
         job = replace(self.job, num_rollout=num_rollout, flags=flags)
-        command = job.standin_command() if self._standin else job.command()
         logs = self.folder / "sessions"
         logs.mkdir(exist_ok=True)
         log = logs / f"{len(list(logs.iterdir())):04d}.log"
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
-            MARK_VARIABLE: self._processes.mark,
-            KILL_FILE_VARIABLE: str(self._kill_file.resolve()),
-        }
         self._disarm()
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=REPOSITORY,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        variables = {KILL_FILE_VARIABLE: str(self._kill_file.resolve())}
+        process = launch(job, log, self._processes.mark, standin=self._standin, **variables)
         self._session = _Session(process, log, layout, self.num_steps())
         return self._session
 

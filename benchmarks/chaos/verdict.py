@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+from straw import RecordSetRef, SharedFilesystemStore
 
 from benchmarks.chaos.step_log import steps_of
 from recovery.audit import audit_run, replay_journals
@@ -35,14 +38,16 @@ def accepted_groups(run: Path) -> set[str]:
     return set(state.accepted) - set(state.dropped)
 
 
-def judge(run: Path, owed: set[str]) -> Verdict:
+def judge(run: Path, owed: set[str], prompts: Sequence[str]) -> Verdict:
     """Audit a run whose last session has ended well.
 
     `owed` are groups that were accepted before that session, which was long enough to train them all: one that it has
-    not trained is forgotten, though the counts may call it pending.
+    not trained is forgotten, though the counts may call it pending. `prompts` are all lines of the data set, taken in
+    their order again and again.
     """
     report = audit_run(run)
     skipped = [line for line in report.lost if line.endswith(SKIPPED)]
+    skipped += _misplaced(run, prompts)
     lost = [line for line in report.lost if line not in skipped]
     if not report.identity_holds:
         lost.append(f"the identity does not hold: {report}")
@@ -53,6 +58,20 @@ def judge(run: Path, owed: set[str]) -> Verdict:
         if after["policy_version"] < before["policy_version"]
     ]
     return Verdict(lost, list(map(str, report.trained_twice)), skipped, regressions)
+
+
+def _misplaced(run: Path, prompts: Sequence[str]) -> list[str]:
+    """Accepted groups whose payload doesn't hold the prompt whose turn it was."""
+    pool = locate_run(run, None).pool
+    identity = json.loads(next((pool / "queues").glob("*/run.json")).read_bytes())
+    found = []
+    with SharedFilesystemStore(pool, identity["run_id"], codecs=identity["codecs"]) as store:
+        for task, reference in replay_journals(pool).results.items():
+            expected = prompts[int(task.removeprefix("prompt:")) % len(prompts)]
+            records = store.read(RecordSetRef.from_dict(reference))
+            if not any(expected.encode() in bytes(record.payload) for record in records):
+                found.append(f"{task}: made from another prompt than {expected!r}")
+    return found
 
 
 def _trained(run: Path) -> set[str]:

@@ -19,6 +19,7 @@ from tests.end_to_end.jobs import REPOSITORY
 from tests.support.eventful_run import make_run
 from vime.utils.kill_points import KILL_FILE_VARIABLE, KillPoint
 
+PROMPTS = [f"p{number}" for number in range(30)]
 LAYOUTS = [Layout(1, 1), Layout(2, 2)]
 SOUND = dict.fromkeys(("lost", "trained_twice", "skipped_prompts", "version_regressions", "orphans", "stuck"), 0)
 
@@ -68,14 +69,14 @@ def test_the_verdict_tells_what_is_lost_twice_skipped_and_gone_back(
     run = make_run(tmp_path / "run", monkeypatch)
     metrics = run / "metrics.jsonl"
     metrics.write_text('{"rollout_id": 0, "policy_version": 2}\n{"rollout_id": 1, "policy_version": 2}\n{"roll')
-    sound = judge(run, set())
+    sound = judge(run, set(), PROMPTS)
     assert (sound.lost, sound.trained_twice, sound.skipped_prompts, sound.version_regressions) == ([], [], [], [])
     with metrics.open("a") as file:
         file.write('\n{"rollout_id": 2, "policy_version": 1}\n')
     log = next((run / "training_log").glob("rank_*.jsonl"))
     entry = json.loads(log.read_text().splitlines()[-1])
     log.write_text(log.read_text() + json.dumps({**entry, "step": 7}) + "\n")
-    verdict = judge(run, set())
+    verdict = judge(run, set(), PROMPTS)
     assert verdict.version_regressions == ["rollout 2: version 1 after 2"]
     assert len(verdict.trained_twice) == len(entry["sample_indices"])
 
