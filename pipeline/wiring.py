@@ -229,13 +229,14 @@ def build_trainer_worker(
 ) -> TrainerWorker:
     from pipeline.trainer_worker import TrainerWorker
     from pipeline.weight_wiring import trainer_weights
-    from vime.backends.megatron_utils.critic import Critic
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     config = trainer_config(settings, world_size)
     model = MegatronTrainer(config, rank, world_size, init_method)
     critic = None
     if has_critic(settings):
+        from vime.backends.megatron_utils.critic import Critic
+
         critic = Critic(critic_config(settings, world_size), rank, world_size, model.turns)
     return TrainerWorker(
         model,
