@@ -11,7 +11,9 @@ from pathlib import Path
 from pipeline.run_folder import RunFolder
 from pipeline.session_start import Start
 from pipeline.workers import Workers
+from recovery.checkpoint_retention import Keeping, remove_commits
 from recovery.commit import QueueState, iteration_directory, write_commit
+from recovery.pointer import point_to
 from recovery.retention import releasable
 from storage.files import make_folder
 from storage.positions import PositionRanges
@@ -109,6 +111,12 @@ class Commits:
             rollout_data_dir=str(self._folder.queue.parent),
             queue_state=state,
         )
+        for root in {self._folder.root / self._folder.output, self._directory}:
+            await asyncio.to_thread(point_to, root, start.plan.directory, rollout_id)
+        checkpoint = self._settings.checkpoint
+        keeping = Keeping(checkpoint.keep_checkpoints, checkpoint.keep_every)
+        for record in await asyncio.to_thread(remove_commits, self._folder.root, keeping):
+            self._note(f"Removed the checkpoint of {_relative(record)}.")
         released = (
             releasable(self._folder.root, start.plan.directory, queue.rollout_queue_keep_commits)
             if queue.rollout_queue_online_gc

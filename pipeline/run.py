@@ -40,6 +40,7 @@ from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.restarts import RestartBudget
+from pipeline.resume_words import resume_words
 from pipeline.reward_post_process import FLAG, process_rewards
 from pipeline.rollout_kind import is_stream
 from pipeline.run_folder import RunFolder
@@ -60,6 +61,7 @@ from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
 from recovery.claim import claim_queue
 from recovery.fixed import hold_to_fixed
+from recovery.home import live_at
 from recovery.restore import RestoreMode
 from storage.contracts import PayloadPool
 from storage.files import append_durably, write_atomically
@@ -94,7 +96,8 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     with session_lock(folder):
         start = prepare_start(settings, folder)
         hold_to_fixed(folder.root, fixed)
-        for words in start.plan.words:
+        live_at(folder.root, folder.root / folder.output)
+        for words in resume_words(settings, folder, start):
             view.note(words)
         left_out = [words for each in open_eval_sets(settings) for words in set_aside_words(each)]
         for words in [*set_bad_prompts_aside(source, folder.bad_prompts), *left_out]:

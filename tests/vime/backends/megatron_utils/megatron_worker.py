@@ -282,6 +282,7 @@ def background_save(world: World) -> dict[str, dict[str, Any]]:
             saving.start(may_write.wait, lambda: None)
             later, final = train(trainer, range(2, 4), split), weights_of(trainer)
             early = sorted(path.name for path in directory.rglob("*") if path.is_file())
+            torch.distributed.barrier()  # each rank has an event of its own
             may_write.set()
             saving.wait()
             saving.finish()
@@ -653,6 +654,7 @@ SCENARIOS = {
         gradients_match_dense_reference,
         weights_round_trip,
         resume_and_replay,
+        background_save,
         weights_only_load,
         refusals,
         planted_faults,
