@@ -28,12 +28,14 @@ def go_back(start: Start, folder: RunFolder, newest: tuple[Path, int] | None, ve
         following = Start(plan, branch, None, None, None)
     else:
         directory, rollout_id = newest
+        known = (start.plan.directory, start.plan.commit_directory or "")
+        name = next(name for name in known if folder.root / name == directory)
         record = read_commit(commit_path(directory, rollout_id))
         plan = dataclasses.replace(
             start.plan,
             mode=RestoreMode.RESUME,
             start_rollout=rollout_id + 1,
-            commit_directory=str(directory.relative_to(folder.root)),
+            commit_directory=name,
             commit_rollout=rollout_id,
         )
         state = read_queue_state(directory, rollout_id)
