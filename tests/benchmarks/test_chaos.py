@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.chaos.__main__ import main
 from benchmarks.chaos.kills import POINT_SHARE, Layout, Victim, plan_kill
-from benchmarks.chaos.step_log import StepLog, steps_of
+from benchmarks.chaos.step_log import steps_of
 from benchmarks.chaos.verdict import judge
 from tests.end_to_end.jobs import REPOSITORY
 from tests.support.eventful_run import make_run
