@@ -82,7 +82,7 @@ class Workers:
         self.trainers = TrainerGroup(settings, cluster, self.watch)
         self.producers = ProducerGroup(
             self._spawn_producer,
-            cluster.end,
+            lambda actor: cluster.end(actor),
             self._retire_producer,
             note,
             self.record_processes,
