@@ -87,8 +87,8 @@ class Ranks:
 class Session:
     def __init__(self, run: Path, *words: str) -> None:
         settings = parse_settings(["--save", str(run), *words])
-        self.ranks, self.notes, self.run = Ranks(), [], run
-        self.notes: list[str]
+        self.ranks, self.run = Ranks(), run
+        self.notes: list[str] = []
         self.commits = Commits(settings, RunFolder.of(settings), START, self.ranks, self.notes.append)  # type: ignore[arg-type]
 
     async def commit(self, rollout_id: int) -> None:
