@@ -35,15 +35,20 @@ from pipeline.packing_settings import packing_settings
 from pipeline.parity_verdict import engine_parity, refuse_difference
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
+from pipeline.process_reports import ProcessReports
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
+from pipeline.restarts import RestartBudget
 from pipeline.resume_words import resume_words
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
 from pipeline.session_start import Start, coordinator_config, prepare_start
+from pipeline.stages import Stage, StageBoard
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
+from pipeline.supervision import Patience, StallRecord, Supervisor, write_stall
+from pipeline.trainer_return import go_back
 from pipeline.transports.promise import transport_words
 from pipeline.weight_wiring import weight_transport
 from pipeline.wiring import NUM_PRODUCERS, build_conversion, open_pool
@@ -56,7 +61,7 @@ from recovery.home import live_at
 from recovery.restore import RestoreMode
 from storage.files import append_durably, write_atomically
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RestoreError
+from vime.errors import RestoreError, TrainerDiedError
 from vime.rollout.dynamic_filter import without_rejections
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
@@ -128,7 +133,7 @@ async def _generate(
     session = RolloutOnlySession(
         settings,
         folder,
-        coordinator_config(settings, start),
+        coordinator_config(settings, start, start.branch),
         cluster,
         view,
         interrupts,
@@ -208,6 +213,11 @@ class _Session:
             build_conversion(settings),
         )
         self._evaluates_first = evaluates_first
+        self._session = start.branch
+        """Its name for the queue; branches change when the trainer goes back to a commit."""
+        self._stages = StageBoard()
+        self._publisher: WeightPublisher | None = None
+        self._trainer_restarts = RestartBudget(settings.queue.max_process_restarts)
         self._evaluations = Evaluations(
             self._workers,
             folder,
@@ -223,7 +233,9 @@ class _Session:
             publisher = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
+                self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
                 await self._workers.guarded(self._evaluations.finish(self._stop_asked))
+                self._stages.begin(Stage("the session ends"))
                 failed = await self._workers.stop_producers()
                 await self._commit_last(publisher)
             if failed is not None:
@@ -250,19 +262,20 @@ class _Session:
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
         workers = self._workers
         await prove_nodes(self._folder.queue, self._settings.queue)
-        await workers.start_coordinator(coordinator_config(self._settings, self._start))
+        await workers.start_coordinator(coordinator_config(self._settings, self._start, self._session))
+        self._supervise(clients)
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
         await workers.start_routers()
-        addresses = await self._turns.start_both(
-            lambda: workers.start_engines(self._view.waiting), self._start_trainers
+        addresses = await workers.guarded(
+            self._turns.start_both(lambda: workers.start_engines(self._view.waiting), self._start_trainers)
         )
         await workers.start_producers(addresses)
         clients.extend(self._turns.engine(address) for address in addresses)
         weights = self._settings.weights
         publisher = WeightPublisher(
             clients,
-            weight_transport(self._settings, workers),
+            weight_transport(self._settings, workers.trainers),
             workers,
             start_version=await self._start_version(),
             flush_interval=weights.flush_cache_interval,
@@ -270,6 +283,7 @@ class _Session:
             compare_first=weights.check_weight_update_equal and self._start.commit is None,
             replace=None if workers.keeper is None else workers.keeper.replace,
         )
+        self._publisher = publisher
         workers.keep_engines(publisher)
         append_branch(
             self._folder.root,
@@ -287,6 +301,21 @@ class _Session:
         await self._release_trainers()
         self._clock.start()
         return publisher
+
+    def _supervise(self, clients: list[EngineClient]) -> None:
+        """From now on a run that doesn't go on says why, and ends at last."""
+        queue = self._settings.queue
+        supervisor = Supervisor(
+            self._stages,
+            ProcessReports(self._workers, clients, lambda: {} if self._publisher is None else self._publisher.fenced),
+            Patience(queue.stall_after, queue.stall_timeout),
+            self._tell_of_stall,
+        )
+        self._workers.watch.add("supervisor", supervisor.run())
+
+    def _tell_of_stall(self, record: StallRecord) -> None:
+        self._view.note(f"No progress for {record.quiet_s:.0f} s: {record.words}.")
+        write_stall(self._folder.stalls, record)
 
     async def _check_parity(self, addresses: Sequence[str], published: Publication) -> None:
         """Compare each engine but the fenced with the trainer on a few sequences. Raises `ParityError`."""
@@ -317,18 +346,18 @@ class _Session:
         else:
             directory, rollout_id = str(self._commits.newest[0]), self._commits.newest[1]
             await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, rollout_id))
-        self._workers.watch_trainers()
+        self._workers.trainers.watch()
 
     async def _release_trainers(self) -> None:
         """With --release-train end the ranks' processes until there is a batch to train."""
         if self._settings.cluster.release_train:
             await self._workers.guarded(self._commits.settle())
-            await self._workers.guarded(self._workers.release_trainers())
+            await self._workers.guarded(self._workers.trainers.release())
             await self._workers.record_processes()
 
     async def _revive_trainers(self) -> None:
         """Start the ranks again where they were released."""
-        if not self._workers.trainers:
+        if not self._workers.trainers.ranks:
             self._view.waiting("the trainer starts from what it was when it ended")
             await self._workers.guarded(self._start_trainers())
             await self._workers.record_processes()
@@ -340,54 +369,102 @@ class _Session:
             committed,
             highest_evaluated_version(self._folder.root),
             await self._workers.highest_version(),
-            await self._workers.highest_version_on_disk(),
+            await self._workers.trainers.highest_version_on_disk(),
         )
 
     async def _train_all(self, publisher: WeightPublisher) -> None:
         last = (self._settings.data.num_rollout or 0) - 1
-        interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
         if self._evaluates_first:
             self._evaluations.begin(self._done_rollouts)
-        for rollout_id in range(self._start.plan.start_rollout, last + 1):
-            planning = self._next_plan(rollout_id, publisher)
-            if self._workers.keeper is not None:
-                planning = engines_brought_back(planning, publisher, self._bring_back)
-            plan = await self._workers.guarded(planning)
-            if plan is None:
+        while self._done_rollouts <= last:
+            try:
+                if not await self._one_batch(self._done_rollouts, publisher):
+                    return
+            except TrainerDiedError as death:
+                await self._go_back(publisher, death)
+
+    async def _go_back(self, publisher: WeightPublisher, death: TrainerDiedError) -> None:
+        """Start the ranks again from the newest commit; engines, producers and queue go on.
+
+        Raises:
+            TrainerDiedError: no restart is left, or what was trained since the commit is gone with a queue in memory.
+        """
+        while (which := None if self._settings.queue.is_in_memory else self._trainer_restarts.take()) is not None:
+            try:
+                await self._restart_trainers(publisher, which, death)
                 return
-            await self._give_memory_to_trainer()
-            await self._revive_trainers()
-            self._holds_published = False
-            samples, reports = await self._workers.guarded(self._read_and_train(plan))
-            reach(KillPoint.AFTER_TRAIN)
-            await self._workers.training_completed(plan)
-            await self._hooks.trained()
-            self._done_rollouts = rollout_id + 1
-            self._clock.trained()
-            publication: Publication | None = None
-            evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
-            if (interval is not None and (rollout_id + 1) % interval == 0) or (evaluates and rollout_id == last):
-                await self._workers.guarded(self._commits.commit(self._start, rollout_id, publisher.version))
-            if (rollout_id < last or evaluates) and not self._interrupts.stop_asked:
-                publication = await self._publish(publisher, rollout_id, is_due=evaluates)
-                await self._release_trainers()
-                if evaluates:
-                    self._evaluations.begin(rollout_id + 1)
-            self._clock.published()
-            counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
-            record = step_record(
-                plan, last + 1, reports, publication, counts, stats, self._clock, self._report.numbers(samples)
-            )
-            append_durably(self._folder.metrics, msgspec.json.encode(record))
-            is_told, warning = await self._report.tell(record, samples)
-            if warning:
-                self._view.note(f"warning: {warning}")
-            if not is_told:
-                self._view.step(record)
-            self._evaluations.collect()
-            self._stop_when_too_many_failed(counts)
-            if self._interrupts.stop_asked:
-                return
+            except TrainerDiedError as another:
+                death = another
+        raise death
+
+    async def _restart_trainers(self, publisher: WeightPublisher, which: str, death: TrainerDiedError) -> None:
+        self._stages.begin(Stage("the trainer's ranks start again"))
+        await self._commits.abandon()
+        await self._workers.trainers.abandon()
+        done = self._done_rollouts
+        self._start = go_back(self._start, self._folder, self._commits.newest, publisher.version)
+        self._done_rollouts = self._start.plan.start_rollout
+        self._view.note(
+            f"A trainer rank died: the ranks go back from rollout {done} to {self._done_rollouts}, {which}. "
+            f"{death.message.splitlines()[0]}"
+        )
+        self._evaluations.branch, self._holds_published = self._start.branch, False
+        await self._workers.begin_branch(coordinator_config(self._settings, self._start, self._session))
+        await self._workers.guarded(self._turns.give_to_trainer())
+        await self._workers.guarded(self._start_trainers())
+        publisher.sender_is_new()
+        publication = await self._workers.guarded(publisher.publish())
+        self._holds_published = publication.raised
+        await self._workers.keep_version(publisher.version)
+        await self._workers.record_processes()
+        await self._release_trainers()
+        self._tell_of_engines(publication)
+        self._view.note(f"The trainer goes on after rollout {self._done_rollouts}; version {publisher.version} serves.")
+
+    async def _one_batch(self, rollout_id: int, publisher: WeightPublisher) -> bool:
+        """Wait, plan, train, commit and publish; False when the user asked to stop."""
+        last = (self._settings.data.num_rollout or 0) - 1
+        interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
+        planning = self._next_plan(rollout_id, publisher)
+        if self._workers.keeper is not None:
+            planning = engines_brought_back(planning, publisher, self._bring_back)
+        plan = await self._workers.guarded(planning)
+        if plan is None:
+            return False
+        await self._give_memory_to_trainer()
+        await self._revive_trainers()
+        self._holds_published = False
+        self._stages.begin(Stage("trains", rollout_id + 1))
+        samples, reports = await self._workers.guarded(self._read_and_train(plan))
+        reach(KillPoint.AFTER_TRAIN)
+        await self._workers.training_completed(plan)
+        await self._hooks.trained()
+        self._done_rollouts = rollout_id + 1
+        self._clock.trained()
+        publication: Publication | None = None
+        evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
+        if (interval is not None and (rollout_id + 1) % interval == 0) or (evaluates and rollout_id == last):
+            self._stages.begin(Stage("commits", rollout_id + 1))
+            await self._workers.guarded(self._commits.commit(self._start, rollout_id, publisher.version))
+        if (rollout_id < last or evaluates) and not self._interrupts.stop_asked:
+            publication = await self._publish(publisher, rollout_id, is_due=evaluates)
+            await self._release_trainers()
+            if evaluates:
+                self._evaluations.begin(rollout_id + 1)
+        self._clock.published()
+        counts, stats = await self._workers.guarded(self._workers.counts_and_stats())
+        record = step_record(
+            plan, last + 1, reports, publication, counts, stats, self._clock, self._report.numbers(samples)
+        )
+        append_durably(self._folder.metrics, msgspec.json.encode(record))
+        is_told, warning = await self._report.tell(record, samples)
+        if warning:
+            self._view.note(f"warning: {warning}")
+        if not is_told:
+            self._view.step(record)
+        self._evaluations.collect()
+        self._stop_when_too_many_failed(counts)
+        return not self._stop_asked()
 
     async def _give_memory_to_trainer(self) -> None:
         """Where trainer and engines share devices, end requests; those of an evaluation are waited for."""
@@ -405,6 +482,7 @@ class _Session:
         publication = None
         if is_due or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
             await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
+            self._stages.begin(Stage("publishes weights", rollout_id + 1))
             reach(KillPoint.BEFORE_WEIGHTS)
             async with self._commits.trainers_busy:
                 publication = await self._workers.guarded(publisher.publish())
@@ -442,10 +520,12 @@ class _Session:
         batch = data.rollout_batch_size or 0
         await self._turns.trainer_leaves()
         self._clock.waits()
+        wanted = groups_to_wait_for(batch, (data.num_rollout or 0) - rollout_id)
+        self._stages.begin(Stage("", rollout_id + 1, groups_wanted=wanted))
         groups = await wait_for_batch(
             self._workers,
-            groups_to_wait_for(batch, (data.num_rollout or 0) - rollout_id),
-            stall_timeout_s=self._settings.queue.stall_timeout,
+            wanted,
+            stall_timeout_s=None,
             report=self._view.waiting,
             check=self._stop_when_too_many_failed,
             stop_asked=self._stop_asked,
@@ -453,6 +533,7 @@ class _Session:
         if groups is None:
             return None
         self._clock.waited()
+        self._stages.begin(Stage("is planned", rollout_id + 1))
         batch_id = batch_id_of(self._start.branch, rollout_id)
         chosen, processed = await self._hooks.batch(groups, rollout_id, batch_id)
         plan = plan_batch(

@@ -43,6 +43,11 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def stalls(self) -> Path:
+        """Times at which nothing went on, and who waited for whom."""
+        return self.root / "stalls.jsonl"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -72,6 +77,10 @@ class RunFolder:
     def step_log(self) -> Path:
         """Folder of the step log of a queue in memory; that of a queue on disk lies with it."""
         return self.root / "rollout" / "step_log"
+
+    def coordinator_config(self, session: str) -> Path:
+        """What the coordinator was told last in a session whose trainer went back to a commit."""
+        return self.root / "rollout" / f"coordinator_{session}.msgpack"
 
     @property
     def processes(self) -> Path:

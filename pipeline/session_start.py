@@ -26,14 +26,15 @@ class Start:
     state: QueueState | None
 
 
-def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
-    """What the coordinator of a session is told. Batches trained before may have had another size."""
+def coordinator_config(settings: Settings, start: Start, session: str) -> CoordinatorConfig:
+    """What the coordinator of the session of that name is told. Batches trained before may have had another size."""
     data, queue = settings.data, settings.queue
     batch = data.rollout_batch_size or 0
     trained = [] if start.state is None else start.state.trained
     left = max(0, (data.num_rollout or 0) - start.plan.start_rollout)
     return CoordinatorConfig(
         branch=start.branch,
+        session=session,
         trained=trained,
         groups_wanted=len(PositionRanges(trained)) + left * batch,
         max_groups=queue.rollout_queue_max_groups or max(2 * batch, data.over_sampling_batch_size or 0),

@@ -70,6 +70,8 @@ class TrainerWorker:
         self._checks, self._memory, self._traced = checks, memory, traced
         self._saving: BackgroundSave | None = None
         self.weights = weights
+        self.num_steps = 0
+        """Optimizer steps of actor and critic since the start."""
 
     @property
     def data_parallel_size(self) -> int:
@@ -132,6 +134,7 @@ class TrainerWorker:
             metrics = self._trainer.train_step(microbatches, totals(step), place)
             if self._checks is not None:
                 self._checks.check("actor", place, metrics)
+            self.num_steps += 1
             results.append(StepResult(metrics, self._trainer.sample_losses))
             log_step(self._training_log, plan, number, self._replica)
             reach(KillPoint.AFTER_STEP)
@@ -146,6 +149,7 @@ class TrainerWorker:
             if self._checks is not None:
                 self._checks.check("critic", StepPlace(plan.rollout_id, number), metrics)
             results.append(StepResult(metrics))
+            self.num_steps += 1
             if log:
                 log_step(self._training_log, plan, number, self._replica)
         critic.finish_batch()

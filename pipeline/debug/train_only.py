@@ -134,7 +134,7 @@ class _Session:
                 directory, committed = str(start[0]), start[1]
                 await workers.on_trainers(lambda trainer: trainer.load.remote(directory, committed))
                 self._view.note(f"Training goes on from the commit of rollout {committed} in {directory}.")
-            workers.watch_trainers()
+            workers.trainers.watch()
             self._clock.start()
             with self._interrupts.finishing_steps():
                 for rollout_id in rollouts:

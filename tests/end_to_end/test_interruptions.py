@@ -54,8 +54,10 @@ def test_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     assert survivors(processes) == []
 
 
-@pytest.mark.parametrize("victim", ["driver", "trainers", "engines", "producers"])
-def test_kill_of_any_process_ends_the_job_and_a_resume_loses_nothing(tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["driver", "engines"])
+def test_kill_of_a_process_that_nobody_replaces_ends_the_job_and_a_resume_loses_nothing(
+    tmp_path: Path, victim: str
+) -> None:
     job = Job(tmp_path, num_rollout=5, flags={"--save-interval": 2})
     job.prepare()
     before = shared_memory()
