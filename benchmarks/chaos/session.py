@@ -186,6 +186,7 @@ class Campaign:
             came = _wait(lambda: session.is_over() or self.num_steps() >= wanted, self._patience.survive)
             if not (started and came) or session.is_over():
                 return False
+        self._processes.alive()  # whoever is there is known from now on
         done = self._kill_at_point(kill, session) if kill.point is not None else self._kill_victim(kill, session)
         watch.ended("wait")
         return done
