@@ -66,7 +66,7 @@ def juicefs_gaps(folder: Path, *, repeats: int) -> dict[str, list[float]]:
     try:
         return failovers_after_a_dead_client(volume, repeats=repeats)
     finally:
-        gc.collect()  # straw closes some files only when its objects go, and an attempt that failed left them in a cycle
+        gc.collect()  # straw closes some files when its objects go, and an attempt that failed left them in a cycle
         volume.up()
         volume.down("--purge")
 
