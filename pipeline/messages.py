@@ -49,6 +49,14 @@ class LeaseReply(msgspec.Struct, frozen=True):
     work: list[Work] = []
 
 
+class HeldLease(msgspec.Struct, frozen=True, gc=False):
+    """A lease that a producer works on."""
+
+    lease: bytes
+    version: int
+    """Policy version under which it was leased."""
+
+
 AcceptRequest = GroupResult
 
 
@@ -93,6 +101,10 @@ class ProducerStats(msgspec.Struct, frozen=True):
     """Reason -> failed samples of every attempt, whether the group was tried again or dropped."""
     drifted_tokens: int = 0
     """Sampled tokens that a generate function replaced; their samples were set aside."""
+    cached_prompt_tokens: int = 0
+    """Prompt tokens of published samples whose keys and values an engine had in its prefix cache."""
+    prompt_tokens: int = 0
+    """All prompt tokens of these samples' requests."""
 
 
 class TrainReport(msgspec.Struct, frozen=True):

@@ -67,6 +67,14 @@ class StepRecord(msgspec.Struct, frozen=True):
     """What is wrong with this batch though it was trained: a sentence each."""
     drifted_tokens: int = 0
     """Sampled tokens that a generate function replaced in this session; their samples were set aside."""
+    response_tokens_median: float = 0.0
+    """Median response length of the batch's samples."""
+    response_tokens_min: int = 0
+    response_tokens_max: int = 0
+    zero_std: dict[str, int] = {}
+    """Reward, rounded to one decimal -> groups of the batch whose members all got the same, this one."""
+    prefix_cache_hit_rate: float = 0.0
+    """Prompt tokens that engines had in their prefix cache, of all in requests for this session's samples."""
 
 
 def bottleneck(trainer_idle_share: float, generator_idle_share: float) -> str:

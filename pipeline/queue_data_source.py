@@ -82,15 +82,18 @@ class QueueDataSource:
         *,
         check: Callable[[Sequence[Sample]], None],
         encode: Callable[[Sequence[Sample]], EncodedGroup],
+        policy_version: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`check` raises `SampleError` for a group that can't be trained, `encode` for one that can't be stored."""
+        """`check` raises `SampleError` for a group that can't be trained, `encode` for one that can't be stored.
+
+        `policy_version` says under which version new requests are made now, for `--max-staleness`.
+        """
         self._queue, self._pool, self._settings, self._check, self._encode = queue, pool, settings, check, encode
         self._keeper = LeaseKeeper(queue.heartbeat, settings.lease_seconds)
         self._ending = threading.Event()
         self.metadata: dict[str, Any] = {}
         """The user's own; `save` keeps it, `load` brings it back."""
-        self.policy_version = 0
-        """Version under which new requests are made; to be set at each publication, for `--max-staleness`."""
+        self._policy_version = policy_version
 
     def get_samples(self, num_samples: int) -> list[Group]:
         """`num_samples` groups: completed ones first, then partial ones, then prompts.
@@ -102,7 +105,7 @@ class QueueDataSource:
         while len(groups) < num_samples and not self._ending.is_set():
             self._keeper.check()
             wanted = min(MAX_GROUPS_PER_CALL, num_samples - len(groups))
-            reply = self._queue.lease(self._settings.worker_id, wanted, self.policy_version)
+            reply = self._queue.lease(self._settings.worker_id, wanted, self._policy_version())
             for work in reply.work:
                 self._keeper.add(work.lease, work.group_index)
             groups += [self._read(work) for work in reply.work]

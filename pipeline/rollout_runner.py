@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class RunnerSettings:
     first_rollout: Callable[[], int]
     """Number of the rollout that the first call is for; asked when the weights are there."""
     open_source: Callable[[], QueueDataSource]
-    """The queue as the function gets it; opened then, too."""
+    """The queue as the function gets it, which leases under the gate's policy version; opened then, too."""
 
 
 class GroupAttempts:
@@ -43,8 +44,8 @@ class GroupAttempts:
 
     def __init__(self, groups: GroupMaker) -> None:
         self._groups = groups
-        self.failed_samples: dict[str, int] = {}
-        self.num_aborted = 0
+        self.failed_samples: Counter[str] = Counter()
+        self.counts = ProducerCounts()
 
     @property
     def num_drifted_tokens(self) -> int:
@@ -59,10 +60,10 @@ class GroupAttempts:
         if isinstance(outcome, MadeGroup):
             return Attempt(samples)
         if not outcome.failures:
-            self.num_aborted += 1
+            self.counts.groups_aborted += 1
             return Attempt(samples, aborted=True)
         for failure in outcome.failures:
-            self.failed_samples[failure.reason] = self.failed_samples.get(failure.reason, 0) + len(failure.samples)
+            self.failed_samples[failure.reason] += len(failure.samples)
         cause = most_telling(outcome.failures)
         await asyncio.sleep(RETRY_S)
         return Attempt(samples, cause.reason, str(cause.error))
@@ -79,30 +80,11 @@ class RolloutRunner:
         collector: GroupCollector,
         hook_args: Any,
     ) -> None:
-        """`collector` uses `attempts`, whose requests go through `gate`."""
+        """`collector` uses `attempts`, whose requests go through `gate`, which is closed at first."""
         self._settings, self.gate = settings, gate
         self._source: QueueDataSource | None = None
         self._attempts, self._collector, self._hook_args = attempts, collector, hook_args
-        self._counts = ProducerCounts()
         self._stopping = asyncio.Event()
-
-    def pause_admission(self) -> None:
-        """Start no request until `resume_admission`; running ones go on."""
-        self.gate.pause()
-
-    def resume_admission(self, policy_version: int, serving: Collection[str] | None = None) -> None:
-        """See `RequestGate.resume`."""
-        if self._source is not None:
-            self._source.policy_version = policy_version
-        self.gate.resume(policy_version, serving)
-
-    def serve_only(self, serving: Collection[str]) -> None:
-        """See `RequestGate.serve_only`."""
-        self.gate.serve_only(serving)
-
-    async def suspects(self) -> list[str]:
-        """See `ServingEngines.suspects`."""
-        return await self.gate.engines.suspects()
 
     def stop(self) -> None:
         """Begin no rollout, and cut the one that runs short; `run` then returns."""
@@ -113,18 +95,10 @@ class RolloutRunner:
         self.gate.open_to_end()
 
     def stats(self) -> ProducerStats:
-        return ProducerStats(
-            groups_published=self._counts.groups_published,
-            samples_published=self._counts.samples_published,
-            tokens_generated=self._counts.tokens_generated,
-            spanning_samples=self._counts.spanning_samples,
-            groups_aborted=self._attempts.num_aborted,
-            groups_stale=self._counts.groups_stale,
-            in_flight_requests=self.gate.num_requests,
-            idle_s=self.gate.idle_s(),
+        return self._attempts.counts.stats(
+            self.gate,
             blocked_s=0.0,
-            wall_s=self.gate.wall_s(),
-            failed_samples=dict(self._attempts.failed_samples),
+            failed_samples=self._attempts.failed_samples,
             drifted_tokens=self._attempts.num_drifted_tokens,
         )
 
@@ -135,7 +109,6 @@ class RolloutRunner:
             return
         function = load_function(FLAG, self._settings.path)
         source = self._source = await asyncio.to_thread(self._settings.open_source)
-        source.policy_version = self.gate.policy_version
         try:
             await self._rollouts(function, source, await asyncio.to_thread(self._settings.first_rollout))
         finally:
@@ -186,7 +159,7 @@ class RolloutRunner:
                 logger.warning("group %s is set aside: %s", group[0].group_index, error.message)
                 source.drop_samples([group], error.reason)
             else:
-                self._counts.answered(group, accepted=position is not None)
+                self._attempts.counts.answered(group, accepted=position is not None)
         if output.on_accepted is not None:
             output.on_accepted()
 

@@ -110,6 +110,12 @@ def step_record(
         groups_aborted=sum(stat.groups_aborted for stat in stats),
         failed_samples=dict(sum((Counter(stat.failed_samples) for stat in stats), Counter())),
         drifted_tokens=sum(stat.drifted_tokens for stat in stats),
+        response_tokens_median=float(np.median(lengths)),
+        response_tokens_min=int(lengths.min()),
+        response_tokens_max=int(lengths.max()),
+        zero_std=_zero_std(plan),
+        prefix_cache_hit_rate=sum(stat.cached_prompt_tokens for stat in stats)
+        / max(1, sum(stat.prompt_tokens for stat in stats)),
         reward_by_source=_reward_by_source(plan),
         train=train_reports[0].metrics,
         reports=dict(reports),
@@ -132,6 +138,14 @@ def _reward_by_source(plan: BatchPlan) -> dict[str, float]:
     for sample in plan.samples:
         rewards.setdefault(sample.source_name, []).append(sample.reward)
     return {source: float(np.mean(values)) for source, values in sorted(rewards.items())}
+
+
+def _zero_std(plan: BatchPlan) -> dict[str, int]:
+    rewards: dict[int, set[float]] = {}
+    for sample in plan.samples:
+        rewards.setdefault(sample.group, set()).add(sample.reward)
+    counts = Counter(f"{values.pop():.1f}" for values in rewards.values() if len(values) == 1)
+    return dict(sorted(counts.items()))
 
 
 def _signal_share(plan: BatchPlan) -> float:

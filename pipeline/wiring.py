@@ -133,7 +133,9 @@ def _planned_steps(settings: Settings) -> int | None:
     return None if style == "constant" else (settings.data.num_rollout or 0) * settings.data.steps_per_rollout
 
 
-def build_data_source(settings: Settings, coordinator: Any, *, branch: str, worker_id: str) -> QueueDataSource:
+def build_data_source(
+    settings: Settings, coordinator: Any, *, branch: str, worker_id: str, policy_version: Callable[[], int]
+) -> QueueDataSource:
     """The queue as a rollout function of the user's own gets it; `coordinator` is the handle of its actor."""
     queue, data = settings.queue, settings.data
     needs = enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")))
@@ -156,6 +158,7 @@ def build_data_source(settings: Settings, coordinator: Any, *, branch: str, work
             sc_dtype=queue.rollout_queue_sc_dtype,
             num_experts=None if needs.routes is None else needs.routes.num_experts,
         ),
+        policy_version=policy_version,
     )
 
 

@@ -44,6 +44,11 @@ OTHER_UNITS = {
     "groups_aborted": "groups",
     "failed_samples": "samples by reason",
     "drifted_tokens": "tokens",
+    "response_tokens_median": "tokens",
+    "response_tokens_min": "tokens",
+    "response_tokens_max": "tokens",
+    "zero_std": "groups by reward",
+    "prefix_cache_hit_rate": "fraction of 1",
 }
 
 MEANINGS = {
@@ -54,6 +59,8 @@ MEANINGS = {
     "reward_mean": "Mean reward of the batch's samples.",
     "reward_std": "Standard deviation of the same rewards.",
     "response_tokens_mean": "Mean response length of the batch's samples.",
+    "response_tokens_min": "Shortest response of the batch.",
+    "response_tokens_max": "Longest response of the batch.",
     "truncated_share": "Share of samples that reached `--rollout-max-response-len`.",
     "staleness_mean": "Mean over samples of `policy_version` minus the version of the sample's oldest token.",
     "staleness_max": "Largest such difference.",

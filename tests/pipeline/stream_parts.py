@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.failed_groups import FailedGroups
 from pipeline.group_maker import GroupMaker, GroupSettings
-from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
+from pipeline.messages import AcceptReply, AcceptRequest, HeldLease, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.request_gate import RequestGate
@@ -78,6 +78,12 @@ class LocalQueue:
 
     async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
         return self.coordinator.lease(worker_id, max_groups, policy_version)
+
+    async def epoch(self) -> int:
+        return self.coordinator.epoch
+
+    async def take_over(self, worker_id: str, held: list[HeldLease]) -> list[bytes | None]:
+        return self.coordinator.take_over(worker_id, held)
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         return self.coordinator.heartbeat(leases)
@@ -212,7 +218,7 @@ async def stream(
                 producer = _runner(folder, rollout_args, queue, pool, gate, groups, dynamic_filter)
             running = asyncio.create_task(producer.run())
             if not paused:
-                producer.resume_admission(1)
+                producer.gate.resume(1)
             try:
                 yield Parts(coordinator, queue, producer, client, running, pool)
             finally:
@@ -241,7 +247,9 @@ def _runner(
         settings = DataSourceSettings("runner", "branch", 40, 2, 60.0, folder / "state")
         check = partial(check_enqueue, needs=EnqueueRequirements())
         blocking: Any = BlockingLocalQueue(queue, loop)
-        return QueueDataSource(blocking, pool, settings, check=check, encode=encode_group)
+        return QueueDataSource(
+            blocking, pool, settings, check=check, encode=encode_group, policy_version=lambda: gate.policy_version
+        )
 
     attempts = GroupAttempts(groups)
     collector = GroupCollector(attempts, dynamic_filter, max_attempts=2, max_running=4)

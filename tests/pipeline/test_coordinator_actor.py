@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.actors import CoordinatorActor, encode_settings
+from pipeline.actors.coordinator import CoordinatorActor
+from pipeline.actors.settings import encode_settings
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.messages import LeaseReply, LeaseStatus, QueueCounts, decode, encode
 from recovery.commit import QueueState

@@ -58,7 +58,7 @@ async def test_a_returned_group_keeps_its_finished_members_and_makes_the_others_
         respond(cut, version=1, finished=False)
         (ref,) = parts.pool.publish_groups([(encode_group([done, cut]), work.lease)], submission_id="returned")
         assert parts.coordinator.yield_groups([GroupReturn(work.lease, ref, Stage.PARTIAL, 1)]) == [True]
-        parts.producer.resume_admission(1)
+        parts.producer.gate.resume(1)
         await parts.until_pending(1)
         (group,) = await parts.coordinator.wait_for_groups(1, 1) or []
         kept, made = samples(parts, group.ref)

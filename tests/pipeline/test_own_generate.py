@@ -114,10 +114,10 @@ async def test_a_generate_function_that_blocks_its_loop_holds_up_no_control_call
         while parts.producer.stats().in_flight_requests == 0:
             await asyncio.sleep(0.005)
         started = time.monotonic()
-        parts.producer.pause_admission()
+        parts.producer.gate.pause()
         await asyncio.sleep(0.05)
         assert time.monotonic() - started < 0.2
-        parts.producer.resume_admission(1)
+        parts.producer.gate.resume(1)
         assert len(await accepted(parts, 1)) == 1
 
 

@@ -53,11 +53,11 @@ async def publish_while_all_run(parts: Parts, engine: StandinEngine, num_request
     while (await parts.client.metrics()).num_running < num_requests:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.2)
-    parts.producer.pause_admission()
+    parts.producer.gate.pause()
     await parts.client.pause("abort")
     engine.version = "2"
     await parts.client.resume()
-    parts.producer.resume_admission(2)
+    parts.producer.gate.resume(2)
 
 
 async def test_without_partial_rollout_every_sample_has_one_version(tmp_path: Path, engine: StandinEngine) -> None:
@@ -170,11 +170,11 @@ async def test_many_publications_at_any_moment_lose_no_token_and_fail_no_request
     ) as parts:
         for version in range(2, 27):
             await asyncio.sleep(moments.random() * 0.03)
-            parts.producer.pause_admission()
+            parts.producer.gate.pause()
             await parts.client.pause("abort")
             engine.version = str(version)
             await parts.client.resume()
-            parts.producer.resume_admission(version)
+            parts.producer.gate.resume(version)
         samples = await accepted_samples(parts, 12)
         assert parts.producer.stats().failed_samples == {}
         assert parts.coordinator.counts().dropped == {}

@@ -107,11 +107,11 @@ async def test_requests_in_flight_at_a_version_change_have_tokens_of_both(
     engine.faults.step_s = 0.02
     async with stream(tmp_path, engine, groups_wanted=4, response_tokens=60) as parts:
         await running_requests(parts, 8)
-        parts.producer.pause_admission()
+        parts.producer.gate.pause()
         await parts.client.pause("keep")
         engine.version = "2"
         await parts.client.resume()
-        parts.producer.resume_admission(2)
+        parts.producer.gate.resume(2)
         await parts.until_pending(4)
         groups = await parts.coordinator.wait_for_groups(4, 1)
         assert groups is not None
@@ -124,7 +124,7 @@ async def test_requests_in_flight_at_a_version_change_have_tokens_of_both(
 async def test_no_request_starts_while_admission_is_paused(tmp_path: Path, engine: StandinEngine) -> None:
     async with stream(tmp_path, engine) as parts:
         await parts.until_pending(2)
-        parts.producer.pause_admission()
+        parts.producer.gate.pause()
         await asyncio.sleep(0.3)
         before = parts.coordinator.counts().pending
         await asyncio.sleep(0.3)
@@ -423,7 +423,9 @@ async def test_finished_groups_that_wait_for_room_are_published_when_the_produce
     monkeypatch.setattr(Pool, "publish_groups", wait_for_disk)
     async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
         async with asyncio.timeout(20):
-            while parts.coordinator.counts().in_flight < 5 or len(parts.producer._generated) < 4:
+            while (
+                parts.coordinator.counts().in_flight < 5 or sum(held.is_outgoing for held in parts.producer._held) < 4
+            ):
                 await asyncio.sleep(0.01)
         parts.producer.stop()
         free.set()
@@ -554,12 +556,12 @@ async def test_groups_of_an_engine_that_is_replaced_go_back_as_often_as_it_fails
     monkeypatch.setattr("pipeline.serving_engines.GIVE_BACK_S", 0.02)
     engine.faults.dead = True
     async with stream(tmp_path, engine, replaces_engines=True, max_attempts=1) as parts:
-        assert await parts.producer.suspects() == [engine.address]
+        assert await parts.producer.gate.engines.suspects() == [engine.address]
         while len(parts.queue.released) < 12:
             await asyncio.sleep(0.01)
-        parts.producer.serve_only([])
+        parts.producer.gate.serve_only([])
         engine.start_anew()
-        parts.producer.resume_admission(1, [engine.address])
+        parts.producer.gate.resume(1, [engine.address])
         await parts.until_pending(4)
         assert parts.coordinator.counts().dropped == {}
         assert parts.producer.stats().failed_samples == {}

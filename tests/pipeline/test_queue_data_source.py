@@ -80,11 +80,19 @@ class Parts:
             config=CoordinatorConfig("main", [], 20, max_groups, lease_seconds),
         )
         self.queue = LocalQueue(self.coordinator)
+        self.policy_version = 0
 
     def source(self, worker_id: str = "reader") -> QueueDataSource:
         settings = DataSourceSettings(worker_id, "main", 30, MEMBERS, self.lease_seconds, self.folder / "state")
         pool = MemoryPool("run", self.table)
-        return QueueDataSource(self.queue, pool, settings, check=check, encode=encode_group)
+        return QueueDataSource(
+            self.queue,
+            pool,
+            settings,
+            check=check,
+            encode=encode_group,
+            policy_version=lambda: self.policy_version,
+        )
 
 
 @pytest.fixture
@@ -203,7 +211,7 @@ def test_groups_are_leased_under_the_version_that_requests_are_made_under(
     source: QueueDataSource, parts: Parts
 ) -> None:
     source.get_samples(1)
-    source.policy_version = 4
+    parts.policy_version = 4
     source.get_samples(1)
     assert parts.queue.versions == [0, 4]
 

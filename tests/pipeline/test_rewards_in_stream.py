@@ -52,10 +52,10 @@ class Admission:
         self._parts = parts
 
     async def pause_admission(self) -> None:
-        self._parts.producer.pause_admission()
+        self._parts.producer.gate.pause()
 
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
-        self._parts.producer.resume_admission(policy_version, serving)
+        self._parts.producer.gate.resume(policy_version, serving)
 
 
 async def test_a_judge_that_blocks_delays_neither_a_publication_nor_the_end(tmp_path: Path) -> None:

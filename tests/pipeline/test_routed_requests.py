@@ -69,15 +69,16 @@ class Rig:
 @asynccontextmanager
 async def routed(folder: Path, engines: list[StandinEngine], words: str = "") -> AsyncIterator[Rig]:
     settings = parse_settings(f"--save {folder} {words}".split())
-    routers = Routers(settings, RunFolder.of(settings), lambda _: None)
+    routers = Routers(settings, RunFolder.of(settings), lambda _: None, lambda: asyncio.sleep(0))
     await routers.start(["default"], "127.0.0.1")
     rig = Rig(routers, engines)
     try:
         yield rig
     finally:
         await routers.stop()
-        for client in (*rig.clients, rig.client):
+        for client in rig.clients:
             await client.close()
+        await rig.client.close()
 
 
 async def test_members_of_a_group_share_an_engine_and_groups_spread_over_those_that_serve(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import ray
 
-from pipeline.actors import CoordinatorActor, encode_settings
+from pipeline.actors.coordinator import CoordinatorActor
+from pipeline.actors.settings import encode_settings
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.messages import QueueCounts, decode, encode
 from pipeline.run_folder import RunFolder
@@ -100,7 +101,7 @@ def test_a_rollout_function_works_on_the_queue_of_a_run(
     config = encode(CoordinatorConfig("main", [], groups_wanted=4, max_groups=4, lease_seconds=60))
     coordinator = spawn(CoordinatorActor, encode_settings(given), config)
     assert ray.get(coordinator.pid.remote()) > 0
-    with build_data_source(given, coordinator, branch="main", worker_id="custom") as source:
+    with build_data_source(given, coordinator, branch="main", worker_id="custom", policy_version=lambda: 0) as source:
         partial, dropped, *finished = source.get_samples(4)
         for group in (partial, *finished):
             for sample in group:
