@@ -261,6 +261,7 @@ def _flags(*, standin: bool) -> dict[str, Any]:
         "--rollout-batch-size": 4,
         "--n-samples-per-prompt": 2,
         "--rollout-cleanup-timeout": 5,
+        "--max-process-restarts": 1000,
     }
     return {**flags, "--parity-probes": 0} if standin else flags  # no trainer agrees with a stand-in
 
