@@ -68,7 +68,7 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ("memory_ratio_gc", "<=", 1.3, "memory of that"),
         ("disk_ratio", "<=", 1.3, "bytes on disk, storage reclaimed"),
     ],
-    "recovery": [
+    "recovery.restart": [
         (
             "kill_to_step_over_cold_start_standin",
             "<=",
@@ -76,8 +76,15 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
             "time to the first step after kill -9 of every process, over a cold start's; stand-in engine",
         ),
         ("cold_start_s_standin", "", 0, "seconds from the command to the first step"),
+    ],
+    "recovery.history": [
         ("history_ratio", "<=", 1.3, "time to open the queue with 100,000 trained groups behind it, over 100"),
+    ],
+    "recovery.failover": [
         ("failover_gap_s", "<=", 5, "seconds that the stream stands still when its coordinator is killed"),
+        ("failover_steps_before_s", "", 0, "seconds that as many steps take without a kill"),
+    ],
+    "recovery.juicefs": [
         (
             "juicefs_gap_over_release_s",
             "<=",

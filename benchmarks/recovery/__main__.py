@@ -29,7 +29,7 @@ Measures how long a run stands still after a crash. Each repeat of
              juicefs_gap_s until it has the queue open, juicefs_lock_release_s until a plain lock of the dead client is
              free, and their difference juicefs_gap_over_release_s. Needs FUSE, Redis and JuiceFS, so it is asked for.
 
---parts chooses among them; the default is all but juicefs.
+--parts chooses among them; the default is all but juicefs. A part alone reports as recovery.PART.
 """
 PARTS = ("restart", "history", "failover", "juicefs")
 HISTORY_BATCH = 100
@@ -99,11 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=options.folder, prefix=".bench-") as temporary:
         folder = Path(temporary).resolve()
         report = build_report(
-            "recovery",
+            f"recovery.{options.parts[0]}" if len(options.parts) == 1 else "recovery",
             measure(options, folder),
             argv=argv,
             packages=["ray", "straw-queue", "torch", "megatron-core"],
             folder=folder,
+            module="recovery",
         )
     print_report(report, only_json=options.json)
     return 0
