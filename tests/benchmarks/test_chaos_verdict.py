@@ -151,7 +151,7 @@ input()
 
 def test_the_checks_load_nothing_of_what_writes_or_counts_the_queue() -> None:
     checked = ("pipeline", "storage.queue", "storage.journal_replay", "storage.pool", "storage.columns")
-    checked += ("storage.reader", "storage.positions", "recovery.accounting", "recovery.restore", "recovery.commit")
+    checked += ("storage.reader", "storage.positions", "recovery.accounting", "recovery.restore", "recovery.retention")
     code = f"import sys, benchmarks.chaos.verdict; print([name for name in {checked!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=100, check=True)
     assert done.stdout.strip() == "[]"
