@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from vime.counted import counted
@@ -98,7 +99,8 @@ def consequences(before: Settings, after: Settings, *, num_waiting: int, has_com
     """
     told, refused, others = [], [], []
     for field, (group, described) in all_flags().items():
-        was, now = vars(vars(before)[group])[field], vars(vars(after)[group])[field]
+        value_of = attrgetter(f"{group}.{field}")  # of a record from before there was this flag, its default
+        was, now = value_of(before), value_of(after)
         if was == now or field in OF_THE_START:
             continue
         change = described.name if described.secret else f"{described.name} is {_shown(now)}, was {_shown(was)}"

@@ -36,6 +36,7 @@ class Commits:
         self.trainers_busy = asyncio.Lock()
         """Held while the ranks work together: a commit in the background then waits with its own calls to them."""
         self._writing: asyncio.Task[None] | None = None
+        self._is_sealing = False
 
     async def commit(self, start: Start, rollout_id: int, weight_version: int) -> None:
         """Model, optimizer and RNG of all ranks, then the queue state, then the record that makes them one.
@@ -81,10 +82,11 @@ class Commits:
             self._writing.result()
 
     async def abandon(self) -> None:
-        """Give up the commit that is being written: it never becomes one."""
+        """Give up the commit that is being written, unless its record already is: it never becomes one."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.cancel()
+            if not self._is_sealing:
+                writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
     async def _seal_when_written(
@@ -93,7 +95,11 @@ class Commits:
         await self._workers.on_trainers(lambda trainer: trainer.save_written.remote())
         async with self.trainers_busy:
             await self._workers.on_trainers(lambda trainer: trainer.finish_save.remote())
-        await self._seal(start, rollout_id, weight_version, state, started)
+        self._is_sealing = True
+        try:
+            await self._seal(start, rollout_id, weight_version, state, started)
+        finally:
+            self._is_sealing = False
 
     async def _seal(
         self, start: Start, rollout_id: int, weight_version: int, state: QueueState, started: float

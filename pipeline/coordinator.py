@@ -392,7 +392,12 @@ class Coordinator:
 
 
 def open_coordinator(
-    *, open_pool: Callable[[], Pool], source: PromptStream, owner: str, config: CoordinatorConfig
+    *,
+    open_pool: Callable[[], Pool],
+    source: PromptStream,
+    owner: str,
+    config: CoordinatorConfig,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Coordinator:
     """Open the pool and the queue under the coordinator's lock."""
     pool = open_pool()
@@ -405,7 +410,8 @@ def open_coordinator(
         restarted = queue.begin_session(config.session or config.branch)
         collect = queue.collect_garbage if config.online_gc else None
         storage = StorageCare(DiskReserve(pool.root, config.reserve_bytes), collect)
-        return Coordinator(pool, queue, source, config, storage, LeaseBoard(pool.control_dir), restarted=restarted)
+        board = LeaseBoard(pool.control_dir)
+        return Coordinator(pool, queue, source, config, storage, board, restarted=restarted, clock=clock)
     except BaseException:
         queue.close()
         pool.close()

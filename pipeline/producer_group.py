@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pipeline.cluster import answer
@@ -125,9 +126,11 @@ class ProducerGroup:
                 death = error
         async with self._changed:
             self.actors[number] = successor
-            if self._admitted is not None:
-                successor.resume_admission.remote(*self._admitted)
+            admitting = None if self._admitted is None else successor.resume_admission.remote(*self._admitted)
             self._changed.notify_all()
+        if admitting is not None:
+            with suppress(ProcessDiedError):  # it is replaced in its turn
+                await answer(admitting, name_of(number))
         await self._on_restart()
 
     async def _successor(self, number: int, actor: Any) -> None:

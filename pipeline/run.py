@@ -405,7 +405,7 @@ class _Session:
         self._done_rollouts = self._start.plan.start_rollout
         self._view.note(
             f"A trainer rank died: the ranks go back from rollout {done} to {self._done_rollouts}, {which}. "
-            f"{death.message}"
+            f"{death.message.splitlines()[0]}"
         )
         self._evaluations.branch, self._holds_published = self._start.branch, False
         await self._workers.begin_branch(coordinator_config(self._settings, self._start, self._session))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from pipeline.stages import StageBoard
 from pipeline.stall_chain import RankActivity, RunReport, Silent, chain_words
 from storage.files import append_durably
 from vime.errors import EngineError, RunFailedError, StalledError, VimeError
-
-logger = logging.getLogger(__name__)
 
 ASK_S = 5.0
 """How long a process may take to say what it is at."""
@@ -145,7 +142,6 @@ class Supervisor:
 def write_stall(path: Path, record: StallRecord) -> None:
     """Keep a stall in the run folder, for whoever looks in."""
     append_durably(path, msgspec.json.encode(record))
-    logger.warning("stalled for %.0f s: %s", record.quiet_s, record.words)
 
 
 def _first_line(error: VimeError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import socket
 import time
@@ -39,6 +40,8 @@ class TrainerActor:
         self._folder = RunFolder.of(self._settings)
         log_to_file(self._folder.log(f"trainer_{rank}"))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        # Torch and Megatron load while the coordinator and the engines start; only the model's thread imports them.
+        self._thread.submit(importlib.import_module, "vime.backends.megatron_utils.trainer")
         self._built: TrainerWorker | None = None
         self._doing, self._since = "", time.monotonic()
 

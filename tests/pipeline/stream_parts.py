@@ -224,7 +224,7 @@ async def stream(
             finally:
                 producer.stop()
                 await asyncio.wait([running], timeout=20)
-                coordinator.close()
+                queue.coordinator.close()
 
 
 def _known(settings: Any, changes: Mapping[str, Any]) -> dict[str, Any]:

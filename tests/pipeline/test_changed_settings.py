@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
+import msgspec
 import pytest
 
 from pipeline.changed_settings import CONSEQUENCES, OF_THE_START, consequences
@@ -72,6 +76,15 @@ def test_other_first_weights_are_refused_before_the_first_commit_and_accepted_af
 def test_all_refused_changes_come_in_one_message() -> None:
     with pytest.raises(RestoreError, match=r"(?s)--use-score-centering.*--use-rollout-routing-replay"):
         told("--use-score-centering", "--use-rollout-routing-replay")
+
+
+def test_a_setting_that_the_record_of_the_run_lacks_counts_as_its_default() -> None:
+    record = dataclasses.asdict(settings())
+    del record["checkpoint"]["keep_checkpoints"]
+    before = msgspec.json.decode(json.dumps(record), type=Settings)
+    assert consequences(before, settings(), num_waiting=5, has_commit=True) == []
+    (words,) = consequences(before, settings("--keep-checkpoints", "2"), num_waiting=5, has_commit=True)
+    assert "--keep-checkpoints" in words
 
 
 def test_every_row_names_fields_that_exist() -> None:

@@ -79,5 +79,6 @@ def test_leases_without_a_producer_that_works_on_them_are_named() -> None:
 def test_training_names_the_rank_that_works_and_the_one_that_hangs() -> None:
     report = RunReport(Stage("trains", 41), COUNTS, ranks=[RankActivity("trains", 94, 3), DEAF, RankActivity("", 1, 3)])
     assert chain_words(report) == (
-        "step 41 trains <- trainer rank 0: trains, 94 s; trainer rank 1 does not answer within 5 s; trainer rank 2 waits"
+        "step 41 trains <- trainer rank 0: trains, 94 s; trainer rank 1 does not answer within 5 s; "
+        "trainer rank 2 waits"
     )
