@@ -30,8 +30,8 @@ FLAGS: dict[str, Any] = {
     "--parity-probes": 0,
 }
 """Small batches, commits that are soon due, leases that soon end. No trainer agrees with a stand-in."""
-SURVIVING_STEPS = 2
-"""After which a session is taken to have survived a kill."""
+SURVIVING_STEPS = 3
+"""After which a session is taken to have survived a kill. Two batches may have waited; the third is made after it."""
 POLL_S = 0.05
 SCAN_S = 0.25
 """Between two looks at all processes of the machine."""
