@@ -36,7 +36,7 @@ class Commits:
         self.trainers_busy = asyncio.Lock()
         """Held while the ranks work together: a commit in the background then waits with its own calls to them."""
         self._writing: asyncio.Task[None] | None = None
-        self._is_sealing = False
+        self._recording: asyncio.Task[Path] | None = None
 
     async def commit(self, start: Start, rollout_id: int, weight_version: int) -> None:
         """Model, optimizer and RNG of all ranks, then the queue state, then the record that makes them one.
@@ -82,12 +82,16 @@ class Commits:
             self._writing.result()
 
     async def abandon(self) -> None:
-        """Give up the commit that is being written, unless its record already is: it never becomes one."""
+        """Give up the commit that is being written: it never becomes one, unless its record is being written now.
+
+        Then that is waited for, and `newest` tells of it: nobody may go back to an older one beside it.
+        """
         writing, self._writing = self._writing, None
         if writing is not None:
-            if not self._is_sealing:
-                writing.cancel()
+            writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
+        if self._recording is not None:
+            await asyncio.gather(self._recording, return_exceptions=True)
 
     async def _seal_when_written(
         self, start: Start, rollout_id: int, weight_version: int, state: QueueState, started: float
@@ -95,28 +99,15 @@ class Commits:
         await self._workers.on_trainers(lambda trainer: trainer.save_written.remote())
         async with self.trainers_busy:
             await self._workers.on_trainers(lambda trainer: trainer.finish_save.remote())
-        self._is_sealing = True
-        try:
-            await self._seal(start, rollout_id, weight_version, state, started)
-        finally:
-            self._is_sealing = False
+        await self._seal(start, rollout_id, weight_version, state, started)
 
     async def _seal(
         self, start: Start, rollout_id: int, weight_version: int, state: QueueState, started: float
     ) -> None:
         """Write the record of a checkpoint that is complete, then let go of what no commit needs any more."""
         queue = self._settings.queue
-        path = await asyncio.to_thread(
-            write_commit,
-            self._directory,
-            rollout_id=rollout_id,
-            branch=start.branch,
-            parent=start.parent,
-            weight_version=weight_version,
-            run_id=queue.rollout_queue_run_id,
-            rollout_data_dir=str(self._folder.queue.parent),
-            queue_state=state,
-        )
+        self._recording = asyncio.create_task(self._record(start, rollout_id, weight_version, state))
+        path = await asyncio.shield(self._recording)
         for root in {self._folder.root / self._folder.output, self._directory}:
             await asyncio.to_thread(point_to, root, start.plan.directory, rollout_id)
         checkpoint = self._settings.checkpoint
@@ -129,9 +120,24 @@ class Commits:
             else PositionRanges()
         )
         await self._workers.rotate_queue(state, released)
-        self.newest = (self._directory, rollout_id)
         how = ", written in the background" if self._settings.checkpoint.async_save else ""
         self._note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s{how}: {_relative(path)}")
+
+    async def _record(self, start: Start, rollout_id: int, weight_version: int, state: QueueState) -> Path:
+        """Write the record; its path."""
+        path = await asyncio.to_thread(
+            write_commit,
+            self._directory,
+            rollout_id=rollout_id,
+            branch=start.branch,
+            parent=start.parent,
+            weight_version=weight_version,
+            run_id=self._settings.queue.rollout_queue_run_id,
+            rollout_data_dir=str(self._folder.queue.parent),
+            queue_state=state,
+        )
+        self.newest = (self._directory, rollout_id)
+        return path
 
     async def _export(self, rollout_id: int) -> None:
         """The weights that were committed, for other programs."""

@@ -21,9 +21,8 @@ from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
 from vime.utils.kill_points import KillPoint, reach
 
-from vime.backends.megatron_utils.background_save import BackgroundSave  # isort: skip  # after Megatron's repairs
-
 if TYPE_CHECKING:
+    from vime.backends.megatron_utils.background_save import BackgroundSave
     from vime.backends.megatron_utils.critic import Critic
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
@@ -163,6 +162,8 @@ class TrainerWorker:
 
         The checkpoint is there after `finish_save`, which all ranks call when all have returned from `save_written`.
         """
+        from vime.backends.megatron_utils.background_save import BackgroundSave  # only ranks load Megatron
+
         saving = BackgroundSave()
         self._save(directory, rollout_id, saving)
         self._saving = saving

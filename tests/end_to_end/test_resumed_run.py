@@ -104,7 +104,7 @@ def test_commits_in_the_background_are_whole_and_said_only_when_they_are_on_disk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [KillPoint.BEFORE_SAVE, KillPoint.AFTER_SAVE, KillPoint.BEFORE_COMMIT])
+@pytest.mark.parametrize("point", [KillPoint.BEFORE_SAVE, KillPoint.BEFORE_COMMIT])
 def test_a_kill_while_a_commit_is_written_in_the_background_resumes_from_the_one_before(
     tmp_path: Path, point: KillPoint
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from pipeline.commits import Commits
 from pipeline.run_folder import RunFolder
 from pipeline.session_start import Start
-from recovery.commit import QueueState, committed_rollouts, iteration_directory
+from recovery.commit import QueueState, committed_rollouts, iteration_directory, write_commit
 from recovery.pointer import read_tracker
 from recovery.restore import RestoreMode, RestorePlan
 from storage.positions import PositionRanges
@@ -87,8 +88,8 @@ class Ranks:
 class Session:
     def __init__(self, run: Path, *words: str) -> None:
         settings = parse_settings(["--save", str(run), *words])
-        self.ranks, self.notes, self.run = Ranks(), [], run
-        self.notes: list[str]
+        self.ranks, self.run = Ranks(), run
+        self.notes: list[str] = []
         self.commits = Commits(settings, RunFolder.of(settings), START, self.ranks, self.notes.append)  # type: ignore[arg-type]
 
     async def commit(self, rollout_id: int) -> None:
@@ -178,6 +179,28 @@ async def test_a_commit_that_is_given_up_never_becomes_one(tmp_path: Path) -> No
     session.ranks.let_write()
     await session.commits.settle()
     assert session.on_disk == []
+
+
+async def test_a_record_that_is_being_written_is_waited_for_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_write = threading.Event(), threading.Event()
+
+    def slowly(*given: Any, **options: Any) -> Path:
+        begun.set()
+        may_write.wait()
+        return write_commit(*given, **options)
+
+    monkeypatch.setattr("pipeline.commits.write_commit", slowly)
+    session = Session(tmp_path)
+    commit = asyncio.create_task(session.commit(0))
+    await asyncio.to_thread(begun.wait)
+    commit.cancel()
+    await asyncio.gather(commit, return_exceptions=True)
+    assert (session.on_disk, session.commits.newest) == ([], None)
+    asyncio.get_running_loop().call_later(0.05, may_write.set)
+    await session.commits.abandon()
+    assert (session.on_disk, session.commits.newest) == ([0], (tmp_path, 0))
 
 
 async def test_old_commits_are_removed_after_a_new_one(tmp_path: Path) -> None:

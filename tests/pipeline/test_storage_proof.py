@@ -15,6 +15,7 @@ from pipeline.node_clients import other_nodes
 from pipeline.progress import ProgressView
 from pipeline.run import run_training
 from pipeline.storage_proof import prove_nodes
+from recovery.restore import RestoreMode, RestorePlan
 from storage.juicefs import declaration_of
 from tests.pipeline.preview.planned import write_job
 from tests.storage.test_juicefs import SAFE
@@ -53,7 +54,7 @@ async def test_nodes_are_tried_before_the_coordinator_starts(tmp_path: Path, mon
     monkeypatch.setattr(run_module, "prove_nodes", refuse)
     monkeypatch.setattr(run_module, "Workers", lambda *_: None)
     nothing: Any = None
-    start = run_module.Start(run_module.RestorePlan(run_module.RestoreMode.NEW, ".", 0), "b", None, None, None)
+    start = run_module.Start(RestorePlan(RestoreMode.NEW, ".", 0), "b", None, None, None)
     with ProgressView() as view:
         session = run_module._Session(resolved.settings, folder, start, nothing, view, nothing, evaluates_first=False)
         with pytest.raises(StorageError, match="node 7 lacks it"):

@@ -66,7 +66,8 @@ class ReadingTrainer:
         self._worked.append("rest")
         return 0
 
-    def save(self, directory: Path, iteration: int) -> None:
+    def save(self, directory: Path, iteration: int, *, background: object) -> None:
+        assert background is None
         self._worked.append(f"actor save {directory} {iteration}")
 
     def prepare(self, steps: Sequence[Sequence[PackedMicrobatch]]) -> Sequence[Sequence[PackedMicrobatch]]:
@@ -131,7 +132,8 @@ class CountingCritic:
     def finish_batch(self) -> None:
         self._worked.append("critic finish")
 
-    def save(self, directory: Path, iteration: int) -> None:
+    def save(self, directory: Path, iteration: int, *, background: object) -> None:
+        assert background is None
         self._worked.append(f"critic save {directory} {iteration}")
 
     def with_values(self, steps: Sequence[LazyMicrobatches]) -> list[PreparedMicrobatches]:
