@@ -34,6 +34,9 @@ _Result = TypeVar("_Result")
 OBJECT_STORE_BYTES = 128 * 2**20
 """Where only control messages travel through Ray; where samples do, Ray takes its own share of the memory."""
 
+CONTROL_S = 120.0
+"""How long a process may take to answer a call that has nothing to wait for."""
+
 RELEASE_S = 10.0
 """How long Ray may take to free what a run has left that ended just before."""
 

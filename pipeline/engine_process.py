@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.cluster import answer
+from pipeline.cluster import CONTROL_S, answer
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import EngineStartError, RunFailedError
 
@@ -46,6 +46,11 @@ class EngineProcess:
         self.address = await answer(self.actor.start.remote(0), self.name)
         return self.address
 
+    async def progress(self) -> str:
+        """What its start is at, in words."""
+        phase: str = await answer(self.actor.progress.remote(), self.name, within_s=CONTROL_S)
+        return phase
+
     async def ended(self) -> str:
         """Until the engine's process ends; how, and the last lines of its log."""
         try:
@@ -74,7 +79,7 @@ class EngineProcess:
     async def pids(self) -> list[int]:
         """The actor's process and the engine's; none when the actor has ended."""
         try:
-            found: list[int] = await answer(self.actor.pids.remote(), self.name)
+            found: list[int] = await answer(self.actor.pids.remote(), self.name, within_s=CONTROL_S)
         except RunFailedError:
             return []
         return found

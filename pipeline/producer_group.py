@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipeline.cluster import answer
+from pipeline.cluster import CONTROL_S, answer
 from pipeline.restarts import RestartBudget
 from vime.errors import ProcessDiedError, StalledError
 
-logger = logging.getLogger(__name__)
-
-CONTROL_S = 120.0
-"""How long a producer may take to answer a call that has nothing to wait for."""
-REPLACE_S = 600.0
+START_S = 600.0
+"""How long a producer may take to load what it needs."""
+REPLACE_S = 2 * START_S
 """How long a call waits for the successor of a producer that died."""
 
 
@@ -53,7 +50,9 @@ class ProducerGroup:
     async def start(self, count: int) -> None:
         """Start the producers; they generate nothing before admission is resumed."""
         self.actors = [self._spawn(number) for number in range(count)]
-        await asyncio.gather(*(answer(actor.start.remote(), name_of(n)) for n, actor in enumerate(self.actors)))
+        await asyncio.gather(
+            *(answer(actor.start.remote(), name_of(n), within_s=START_S) for n, actor in enumerate(self.actors))
+        )
 
     async def keep(self, number: int) -> None:
         """Until the producer has stopped.
@@ -120,7 +119,7 @@ class ProducerGroup:
             await self._retire(number)
             successor = self._spawn(number)
             try:
-                await answer(successor.start.remote(), name_of(number))
+                await answer(successor.start.remote(), name_of(number), within_s=START_S)
                 break
             except ProcessDiedError as error:
                 death = error

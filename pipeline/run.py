@@ -217,6 +217,7 @@ class _Session:
         self._session = start.branch
         """Its name for the queue; branches change when the trainer goes back to a commit."""
         self._stages = StageBoard()
+        self._publisher: WeightPublisher | None = None
         self._trainer_restarts = RestartBudget(settings.queue.max_process_restarts)
         self._evaluations = Evaluations(
             self._workers,
@@ -263,11 +264,12 @@ class _Session:
         workers = self._workers
         await prove_nodes(self._folder.queue, self._settings.queue)
         await workers.start_coordinator(coordinator_config(self._settings, self._start, self._session))
+        self._supervise(clients)
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
         await workers.start_routers()
-        addresses = await self._turns.start_both(
-            lambda: workers.start_engines(self._view.waiting), self._start_trainers
+        addresses = await workers.guarded(
+            self._turns.start_both(lambda: workers.start_engines(self._view.waiting), self._start_trainers)
         )
         await workers.start_producers(addresses)
         clients.extend(self._turns.engine(address) for address in addresses)
@@ -282,8 +284,8 @@ class _Session:
             compare_first=weights.check_weight_update_equal and self._start.commit is None,
             replace=None if workers.keeper is None else workers.keeper.replace,
         )
+        self._publisher = publisher
         workers.keep_engines(publisher)
-        self._supervise(publisher, clients)
         append_branch(
             self._folder.root,
             Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),
@@ -301,12 +303,12 @@ class _Session:
         self._clock.start()
         return publisher
 
-    def _supervise(self, publisher: WeightPublisher, clients: list[EngineClient]) -> None:
+    def _supervise(self, clients: list[EngineClient]) -> None:
         """From now on a run that doesn't go on says why, and ends at last."""
         queue = self._settings.queue
         supervisor = Supervisor(
             self._stages,
-            ProcessReports(self._workers, clients, lambda: publisher.fenced),
+            ProcessReports(self._workers, clients, lambda: {} if self._publisher is None else self._publisher.fenced),
             Patience(queue.stall_after, queue.stall_timeout),
             self._tell_of_stall,
         )

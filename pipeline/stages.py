@@ -26,7 +26,7 @@ class StageBoard:
     """Holds the present stage; `number` tells one stage from the next, also where they are alike."""
 
     def __init__(self) -> None:
-        self.stage = Stage("the session starts")
+        self.stage = Stage("the session starts", is_bounded=False)
         self.number = 0
 
     def begin(self, stage: Stage) -> None:

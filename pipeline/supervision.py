@@ -95,7 +95,7 @@ class Supervisor:
         )
         report = RunReport(self._board.stage, counts, ranks=ranks)
         now = self._clock()
-        seen = (number, report.num_ended, report.num_steps)
+        seen: tuple[int | None, ...] = (number, report.num_ended, report.num_steps)
         # Who is silent has made no progress that anybody knows of, and none when it speaks again and says the same.
         seen = tuple(old if new is None else new for old, new in zip(self._seen, seen, strict=True))
         if seen != self._seen:

@@ -15,7 +15,7 @@ from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.engine import EngineActor
 from pipeline.actors.producer import ProducerActor
 from pipeline.actors.settings import encode_settings
-from pipeline.cluster import Cluster, answer, closed
+from pipeline.cluster import CONTROL_S, Cluster, answer, closed
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
 from pipeline.engine_process import EngineProcess
@@ -33,6 +33,7 @@ from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.trainer_group import STOP_TIMEOUT_S, TrainerGroup
+from pipeline.transports.ray_parts import COORDINATOR_S
 from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
 from recovery.commit import QueueState
@@ -49,10 +50,6 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 PROGRESS_S = 2.0
-CONTROL_S = 120.0
-"""How long a process may take to answer a call that has nothing to wait for."""
-COORDINATOR_S = 600.0
-"""The same of the coordinator, which may have to start again and to write to a slow disk."""
 COORDINATOR_RESTARTS = 20
 
 
@@ -82,7 +79,7 @@ class Workers:
         self.trainers = TrainerGroup(settings, cluster, self.watch)
         self.producers = ProducerGroup(
             self._spawn_producer,
-            cluster.end,
+            lambda actor: cluster.end(actor),
             self._retire_producer,
             note,
             self.record_processes,
@@ -98,7 +95,7 @@ class Workers:
         self.coordinator = self._cluster.spawn(
             CoordinatorActor, self._encoded, encode(config), restarts=0 if in_memory else COORDINATOR_RESTARTS
         )
-        await answer(self.coordinator.pid.remote(), "the queue coordinator")
+        await self._coordinator_call(self.coordinator.pid.remote())
         if in_memory:
             self.watch.add("coordinator", self.coordinator.watch.remote())
 
@@ -110,7 +107,7 @@ class Workers:
         starting = asyncio.gather(*(engine.start() for engine in self.engines))
         try:
             while not (await asyncio.wait([starting], timeout=PROGRESS_S))[0]:
-                phases = [await engine.actor.progress.remote() for engine in self.engines]
+                phases = [await engine.progress() for engine in self.engines]
                 report("; ".join(f"engine {number}: {phase}" for number, phase in enumerate(phases)))
         finally:
             starting.cancel()

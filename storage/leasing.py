@@ -80,6 +80,8 @@ def take_over(segments: SegmentList, worker_id: str, leases: Sequence[bytes]) ->
             if item.attempt_id in segment.held:
                 taken[number] = leases[number]
         left = {number: item for number, item in members if _was_interrupted(segment, item)}
+        if not left:
+            continue
         states = [segment.waiting[group_of(item.task_id)] for item in left.values()]
         for number, held in zip(left, _acquire(segments, segment, worker_id, states), strict=True):
             taken[number] = lease_to_bytes(held.lease)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from typing import Any
 
 from pipeline.activity import ActivityBoard, ProducerActivity
@@ -16,7 +17,9 @@ from pipeline.producer import Producer
 from pipeline.producer_wiring import build_producer, reward_name
 from pipeline.rollout_runner import RolloutRunner
 from pipeline.run_folder import RunFolder
+from pipeline.transports.ray_parts import COORDINATOR_S
 from storage.queue_types import GroupReturn
+from vime.errors import StalledError
 from vime.settings.parse import HookArgs
 
 
@@ -109,29 +112,41 @@ class RayQueueClient:
         self._actor = actor
 
     async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
-        return decode(await self._actor.lease.remote(worker_id, max_groups, policy_version), LeaseReply)
+        return decode(await _answered(self._actor.lease.remote(worker_id, max_groups, policy_version)), LeaseReply)
 
     async def epoch(self) -> int:
-        number: int = await self._actor.epoch.remote()
+        number: int = await _answered(self._actor.epoch.remote())
         return number
 
     async def take_over(self, worker_id: str, held: list[HeldLease]) -> list[bytes | None]:
-        taken: list[bytes | None] = await self._actor.take_over.remote(worker_id, encode(held))
+        taken: list[bytes | None] = await _answered(self._actor.take_over.remote(worker_id, encode(held)))
         return taken
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
-        alive: list[bool] = await self._actor.heartbeat.remote(leases)
+        alive: list[bool] = await _answered(self._actor.heartbeat.remote(leases))
         return alive
 
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
-        return decode(await self._actor.accept.remote(encode(requests)), list[AcceptReply])
+        return decode(await _answered(self._actor.accept.remote(encode(requests))), list[AcceptReply])
 
     async def release(self, group_index: int, lease: bytes, reason: str) -> None:
-        await self._actor.release.remote(group_index, lease, reason)
+        await _answered(self._actor.release.remote(group_index, lease, reason))
 
     async def yield_groups(self, returns: list[GroupReturn]) -> list[bool]:
-        done: list[bool] = await self._actor.yield_groups.remote(encode(returns))
+        done: list[bool] = await _answered(self._actor.yield_groups.remote(encode(returns)))
         return done
 
     async def drop(self, group_index: int, lease: bytes, reason: str) -> None:
-        await self._actor.drop.remote(group_index, lease, reason)
+        await _answered(self._actor.drop.remote(group_index, lease, reason))
+
+
+async def _answered(reference: Awaitable[Any]) -> Any:
+    """The coordinator's answer, of its successor where it has to start again. Raises `StalledError` without one."""
+    try:
+        async with asyncio.timeout(COORDINATOR_S):
+            return await reference
+    except TimeoutError as error:
+        raise StalledError(
+            f"The queue coordinator did not answer a producer within {COORDINATOR_S:g} s.",
+            next_step="Look at its log in the run folder. The same command resumes.",
+        ) from error

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayActorError, RayTaskError
 
 from storage.memory_parts import PartTable
-from vime.errors import RunFailedError, StorageError
+from vime.errors import RunFailedError, StalledError, StorageError
 
 logger = logging.getLogger(__name__)
 
+COORDINATOR_S = 600.0
+"""How long the coordinator may take to answer: it may have to start again, and to write to a slow disk."""
 FULL_WAIT_S = 0.5
 """Seconds between attempts to keep something while the store is full."""
 
@@ -93,9 +95,14 @@ CoordinatorParts = PartTable[Any]
 def answer_of(reference: Any) -> Any:
     """Wait for the coordinator's answer; its own errors come out as they were raised."""
     try:
-        return ray.get(reference)
+        return ray.get(reference, timeout=COORDINATOR_S)
     except RayTaskError as error:
         raise error.cause from error
+    except GetTimeoutError as error:
+        raise StalledError(
+            f"The queue coordinator did not answer within {COORDINATOR_S:g} s.",
+            next_step="Look at its log in the run folder. The same command resumes.",
+        ) from error
     except RayActorError as error:
         raise RunFailedError(
             "The queue coordinator died.",

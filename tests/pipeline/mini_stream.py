@@ -7,6 +7,7 @@ Run as a script it trains until it is done, or kills itself at a named point:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import TAKE_OVER_S, Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptRequest, encode
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
@@ -151,6 +152,7 @@ class MiniStream:
             source=source,
             owner="test",
             config=self._config,
+            clock=itertools.count(0.0, TAKE_OVER_S).__next__,  # its producer takes nothing over
         )
 
     def _open_pool(self) -> Pool:

@@ -1,6 +1,7 @@
 """The coordinator's rules beyond those that producers and crashes exercise."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,11 @@ from storage.summary import summarize
 from tests.pipeline.mini_stream import synthetic_group, write_prompts
 from vime.data.prompts import PromptSource
 from vime.errors import StorageError
+
+
+def hurried() -> Callable[[], float]:
+    """A clock on which the time to take leases over is gone at once."""
+    return itertools.count(0.0, TAKE_OVER_S).__next__
 
 
 def opened(
@@ -191,7 +197,7 @@ async def test_a_stale_attempt_cannot_set_its_group_aside(tmp_path: Path) -> Non
     first = opened(tmp_path)
     (work,) = first.lease("w", 1).work
     first.close()
-    again = opened(tmp_path)
+    again = opened(tmp_path, clock=hurried())
     again.drop(work.group_index, work.lease, "reward")
     assert again.counts().dropped == {}
     assert [new.group_index for new in again.lease("w", 1).work] == [work.group_index]

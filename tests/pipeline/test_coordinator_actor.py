@@ -18,6 +18,7 @@ from vime.settings.parse import parse_settings
 
 
 def actor(folder: Path, lease_seconds: float = 60) -> CoordinatorActor:
+    (folder / "run" / "rollout").mkdir(parents=True, exist_ok=True)
     settings = parse_settings(
         [
             *("--prompt-data", str(write_prompts(folder)), "--save", str(folder / "run"), "--rollout-queue-online-gc"),

@@ -82,20 +82,20 @@ async def test_the_end_of_a_process_is_told_rather_than_the_errors_that_it_cause
     async def publish() -> None:
         raise EngineError("Engine: connection reset")
 
-    workers._watch("engine_0", end_soon())
+    workers.watch.add("engine_0", end_soon())
     with pytest.raises(RunFailedError, match=r"engine_0 ended unexpectedly \(exit status 137\)(.|\n)*out of memory"):
         await workers.guarded(publish())
 
 
 async def test_an_error_of_the_work_itself_comes_out_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.workers.DEATH_S", 0.1)
+    monkeypatch.setattr("pipeline.process_watch.DEATH_S", 0.1)
     given = settings(tmp_path)
     workers = Workers(given, RunFolder.of(given), NoCluster())  # type: ignore[arg-type]
 
     async def publish() -> None:
         raise EngineError("Engine: refused")
 
-    workers._watch("engine_0", asyncio.sleep(60))
+    workers.watch.add("engine_0", asyncio.sleep(60))
     with pytest.raises(EngineError, match="refused"):
         await workers.guarded(publish())
 
@@ -127,6 +127,6 @@ async def test_what_does_not_close_in_order_is_named_and_hides_nothing(
 
     given = settings(tmp_path)
     workers = Workers(given, RunFolder.of(given), NoCluster())  # type: ignore[arg-type]
-    workers.engines, workers.trainers, workers.coordinator = [], [], Coordinator
+    workers.engines, workers.trainers.ranks, workers.coordinator = [], [], Coordinator
     await workers.stop()
     assert "the queue coordinator did not close in order: close the pool: the disk is full" in caplog.text

@@ -49,7 +49,7 @@ async def test_a_rank_that_died_is_told_as_such_and_can_be_forgotten(watch: Proc
 
 async def test_a_stall_comes_out_as_it_is_with_exit_status_5(watch: ProcessWatch) -> None:
     watch.add("supervisor", failing(StalledError("Nothing has gone on for 9 s: step 1 waits for 8 groups")))
-    with pytest.raises(StalledError, match="^Nothing has gone on for 9 s: step 1 waits for 8 groups$") as caught:
+    with pytest.raises(StalledError, match=r"^Nothing has gone on for 9 s: step 1 waits for 8 groups$") as caught:
         await watch.guarded(asyncio.sleep(60))
     assert exit_code(caught.value) is ExitCode.STALLED
     await watch.close()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import actors
+from pipeline.actors import engine as engine_actor
+from pipeline.actors.settings import encode_settings
 from pipeline.candidates import candidate_needs
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.messages import encode
@@ -73,12 +74,12 @@ async def test_a_run_whose_engine_lacks_what_it_needs_ends_at_the_start(
     tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch, has_columns: bool, starts: bool
 ) -> None:
     engine.has_columns = has_columns
-    monkeypatch.setattr(actors, "build_engine_server", lambda *_, **__: RunningServer(engine.address))
-    monkeypatch.setattr(actors, "log_to_file", lambda _path: None)
+    monkeypatch.setattr(engine_actor, "build_engine_server", lambda *_, **__: RunningServer(engine.address))
+    monkeypatch.setattr(engine_actor, "log_to_file", lambda _path: None)
     words = f"--save {tmp_path} --use-score-centering --score-centering-top-k 4"
     settings = parse_settings(words.split())
     what = encode((own_engines(settings)[0], [ProcessPlace("node", "127.0.0.1")]))
-    actor = actors.EngineActor(actors.encode_settings(settings), 0, what)
+    actor = engine_actor.EngineActor(encode_settings(settings), 0, what)
     if starts:
         assert await actor.start() == engine.address
     else:

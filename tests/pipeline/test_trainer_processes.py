@@ -85,15 +85,15 @@ async def work() -> str:
 
 
 async def test_ranks_get_the_environment_of_the_flag_as_text(workers: Workers) -> None:
-    assert [rank.env for rank in workers.trainers] == [{"NCCL_DEBUG": "INFO", "LEVEL": "3"}] * 2
+    assert [rank.env for rank in workers.trainers.ranks] == [{"NCCL_DEBUG": "INFO", "LEVEL": "3"}] * 2
 
 
 async def test_released_ranks_close_end_and_are_missed_by_nobody(workers: Workers) -> None:
     assert await workers.start_trainers() == 2
-    workers.watch_trainers()
-    first = list(workers.trainers)
-    await workers.guarded(workers.release_trainers())
-    assert workers.trainers == []
+    workers.trainers.watch()
+    first = list(workers.trainers.ranks)
+    await workers.guarded(workers.trainers.release())
+    assert workers.trainers.ranks == []
     assert [rank.calls[-1] for rank in first] == ["close", "close"]
     assert all(rank.ended.is_set() for rank in first)
     assert await workers.guarded(work()) == "done"
@@ -102,25 +102,25 @@ async def test_released_ranks_close_end_and_are_missed_by_nobody(workers: Worker
 async def test_ranks_start_anew_after_a_release_and_their_end_counts_again(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.workers.DEATH_S", 0.1)
+    monkeypatch.setattr("pipeline.process_watch.DEATH_S", 0.1)
     await workers.start_trainers()
-    workers.watch_trainers()
-    await workers.release_trainers()
+    workers.trainers.watch()
+    await workers.trainers.release()
     await workers.start_trainers()
-    workers.watch_trainers()
-    assert [rank.calls for rank in workers.trainers] == [
+    workers.trainers.watch()
+    assert [rank.calls for rank in workers.trainers.ranks] == [
         ["rendezvous", "build tcp://meet:2 2"],
         ["build tcp://meet:2 2"],
     ]
-    workers.trainers[1].ended.set()
+    workers.trainers.ranks[1].ended.set()
     with pytest.raises(RunFailedError, match=r"trainer_1 ended unexpectedly \(killed\)"):
         await workers.guarded(asyncio.sleep(60))
 
 
 async def test_ranks_that_live_are_not_started_twice(workers: Workers) -> None:
-    before = list(workers.trainers)
+    before = list(workers.trainers.ranks)
     await workers.start_trainers()
-    assert workers.trainers == before
+    assert workers.trainers.ranks == before
 
 
 @pytest.mark.slow
@@ -142,9 +142,9 @@ def test_a_released_rank_gives_its_place_to_one_that_goes_on_from_the_checkpoint
             await workers.start_trainers()
             await workers.on_trainers(lambda rank: rank.load_start.remote())
             await workers.on_trainers(lambda rank: rank.save.remote(directory, 0))
-            workers.watch_trainers()
+            workers.trainers.watch()
             before = await workers.on_trainers(lambda rank: rank.pid.remote())
-            await workers.guarded(workers.release_trainers())
+            await workers.guarded(workers.trainers.release())
             await workers.start_trainers()
             await workers.on_trainers(lambda rank: rank.load.remote(directory, 0))
             await workers.on_trainers(lambda rank: rank.save.remote(directory, 1))

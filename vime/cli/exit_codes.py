@@ -31,7 +31,7 @@ _WORDS = {
     ExitCode.ENVIRONMENT: "the machine or what is installed on it: versions, an engine's start, storage, disk, ports",
     ExitCode.DATA: "data or reward: an unusable record, a failing reward, or more failures than the settings allow",
     ExitCode.INTERNAL: "a process of the run died, or a fault of vime; the message names a file with the trace",
-    ExitCode.STALLED: "no group arrived for --stall-timeout seconds",
+    ExitCode.STALLED: "nothing went on for --stall-timeout seconds, or a process did not answer",
     ExitCode.UNSOUND: "`vime audit` found groups lost or trained twice, or `vime replay --check` a difference",
     ExitCode.INTERRUPTED: "interrupted; the state is saved, the same command resumes",
     ExitCode.OUTPUT_CLOSED: "who read the output went away, as `head` does; nothing is wrong",
