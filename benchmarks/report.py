@@ -47,10 +47,12 @@ def build_report(
     argv: Sequence[str] | None,
     packages: Sequence[str],
     folder: Path | None = None,
+    module: str | None = None,
 ) -> dict[str, Any]:
     """The JSON object. `values` maps a name with its unit to one number for each repeat; all have equal length.
 
-    `packages` are those whose versions matter; `folder` is where files were written, when some were.
+    `packages` are those whose versions matter; `folder` is where files were written, when some were;
+    `module` is the script's name, where one script makes several reports.
 
     Raises:
         ValueError: numbers of repeats that differ.
@@ -63,7 +65,7 @@ def build_report(
         "benchmark": name,
         "machine": describe_machine(folder),
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}},
-        "command": shlex.join(["python", "-m", f"benchmarks.{name}", *words]),
+        "command": shlex.join(["python", "-m", f"benchmarks.{module or name}", *words]),
         "repeats": next(iter(counts.values())),
         "values": {
             value: {

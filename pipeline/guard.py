@@ -5,7 +5,8 @@
 Ray's processes end with the driver's, but some take a minute, a worker can hang in its own exit, and the session's
 folder stays. The guard remembers every process below its parent. Once the parent is gone, or sends SIGTERM because the
 session is over, it gives them GRACE_SECONDS (engines use them to stop in order and to unlink their shared memory),
-kills what is left, and removes RAY_FOLDER. It imports the standard library only.
+kills what is left, and removes RAY_FOLDER. Ray's own agents, which have nothing to stop in order and would take all of
+that time, are killed as soon as they are alone. It imports the standard library only.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from vime.backends.vllm_utils.supervisor import descendants
 
 GRACE_S = 8.0
 _POLL_S = 0.5
+_ENDING_POLL_S = 0.1
+_RAY_AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
+"""Titles of processes of Ray that outlive its node manager."""
 
 
 @contextmanager
@@ -68,13 +72,22 @@ def watch(parent: int, grace_s: float, ray_folder: Path) -> None:
         if os.getppid() != parent or over.wait(_POLL_S):
             break
     deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline and any(start_time(pid) == began for pid, began in known.items()):
-        time.sleep(_POLL_S)
+    while time.monotonic() < deadline and any(_has_work_to_end(pid, began) for pid, began in known.items()):
+        time.sleep(_ENDING_POLL_S)
     for pid, began in known.items():
         if start_time(pid) == began:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+def _has_work_to_end(pid: int, began: str) -> bool:
+    """Whether the process that began then still runs, and is none of Ray's agents."""
+    if start_time(pid) != began:
+        return False
+    with contextlib.suppress(OSError):
+        return not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_RAY_AGENTS)
+    return False
 
 
 if __name__ == "__main__":

@@ -59,6 +59,15 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ("memory_ratio_gc", "<=", 1.3, "memory of that"),
         ("disk_ratio", "<=", 1.3, "bytes on disk, storage reclaimed"),
     ],
+    "recovery.juicefs": [
+        (
+            "juicefs_gap_over_release_s",
+            "<=",
+            5,
+            "seconds from the release of a dead JuiceFS client's locks until a successor has the queue open",
+        ),
+        ("juicefs_lock_release_s", "", 0, "seconds until JuiceFS releases them"),
+    ],
     "packing": [
         ("fill", ">=", 0.98, "tokens of 10,000 sequences over what their microbatches could hold"),
         ("imbalance", "<=", 1.02, "most tokens of a rank over the mean of 8 ranks"),

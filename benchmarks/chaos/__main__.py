@@ -116,11 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name}: {line}", file=sys.stderr)
     values = {**count(records), **{name: len(lines) for name, lines in wrong.items()}}
     report = build_report(
-        "chaos",
+        "chaos_real_engine" if options.real_engine else "chaos",
         {name: [float(value)] for name, value in values.items()},
         argv=argv,
         packages=["ray", "straw-queue", "torch", "megatron-core"],
         folder=folder,
+        module="chaos",
     )
     print_report(report, only_json=options.json)
     is_sound = not any(wrong.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from collections import defaultdict
 
 import psutil
 
@@ -22,20 +22,33 @@ TITLES: dict[Victim, tuple[str, ...]] = {
 """What the title of a process of a role contains."""
 
 
-@dataclass(frozen=True)
 class MarkedProcesses:
-    """All processes that inherited one mark, but this one."""
+    """All processes that inherited one mark and those below them, but this one.
 
-    mark: str
+    Some programs overwrite their environment with their title. They are known by whom they came from, also when that
+    one has ended, if they were there at an earlier look.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self._known: set[psutil.Process] = set()
 
     def alive(self) -> list[psutil.Process]:
-        found = []
+        """Look at all processes of the machine."""
+        children: dict[int, list[psutil.Process]] = defaultdict(list)
+        found = set(self._known)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                marked = process.environ().get(MARK_VARIABLE) == self.mark
-                if marked and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                children[process.ppid()].append(process)
+                if process.environ().get(MARK_VARIABLE) == self.mark and process.pid != os.getpid():
+                    found.add(process)
+        unseen = list(found)
+        while unseen:
+            below = set(children[unseen.pop().pid]) - found
+            found |= below
+            unseen += below
+        self._known = {process for process in found if _runs(process)}
+        return sorted(self._known, key=lambda process: process.pid)
 
     def of_role(self, victim: Victim) -> list[psutil.Process]:
         """Those that may be killed as this victim, but the driver, whose process its parent knows."""
@@ -51,6 +64,13 @@ class MarkedProcesses:
         kill_all(found)
         psutil.wait_procs(found, timeout=10.0)
         return told
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def title_of(process: psutil.Process) -> str:

@@ -19,8 +19,19 @@ from storage.files import write_atomically
 from tests.end_to_end.jobs import Job
 from vime.utils.kill_points import KILL_FILE_VARIABLE
 
-SURVIVING_STEPS = 2
-"""After which a session is taken to have survived a kill."""
+FLAGS: dict[str, Any] = {
+    "--save-interval": 2,
+    "--rollout-queue-lease-seconds": 6,
+    "--update-weight-timeout": 60,
+    "--rollout-batch-size": 4,
+    "--n-samples-per-prompt": 2,
+    "--rollout-cleanup-timeout": 5,
+    "--max-process-restarts": 1000,
+    "--parity-probes": 0,
+}
+"""Small batches, commits that are soon due, leases that soon end. No trainer agrees with a stand-in."""
+SURVIVING_STEPS = 3
+"""After which a session is taken to have survived a kill. Two batches may have waited; the third is made after it."""
 POLL_S = 0.05
 SCAN_S = 0.25
 """Between two looks at all processes of the machine."""
@@ -87,7 +98,7 @@ class Campaign:
 
     def __init__(self, folder: Path, *, standin: bool, patience: Patience = Patience()) -> None:
         self.folder, self._standin, self._patience = folder, standin, patience
-        self.job = Job(folder, flags=_flags(standin=standin), switches=("--use-fault-tolerance",))
+        self.job = Job(folder, flags=FLAGS, switches=("--use-fault-tolerance",))
         self._processes = MarkedProcesses(str(folder.resolve()))
         self._kill_file = folder / "kill"
         self._steps = StepLog(self.job.run)
@@ -186,6 +197,7 @@ class Campaign:
             came = _wait(lambda: session.is_over() or self.num_steps() >= wanted, self._patience.survive)
             if not (started and came) or session.is_over():
                 return False
+        self._processes.alive()  # whoever is there is known from now on
         done = self._kill_at_point(kill, session) if kill.point is not None else self._kill_victim(kill, session)
         watch.ended("wait")
         return done
@@ -250,18 +262,6 @@ class Campaign:
     def _disarm(self) -> None:
         for path in (self._kill_file, self._kill_file.with_suffix(".taken")):
             path.unlink(missing_ok=True)
-
-
-def _flags(*, standin: bool) -> dict[str, Any]:
-    flags: dict[str, Any] = {
-        "--save-interval": 2,
-        "--rollout-queue-lease-seconds": 6,
-        "--update-weight-timeout": 60,
-        "--rollout-batch-size": 4,
-        "--n-samples-per-prompt": 2,
-        "--rollout-cleanup-timeout": 5,
-    }
-    return {**flags, "--parity-probes": 0} if standin else flags  # no trainer agrees with a stand-in
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> bool:

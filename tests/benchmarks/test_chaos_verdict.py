@@ -118,12 +118,40 @@ def test_a_version_that_was_set_back_is_a_regression(run: Path) -> None:
 
 
 def test_a_process_that_outlives_its_session_is_found_whatever_its_parent_and_title(tmp_path: Path) -> None:
-    code = (
-        "import subprocess; "
-        "print(subprocess.Popen(['sleep', '100'], start_new_session=True, stdout=subprocess.DEVNULL).pid)"
-    )
+    code = """
+import subprocess
+child = subprocess.Popen(["sleep", "100"], start_new_session=True, stdout=subprocess.DEVNULL)
+print(child.pid)
+"""
     environment = {**os.environ, MARK_VARIABLE: str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
     processes = MarkedProcesses(str(tmp_path))
     assert processes.end() == [f"{done.stdout.strip()} sleep 100"]
     assert processes.alive() == []
+
+
+def test_a_process_whose_environment_is_overwritten_is_known_by_its_parent_and_stays_known(tmp_path: Path) -> None:
+    code = """
+import subprocess
+child = subprocess.Popen(["sleep", "100"], start_new_session=True, stdout=subprocess.DEVNULL, env={})
+print(child.pid, flush=True)
+input()
+"""
+    processes = MarkedProcesses(str(tmp_path))
+    environment = {**os.environ, MARK_VARIABLE: str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert {process.pid for process in processes.alive()} == {parent.pid, child}
+        parent.kill()
+    assert processes.end() == [f"{child} sleep 100"]
+
+
+def test_the_checks_load_nothing_of_what_writes_or_counts_the_queue() -> None:
+    checked = ("pipeline", "storage.queue", "storage.journal_replay", "storage.pool", "storage.columns")
+    checked += ("storage.reader", "storage.positions", "recovery.accounting", "recovery.restore", "recovery.retention")
+    code = f"import sys, benchmarks.chaos.verdict; print([name for name in {checked!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=100, check=True)
+    assert done.stdout.strip() == "[]"

@@ -55,6 +55,26 @@ def test_a_process_that_outlives_its_session_is_ended(tmp_path: Path) -> None:
     assert not (tmp_path / "ray").exists()
 
 
+AGENT = """
+import subprocess, sys, time
+from pathlib import Path
+from pipeline.guard import guarded
+with guarded(Path(sys.argv[1]), grace_s=60.0):
+    sleep = "import time; time.sleep(600)"
+    agent = subprocess.Popen(["ray::DashboardAgent", "-c", sleep], executable=sys.executable, start_new_session=True)
+    print(agent.pid, flush=True)
+    time.sleep(1.0)  # the guard looks twice a second
+"""
+
+
+def test_agents_of_ray_that_are_left_alone_get_no_time(tmp_path: Path) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", AGENT, str(tmp_path / "ray")], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    agent = psutil.Process(int(driver.stdout.readline()))
+    assert driver.wait(30) == 0, "it would take a minute"
+    assert not psutil.pid_exists(agent.pid) or agent.status() == psutil.STATUS_ZOMBIE
+
+
 def test_a_driver_that_ends_takes_its_guard_with_it(tmp_path: Path) -> None:
     driver, _ = start(tmp_path / "ray", "leave")
     assert driver.wait(20) == 0
