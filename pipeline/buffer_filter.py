@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipeline.planner import select_groups
+from pipeline.planner import oldest_first
 from pipeline.stored_samples import GroupReader, stored_samples
 from storage.queue_types import AcceptedGroup
 from vime.errors import RewardError
@@ -33,7 +33,7 @@ def take_groups(
         RewardError: the function raised, or returned something else than `count` different groups of the buffer.
         StorageError: a group can't be read.
     """
-    waiting = select_groups(groups, len(groups))
+    waiting = oldest_first(groups)
     buffer = [stored_samples(group.ref, pool) for group in waiting]
     try:
         taken = function(args, rollout_id, buffer, count)

@@ -109,8 +109,12 @@ def select_groups(groups: Sequence[AcceptedGroup], count: int) -> list[AcceptedG
 
     They come in the order of their prompts, which doesn't depend on when each was finished.
     """
-    chosen = sorted(groups, key=lambda group: (oldest_version(group.summary), group.position))[:count]
-    return sorted(chosen, key=lambda group: group.group_index)
+    return sorted(oldest_first(groups)[:count], key=lambda group: group.group_index)
+
+
+def oldest_first(groups: Sequence[AcceptedGroup]) -> list[AcceptedGroup]:
+    """The groups in the order in which they are taken: oldest policy version first, then first accepted first."""
+    return sorted(groups, key=lambda group: (oldest_version(group.summary), group.position))
 
 
 def plan_batch(
