@@ -1,0 +1,132 @@
+"""Plotly figures of panels and of the timeline, as the plain objects that Plotly takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vime.view.panels import PlottedLine
+from vime.view.timeline import Interval
+
+Figure = dict[str, Any]
+
+COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+PROCESS_COLOURS = {
+    "generate": "#059669",
+    "wait": "#d4d4d8",
+    "train": "#2563eb",
+    "publish": "#d97706",
+    "pause": "#dc2626",
+    "save": "#7c3aed",
+    "evaluate": "#0891b2",
+    "failure": "#dc2626",
+}
+MOST_POINTS = 2000
+"""Of a line; longer ones are thinned out evenly, with the newest point kept."""
+
+
+def panel_figure(runs: Mapping[str, Sequence[PlottedLine]], unit: str, *, stacked: bool = False) -> Figure:
+    """One panel with the lines of one run, or of several that are compared."""
+    traces: list[Figure] = []
+    colour = 0
+    for run, lines in runs.items():
+        for plotted in lines:
+            name = " ".join(part for part in (run, plotted.line.name) if part)
+            traces += _line_traces(plotted, name, COLOURS[colour % len(COLOURS)], stacked=stacked)
+            colour += 1
+    layout = _layout(height=210)
+    layout["xaxis"] |= {"title": {"text": "rollout batch"}, "rangemode": "tozero"}
+    layout["yaxis"] |= {"title": {"text": unit}}
+    layout["showlegend"] = colour > 1
+    if any(trace.get("yaxis") == "y2" for trace in traces):
+        layout["yaxis2"] = {"overlaying": "y", "side": "right", "range": [0, 1], "tickformat": ".0%", "showgrid": False}
+    if unit == "share":
+        layout["yaxis"] |= {"tickformat": ".0%", "range": [0, 1.02]}
+    return {"data": traces, "layout": layout}
+
+
+def timeline_figure(intervals: Sequence[Interval]) -> Figure:
+    """One row for each kind of process, time to the right."""
+    traces = []
+    for kind in dict.fromkeys(interval.kind for interval in intervals):
+        own = [interval for interval in intervals if interval.kind == kind]
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": kind,
+                "y": [kind] * len(own),
+                "base": [interval.start_s * 1000 for interval in own],
+                "x": [max(interval.seconds, 1e-3) * 1000 for interval in own],
+                "text": [interval.words for interval in own],
+                "hovertemplate": "%{text}<extra>" + kind + "</extra>",
+                "textposition": "none",
+                "marker": {
+                    "color": PROCESS_COLOURS.get(kind, COLOURS[0]),
+                    "opacity": [interval.intensity for interval in own],
+                    "line": {"width": 0.5, "color": "#ffffff"},
+                },
+            }
+        )
+    layout = _layout(height=420)
+    layout["xaxis"] |= {"type": "date", "title": {"text": "time (UTC)"}}
+    layout["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": list(PROCESS_COLOURS)}
+    layout |= {"barmode": "overlay", "showlegend": False, "bargap": 0.25, "hovermode": "closest"}
+    layout["margin"]["l"] = 90
+    return {"data": traces, "layout": layout}
+
+
+def _line_traces(plotted: PlottedLine, name: str, colour: str, *, stacked: bool) -> list[Figure]:
+    keep = _kept(len(plotted.rollouts))
+    x, y = [plotted.rollouts[n] for n in keep], [plotted.values[n] for n in keep]
+    line: Figure = {
+        "type": "scatter",
+        "mode": "lines+markers" if len(x) < 60 else "lines",
+        "name": name,
+        "x": x,
+        "y": y,
+        "line": {"color": colour, "width": 1.6},
+        "marker": {"size": 4},
+    }
+    if plotted.line.second_axis:
+        line["yaxis"] = "y2"
+        line["line"]["dash"] = "dot"
+    if stacked:
+        line["stackgroup"] = "one"
+    if plotted.spreads is None:
+        return [line]
+    spreads = [plotted.spreads[n] for n in keep]
+    pairs = [(v, s) for v, s in zip(y, spreads, strict=True)]
+    shared = {"type": "scatter", "mode": "lines", "x": x, "hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
+    low = [None if v is None or s is None else v - s for v, s in pairs]
+    high = [None if v is None or s is None else v + s for v, s in pairs]
+    band = {"name": "spread", "fill": "tonexty", "fillcolor": _faint(colour)}
+    return [line, {**shared, "name": "low", "y": low}, {**shared, **band, "y": high}]
+
+
+def _kept(length: int) -> list[int]:
+    if length <= MOST_POINTS:
+        return list(range(length))
+    every = -(-length // MOST_POINTS)
+    return sorted({*range(0, length, every), length - 1})
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[n : n + 2], 16) for n in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.15)"
+
+
+def _layout(*, height: int) -> Figure:
+    axis = {"gridcolor": "#e4e4e7", "zerolinecolor": "#d4d4d8", "automargin": True}
+    return {
+        "height": height,
+        "margin": {"l": 48, "r": 16, "t": 8, "b": 36},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"size": 11, "family": "system-ui, sans-serif", "color": "#3f3f46"},
+        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        "hovermode": "x unified",
+        "uirevision": "keep",
+        "xaxis": dict(axis),
+        "yaxis": dict(axis),
+    }
