@@ -88,7 +88,7 @@ def _numbers(step: StepRecord) -> Iterator[Alarm]:
 
 
 def _gap(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
-    gap = _recent(steps, [step.train.get(GAP) for step in steps], limits)
+    gap = _recent([step.train.get(GAP) for step in steps], limits)
     if gap is not None and gap > limits.gap_nats:
         yield Alarm(
             "gap",
@@ -122,7 +122,7 @@ def _replay(step: StepRecord) -> Iterator[Alarm]:
 
 
 def _truncation(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
-    share = _recent(steps, [step.truncated_share for step in steps], limits)
+    share = _recent([step.truncated_share for step in steps], limits)
     if share is not None and share > limits.truncated_share:
         yield Alarm(
             "truncation",
@@ -135,7 +135,7 @@ def _entropy(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm
     if len(steps) < 2 * limits.window:
         return
     values = [step.train.get(ENTROPY) for step in steps]
-    first, last = _recent(steps, values[: limits.window], limits), _recent(steps, values, limits)
+    first, last = _recent(values[: limits.window], limits), _recent(values, limits)
     if first is not None and last is not None and first > 0 and last < limits.entropy_share * first:
         yield Alarm(
             "entropy",
@@ -147,7 +147,7 @@ def _entropy(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm
 
 
 def _signal(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
-    share = _recent(steps, [step.signal_share for step in steps], limits)
+    share = _recent([step.signal_share for step in steps], limits)
     if share is not None and share < limits.signal_share:
         yield Alarm(
             "signal",
@@ -191,9 +191,7 @@ def _disk(free: int, total: int, limits: AlarmLimits) -> Iterator[Alarm]:
         )
 
 
-def _recent(
-    steps: Sequence[StepRecord], values: Sequence[float | None], limits: AlarmLimits
-) -> float | None:
+def _recent(values: Sequence[float | None], limits: AlarmLimits) -> float | None:
     """Mean of the last batches that have a finite value; None where none has."""
     found = [value for value in values[-limits.window :] if value is not None and math.isfinite(value)]
     return sum(found) / len(found) if found else None

@@ -18,17 +18,23 @@ def token_text(location: RunLocation, folder: Path | None = None) -> Callable[[i
     chosen = folder or (None if named is None else Path(named))
     if chosen is None or (folder is None and not chosen.is_dir()):
         return None
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(chosen, local_files_only=True)
+        return _decoder(chosen)
     except (OSError, ValueError) as error:
         if folder is None:
             return None
         raise SettingsError(f"--tokenizer {folder}: {error}.", next_step="Give a model's folder.") from error
 
-    def text_of(token_id: int) -> str:
-        text: str = tokenizer.decode([token_id])
-        return text
 
-    return text_of
+def _decoder(folder: Path) -> Callable[[int], str]:
+    """`tokenizers` alone where it reads the folder's file: transformers takes seconds to load."""
+    file = folder / "tokenizer.json"
+    if file.exists():
+        from tokenizers import Tokenizer
+
+        fast = Tokenizer.from_str(file.read_text())
+        return lambda token_id: str(fast.decode([token_id], skip_special_tokens=False))
+    from transformers import AutoTokenizer
+
+    slow = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return lambda token_id: str(slow.decode([token_id]))

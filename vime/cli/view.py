@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def view(words: list[str]) -> int:
     locations += [locate_run(other, needs_queue=False) for other in options.compare]
     from vime.view.server import serve
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         serve(locations, options.host, options.port, _announce)
     except KeyboardInterrupt:

@@ -75,7 +75,9 @@ class _Callbacks:
             State("url", "pathname"),
             prevent_initial_call=True,
         )(self.update_page)
-        app.callback(Output("grid-holder", "children"), Input("search", "value"), prevent_initial_call=True)(self.search)
+        app.callback(Output("grid-holder", "children"), Input("search", "value"), prevent_initial_call=True)(
+            self.search
+        )
         app.callback(
             Output({"type": GRID, "search": MATCH}, "getRowsResponse"),
             Input({"type": GRID, "search": MATCH}, "getRowsRequest"),
@@ -126,7 +128,8 @@ class _Callbacks:
         if request is None:
             raise dash.exceptions.PreventUpdate
         page = self._watch.index.page(query_of(request, grid_id["search"]))
-        return {"rowData": page.rows, "rowCount": page.num_matching}
+        rows = [{"id": str(row["sample_index"]), **row} for row in page.rows]
+        return {"rowData": rows, "rowCount": page.num_matching}
 
     def open_sample(self, clicks: list[dict[str, Any] | None]) -> str:
         clicked = next((click for click in clicks if click), None)

@@ -21,6 +21,7 @@ PROCESS_COLOURS = {
     "evaluate": "#0891b2",
     "failure": "#dc2626",
 }
+PANEL_HEIGHT, TIMELINE_HEIGHT = "210px", "420px"
 MOST_POINTS = 2000
 """Of a line; longer ones are thinned out evenly, with the newest point kept."""
 
@@ -34,12 +35,13 @@ def panel_figure(runs: Mapping[str, Sequence[PlottedLine]], unit: str, *, stacke
             name = " ".join(part for part in (run, plotted.line.name) if part)
             traces += _line_traces(plotted, name, COLOURS[colour % len(COLOURS)], stacked=stacked)
             colour += 1
-    layout = _layout(height=210)
+    layout = _layout()
     layout["xaxis"] |= {"title": {"text": "rollout batch"}, "rangemode": "tozero"}
     layout["yaxis"] |= {"title": {"text": unit}}
     layout["showlegend"] = colour > 1
     if any(trace.get("yaxis") == "y2" for trace in traces):
-        layout["yaxis2"] = {"overlaying": "y", "side": "right", "range": [0, 1], "tickformat": ".0%", "showgrid": False}
+        layout["yaxis2"] = {"overlaying": "y", "side": "right", "range": [0, 1], "tickformat": ".0%", "showgrid": False,
+                            "automargin": True}  # fmt: skip
     if unit == "share":
         layout["yaxis"] |= {"tickformat": ".0%", "range": [0, 1.02]}
     return {"data": traces, "layout": layout}
@@ -68,7 +70,7 @@ def timeline_figure(intervals: Sequence[Interval]) -> Figure:
                 },
             }
         )
-    layout = _layout(height=420)
+    layout = _layout()
     layout["xaxis"] |= {"type": "date", "title": {"text": "time (UTC)"}}
     layout["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": list(PROCESS_COLOURS)}
     layout |= {"barmode": "overlay", "showlegend": False, "bargap": 0.25, "hovermode": "closest"}
@@ -97,7 +99,14 @@ def _line_traces(plotted: PlottedLine, name: str, colour: str, *, stacked: bool)
         return [line]
     spreads = [plotted.spreads[n] for n in keep]
     pairs = [(v, s) for v, s in zip(y, spreads, strict=True)]
-    shared = {"type": "scatter", "mode": "lines", "x": x, "hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
+    shared = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x,
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "line": {"width": 0},
+    }
     low = [None if v is None or s is None else v - s for v, s in pairs]
     high = [None if v is None or s is None else v + s for v, s in pairs]
     band = {"name": "spread", "fill": "tonexty", "fillcolor": _faint(colour)}
@@ -116,10 +125,9 @@ def _faint(colour: str) -> str:
     return f"rgba({red},{green},{blue},0.15)"
 
 
-def _layout(*, height: int) -> Figure:
+def _layout() -> Figure:
     axis = {"gridcolor": "#e4e4e7", "zerolinecolor": "#d4d4d8", "automargin": True}
     return {
-        "height": height,
         "margin": {"l": 48, "r": 16, "t": 8, "b": 36},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",

@@ -140,7 +140,7 @@ def shown(value: float | None, *, is_share: bool = False) -> str:
         return "–"
     if is_share:
         return f"{value:.1%}"
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 or abs(value) >= 1e5 else f"{value:.4g}"
+    return f"{value:,.0f}" if (value == int(value) and abs(value) < 1e15) or abs(value) >= 1e5 else f"{value:.4g}"
 
 
 def newest_words(lines: Sequence[PlottedLine]) -> str:

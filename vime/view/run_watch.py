@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from pipeline.alarms import Alarm, find_alarms
 from pipeline.dead_list import DeadList, list_dead
 from recovery import queue_report
 from recovery.branch_line import BranchLine
-from recovery.commit import committed_rollouts, commit_path
+from recovery.commit import commit_path, committed_rollouts
 from recovery.queue_report import HistoryReport, StatusReport
 from recovery.run_location import RunLocation
 from storage.pool import Pool
@@ -67,8 +68,8 @@ class RunState:
 
 
 class RunWatch:
-    """One run. Use with `with`, which reads metrics once and then goes on in threads: one for metrics, one for the queue,
-    whose first reading takes a while in a large run."""
+    """One run. Use with `with`, which reads metrics once and then goes on in two threads: the queue has its own, since
+    reading it the first time takes a while in a large run."""
 
     def __init__(self, location: RunLocation, name: str, index_folder: Path) -> None:
         """`index_folder` is where the index of samples goes; it has to exist."""
@@ -96,8 +97,8 @@ class RunWatch:
             self._update(metrics=replace(metrics, steps=list(metrics.steps)))
         self._update(metrics_problem=problem, is_running=self.location.driver() is not None)
 
-    def refresh_queue(self) -> None:
-        """Read the queue, dead letters, branches and samples, where their files have changed."""
+    def refresh_queue(self, *, samples: bool = True) -> None:
+        """Read the queue, dead letters, branches and, if asked for, samples, where their files have changed."""
         files = _file_sizes(self.location)
         if files == self._queue_files:
             return
@@ -109,7 +110,8 @@ class RunWatch:
                     history=queue_report.history(self.location),
                     commits=_commit_times(self.location),
                 )
-                self._index_samples()
+                if samples:
+                    self._index_samples()
         except (VimeError, OSError) as error:
             self._update(queue_problem=str(error))
             return
@@ -192,3 +194,15 @@ def _file_sizes(location: RunLocation) -> object:
             continue  # replaced since the folder was listed
         found[str(path)] = (about.st_size, about.st_mtime_ns)
     return found
+
+
+def read_once(location: RunLocation) -> RunState:
+    """The state of a run now, without an index of its samples."""
+    with tempfile.TemporaryDirectory(prefix="vime-report-") as folder:
+        watch = RunWatch(location, "report", Path(folder))
+        try:
+            watch.refresh_metrics()
+            watch.refresh_queue(samples=False)
+        finally:
+            watch.close()
+    return watch.state

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +111,7 @@ class SampleIndex:
         with self._connection() as connection:
             connection.executescript(_SCHEMA)
 
-    def add(self, rows: Sequence[SampleRow]) -> None:
+    def add(self, rows: Iterable[SampleRow]) -> None:
         """Add samples that are not there yet."""
         values = [msgspec.structs.asdict(row) for row in rows]
         for value in values:
@@ -173,7 +173,9 @@ class SampleIndex:
     def choices(self, column: str) -> list[str]:
         """The words that a column holds."""
         with self._connection() as connection:
-            return [str(row[0]) for row in connection.execute(f"SELECT DISTINCT {_column(column)} FROM samples ORDER BY 1")]
+            return [
+                str(row[0]) for row in connection.execute(f"SELECT DISTINCT {_column(column)} FROM samples ORDER BY 1")
+            ]
 
     def close(self) -> None:
         """Close all connections; no thread may use the index any more."""

@@ -32,7 +32,7 @@ def timeline(
     commits: Mapping[int, float] | None = None,
     failures: Sequence[tuple[float, str]] = (),
 ) -> list[Interval]:
-    """Intervals of some batches, by kind. `commits` maps rollout -> time of its record; `failures` are (time, words)."""
+    """Intervals of some batches. `commits` maps rollout -> Unix time of its record; `failures` are (time, words)."""
     fastest = max((step.generated_tokens_per_s for step in steps), default=0.0)
     found = [interval for step in steps for interval in _of_step(step, fastest)]
     begin = min((interval.start_s for interval in found), default=0.0)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dash import dcc, html
 
 from pipeline.dead_list import DeadRow
-from vime.view.figures import panel_figure, timeline_figure
-from vime.view.pages.overview import PLOT_CONFIG
+from vime.view.figures import TIMELINE_HEIGHT, panel_figure, timeline_figure
+from vime.view.pages.overview import PLOT_CONFIG, PLOT_STYLE
 from vime.view.pages.parts import Component, card, group_link, moment, nothing, sample_link, table
 from vime.view.panels import DROPS, PANELS, newest_words, panel_lines
 from vime.view.run_watch import RunState, RunWatch
@@ -26,7 +26,12 @@ def timeline_page(state: RunState) -> Component:
     found = timeline(steps, state.metrics.evaluations, state.commits, letters)
     return card(
         "Timeline",
-        dcc.Graph(id="timeline", figure=timeline_figure(found), config={"displayModeBar": True, "displaylogo": False}),
+        dcc.Graph(
+            id="timeline",
+            figure=timeline_figure(found),
+            config={"displaylogo": False, "responsive": True},
+            style={"height": TIMELINE_HEIGHT},
+        ),
         note=f"The last {len(steps)} batches. Waiting, training and publishing take turns; generation goes on beside "
         "them, and its colour is as strong as its tokens per second.",
     )
@@ -58,7 +63,9 @@ def history_page(state: RunState) -> Component:
     branches = [
         (
             branch.branch,
-            "the beginning" if branch.parent_branch is None else f"{branch.parent_branch}, batch {branch.parent_rollout}",
+            "the beginning"
+            if branch.parent_branch is None
+            else f"{branch.parent_branch}, batch {branch.parent_rollout}",
             branch.start_version,
             None if branch.rollouts is None else f"{branch.rollouts[0]} to {branch.rollouts[1]}",
             branch.num_groups_trained,
@@ -95,6 +102,7 @@ def compare_page(watches: Sequence[RunWatch]) -> Component:
             id={"type": "compared", "panel": panel.key},
             figure=panel_figure(runs, panel.unit, stacked=panel.key == DROPS),
             config=PLOT_CONFIG,
+            style=PLOT_STYLE,
         )
         cards.append(card(panel.title, *values, graph))
     return html.Div(cards, className="grid", id="compared")
@@ -113,8 +121,12 @@ def _letter(row: DeadRow) -> Component:
     now = row.state + ("" if row.requeued_as is None else f", requeued as group {row.requeued_as}")
     return html.Details(
         [
-            html.Summary([f"{moment(letter.time_s)} ", html.Strong(letter.reason), f" {letter.error}: {letter.message}"]),
-            html.P(["group ", group, f" (now {now}), samples ", *samples, f"attempt {letter.attempt}, {letter.worker}"]),
+            html.Summary(
+                [f"{moment(letter.time_s)} ", html.Strong(letter.reason), f" {letter.error}: {letter.message}"]
+            ),
+            html.P(
+                ["group ", group, f" (now {now}), samples ", *samples, f"attempt {letter.attempt}, {letter.worker}"]
+            ),
             *([html.Pre(letter.traceback, className="text")] if letter.traceback else []),
         ],
         className="letter",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dash import dcc, html
 
-from vime.view.figures import Figure, panel_figure
+from vime.view.figures import PANEL_HEIGHT, Figure, panel_figure
 from vime.view.pages.parts import Component, card, facts, nothing, table
 from vime.view.panels import DROPS, PANELS, newest_words, panel_lines
 from vime.view.run_watch import RunState
 from vime.view.words import bottleneck_words, summary
 
 PLOT_CONFIG = {"displayModeBar": False, "responsive": True}
+PLOT_STYLE = {"height": PANEL_HEIGHT}
 
 
 def overview(state: RunState) -> Component:
@@ -21,7 +22,7 @@ def overview(state: RunState) -> Component:
             [
                 html.Div([html.H2(panel.title), html.Span(panel.unit, className="unit")], className="panel-head"),
                 html.Div(value, id={"type": "value", "panel": panel.key}, className="value"),
-                dcc.Graph(id={"type": "plot", "panel": panel.key}, figure=figure, config=PLOT_CONFIG),
+                dcc.Graph(id={"type": "plot", "panel": panel.key}, figure=figure, config=PLOT_CONFIG, style=PLOT_STYLE),
                 html.P(panel.meaning, className="note"),
             ],
             className="card panel",
@@ -29,22 +30,19 @@ def overview(state: RunState) -> Component:
         )
         for panel, figure, value in zip(PANELS, figures, values, strict=True)
     ]
-    return html.Div([html.Div(words(state), id="words"), html.Div(cards, className="grid")])
+    return html.Div([html.Div(words(state), id="words", className="halves"), html.Div(cards, className="grid")])
 
 
 def words(state: RunState) -> list[Component]:
     """What is above the plots."""
-    return [
-        html.Div(
-            [
-                html.P(bottleneck_words(state.metrics.steps), id="bottleneck", className="bottleneck"),
-                *[html.P(sentence) for sentence in summary(state.metrics, is_running=state.is_running)],
-            ],
-            className="card words",
-        ),
-        _alarms(state),
-        _queue(state),
-    ]
+    said = html.Div(
+        [
+            html.P(bottleneck_words(state.metrics.steps), id="bottleneck", className="bottleneck"),
+            *[html.P(sentence) for sentence in summary(state.metrics, is_running=state.is_running)],
+        ],
+        className="card words",
+    )
+    return [html.Div([said, _alarms(state)]), _queue(state)]
 
 
 def panel_figures(state: RunState) -> list[Figure]:

@@ -69,7 +69,7 @@ def grid(search: str) -> Component:
         columnDefs=columns[:5] + texts + columns[5:],
         defaultColDef={"resizable": True, "sortable": True, "filter": True},
         rowModelType="infinite",
-        getRowId="params.data.sample_index",
+        getRowId="params.data.id",
         dashGridOptions={
             "cacheBlockSize": ROWS_AT_ONCE,
             "maxBlocksInCache": 20,
