@@ -16,7 +16,6 @@ from pipeline.step_results import RolloutResult, StepResult
 from pipeline.trainer_weights import TrainerWeights
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
-from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
@@ -24,6 +23,7 @@ from vime.utils.kill_points import KillPoint, reach
 
 if TYPE_CHECKING:
     from vime.backends.megatron_utils.critic import Critic
+    from vime.backends.megatron_utils.trainer import MegatronTrainer
 
 Steps = Sequence[Sequence[PackedMicrobatch]]
 
