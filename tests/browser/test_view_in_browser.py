@@ -53,7 +53,7 @@ def test_every_panel_shows_the_numbers_of_metrics_jsonl(page: WatchedPage, store
     page.open("/", ".panel")
     page.wait_for_plots(len(SHOWN))
     steps = stored.steps()
-    assert len(steps) == 6
+    assert len(steps) == stored.num_rollout
     check_panels(page, steps)
     spread = page.plotted("reward")["spread"]["y"]
     assert spread == pytest.approx([step["reward_mean"] + step["reward_std"] for step in steps])
@@ -146,7 +146,7 @@ def test_two_runs_are_compared_in_the_same_panels(browser: Browser, stored: Job,
     traces = page.page.evaluate(
         "() => document.querySelector('#compared .js-plotly-plot').data.map(t => [t.name, t.x.length])"
     )
-    assert ["run mean", 6] in traces
+    assert ["run mean", stored.num_rollout] in traces
     assert ["other mean", 3] in traces
     assert list(pages) == []
     server.close()
@@ -160,7 +160,7 @@ def test_a_report_is_one_file_that_draws_the_same_panels(browser: Browser, store
     page.open("", ".panel")
     page.wait_for_plots(len(SHOWN))
     check_panels(page, stored.steps())
-    assert "6 of 6 rollout batches" in page.text("#words")
+    assert f"{stored.num_rollout} of {stored.num_rollout} rollout batches" in page.text("#words")
     assert list(pages) == []
 
 

@@ -104,7 +104,7 @@ class SampleIndex:
     """One writer and any number of readers; each thread has a connection of its own. Use with `with`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._local = threading.local()
         self._open: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
@@ -194,7 +194,7 @@ class SampleIndex:
     def _connection(self) -> Iterator[sqlite3.Connection]:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = sqlite3.connect(self._path, timeout=30.0, check_same_thread=False)
+            connection = sqlite3.connect(self.path, timeout=30.0, check_same_thread=False)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = OFF")
             self._local.connection = connection

@@ -36,7 +36,7 @@ def serve(locations: Sequence[RunLocation], host: str, port: int, announce: Call
     Raises `SettingsError` when the address can't be listened on.
     """
     with watching(locations) as watches:
-        server = _server(watches, host, port)
+        server = viewer_server(watches, host, port)
         try:
             announce(f"http://{f'[{host}]' if ':' in host else host}:{server.port}/")
             server.serve_forever()
@@ -44,7 +44,8 @@ def serve(locations: Sequence[RunLocation], host: str, port: int, announce: Call
             server.server_close()
 
 
-def _server(watches: Sequence[RunWatch], host: str, port: int) -> BaseWSGIServer:
+def viewer_server(watches: Sequence[RunWatch], host: str, port: int) -> BaseWSGIServer:
+    """A server that listens already. Raises `SettingsError` when it can't."""
     app = make_app(watches)
     if host in LOOPBACK:
         # A page of another site that makes its name point here must not read the run.

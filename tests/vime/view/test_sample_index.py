@@ -100,12 +100,13 @@ def test_a_hundred_thousand_samples_are_filtered_and_searched_in_no_time(tmp_pat
                 for number in range(first, first + 5000)
             )  # fmt: skip
         index.plan(Planned(number, number // 256, chance.gauss(0, 1), 1) for number in range(90_000))
+        cut_off = Condition("status", "equals", ("truncated",))
         for query in (
             SampleQuery(),
             SampleQuery(text=words[0] + " "),
             SampleQuery(text=words[1][:3], order=(("reward", "descending"),)),
             SampleQuery(text="What is", offset=50_000),
-            SampleQuery(conditions=(Condition("status", "equals", ("truncated",)), Condition("reward", "lessThan", (0.1,)))),
+            SampleQuery(conditions=(cut_off, Condition("reward", "lessThan", (0.1,)))),
             SampleQuery(order=(("advantage", "descending"),)),
             SampleQuery(order=(("response_tokens", "ascending"), ("reward", "descending")), offset=99_000),
         ):  # fmt: skip
