@@ -20,7 +20,7 @@ class Alarm(msgspec.Struct, frozen=True):
     """One thing that is wrong."""
 
     name: str
-    """A word: gap, staleness, replay, failures, truncation, entropy, signal, numbers, disk, batch."""
+    """A word: stall, gap, staleness, replay, failures, truncation, entropy, signal, numbers, disk, batch."""
     text: str
     """What was found, and the threshold."""
     what_to_do: str
@@ -47,17 +47,21 @@ class AlarmLimits:
 def find_alarms(
     steps: Sequence[StepRecord],
     *,
+    stall: tuple[float, str] | None = None,
     dead_letters: Mapping[str, int] | None = None,
     disk: tuple[int, int] | None = None,
     limits: AlarmLimits | None = None,
 ) -> list[Alarm]:
     """The alarms of a run at its newest batch.
 
-    `steps` are the batches that count, ascending. `dead_letters` maps reason -> letters, where they are known better
-    than from the newest batch. `disk` is (free, total) bytes of the file system under the queue.
+    `steps` are the batches that count, ascending. `stall` is for how many seconds nothing went on since the newest, and
+    who waits for whom. `dead_letters` maps reason -> letters, where they are known better than from the newest batch.
+    `disk` is (free, total) bytes of the file system under the queue.
     """
     chosen = limits or AlarmLimits()
     alarms: list[Alarm] = []
+    if stall is not None:
+        alarms.append(_stall(*stall))
     if steps:
         alarms += _numbers(steps[-1])
         alarms += _gap(steps, chosen)
@@ -75,6 +79,14 @@ def find_alarms(
     if disk is not None:
         alarms += _disk(*disk, chosen)
     return alarms
+
+
+def _stall(quiet_s: float, words: str) -> Alarm:
+    return Alarm(
+        "stall",
+        f"Nothing went on for {quiet_s:.0f} s: {words}.",
+        "The last link is what all others wait for; its log is under logs/ in the run folder.",
+    )
 
 
 def _numbers(step: StepRecord) -> Iterator[Alarm]:

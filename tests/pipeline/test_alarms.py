@@ -73,3 +73,11 @@ def test_little_free_disk_is_an_alarm_without_any_batch() -> None:
 def test_failures_of_the_queue_count_before_those_of_the_newest_batch() -> None:
     (alarm,) = find_alarms([step_record(failed_samples={})], dead_letters={"reward_raised": 2, "nan_reward": 7})
     assert alarm.text.startswith("Failed samples: 7 nan_reward, 2 reward_raised;")
+
+
+def test_a_stall_is_the_first_alarm_and_names_its_last_link() -> None:
+    chain = "step 41 waits for 3 groups <- 2 in reward, oldest 94 s: judge"
+    found = find_alarms([step_record(truncated_share=0.9)], stall=(94.0, chain))
+    assert [alarm.name for alarm in found] == ["stall", "truncation"]
+    assert "94 s" in found[0].text
+    assert found[0].text.endswith("judge.")

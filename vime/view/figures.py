@@ -19,6 +19,7 @@ PROCESS_COLOURS = {
     "pause": "#dc2626",
     "save": "#7c3aed",
     "evaluate": "#0891b2",
+    "stall": "#be185d",
     "failure": "#dc2626",
 }
 PANEL_HEIGHT, TIMELINE_HEIGHT = "210px", "420px"

@@ -29,7 +29,8 @@ def report_html(location: RunLocation) -> str:
     figures = {
         panel.key: panel_figure({"": lines[panel.key]}, panel.unit, stacked=panel.key == DROPS) for panel in PANELS
     }
-    intervals = timeline(state.metrics.steps[-TIMELINE_BATCHES:], state.metrics.evaluations, state.commits)
+    steps = state.metrics.steps[-TIMELINE_BATCHES:]
+    intervals = timeline(steps, state.metrics.evaluations, state.commits, stalls=state.stalls)
     figures["timeline"] = timeline_figure(intervals)
     environment = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=True)
     return environment.get_template("report.html").render(

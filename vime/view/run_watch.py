@@ -25,6 +25,7 @@ from vime.errors import VimeError
 from vime.view.index_builder import IndexBuilder
 from vime.view.metrics import MetricsFile, RunMetrics
 from vime.view.sample_index import SampleIndex
+from vime.view.stalls import Stall, read_stalls
 
 INTERVAL_S = 1.0
 REST = 4.0
@@ -48,6 +49,7 @@ class RunState:
     """Rollout -> Unix time of its commit record."""
     num_indexed: int = 0
     """Groups whose samples can be searched."""
+    stalls: tuple[Stall, ...] = ()
     metrics_problem: str = ""
     queue_problem: str = ""
 
@@ -57,11 +59,19 @@ class RunState:
         return [text for text in (self.metrics_problem, self.queue_problem, *self.metrics.problems) if text]
 
     @property
+    def stall(self) -> Stall | None:
+        """The newest stall, unless a batch was trained since."""
+        steps = self.metrics.steps
+        newest = self.stalls[-1] if self.stalls else None
+        return newest if newest is not None and (not steps or steps[-1].time_s < newest.time_s) else None
+
+    @property
     def alarms(self) -> list[Alarm]:
         """What is wrong, most urgent first."""
         status = self.status
         return find_alarms(
             self.metrics.steps,
+            stall=None if self.stall is None else (self.stall.quiet_s, self.stall.words),
             dead_letters=None if status is None else status.dead_letters,
             disk=None if status is None else (status.free_bytes, status.total_bytes),
         )
@@ -91,6 +101,7 @@ class RunWatch:
         problem = ""
         try:
             metrics = self._metrics.refresh()
+            self._update(stalls=read_stalls(self.location.root / "stalls.jsonl"))
         except VimeError as error:
             metrics, problem = self._metrics.metrics, str(error)
         if metrics.serial != self.state.metrics.serial:

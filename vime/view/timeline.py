@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.progress import StepRecord
 from vime.view.metrics import Evaluation
+from vime.view.stalls import Stall
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Interval:
     """A stretch of time of one process. Unix seconds."""
 
     kind: str
-    """generate, wait, train, publish, pause, save, evaluate or failure."""
+    """generate, wait, train, publish, pause, save, evaluate, stall or failure."""
     start_s: float
     seconds: float
     words: str
@@ -31,6 +32,7 @@ def timeline(
     evaluations: Sequence[Evaluation] = (),
     commits: Mapping[int, float] | None = None,
     failures: Sequence[tuple[float, str]] = (),
+    stalls: Sequence[Stall] = (),
 ) -> list[Interval]:
     """Intervals of some batches. `commits` maps rollout -> Unix time of its record; `failures` are (time, words)."""
     fastest = max((step.generated_tokens_per_s for step in steps), default=0.0)
@@ -46,6 +48,11 @@ def timeline(
         Interval("save", time_s, 0.0, f"commit of batch {rollout}")
         for rollout, time_s in sorted((commits or {}).items())
         if begin <= time_s <= end
+    ]
+    found += [
+        Interval("stall", stall.time_s - stall.quiet_s, stall.quiet_s, stall.words)
+        for stall in stalls
+        if begin <= stall.time_s
     ]
     found += [Interval("failure", time_s, 0.0, words) for time_s, words in failures if begin <= time_s]
     return found

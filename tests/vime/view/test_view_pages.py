@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
@@ -127,6 +128,24 @@ def test_looking_changes_nothing_in_the_run_and_leaves_no_index_behind(made: Pat
     assert main(["report", str(run), "--output", str(tmp_path / "report.html")]) == 0
     assert snapshot(run) == before
     assert not folder.exists()
+
+
+def test_a_stall_is_named_on_the_first_page_until_a_batch_is_trained(watch: RunWatch) -> None:
+    chain = "step 2 waits for 3 groups <- 2 in reward, oldest 94 s: slow_judge"
+    path = watch.location.root / "stalls.jsonl"
+    last = watch.state.metrics.steps[-1]
+    line = json.dumps({"time_s": last.time_s + 60, "quiet_s": 94.0, "words": chain}) + "\n"
+    path.write_text(line + line[:20])
+    watch.refresh_metrics()
+    assert "slow_judge" in text(overview(watch.state))
+    assert '"stall"' in text(timeline_page(watch.state))
+    with (watch.location.root / "metrics.jsonl").open("ab") as metrics:
+        metrics.write(msgspec.json.encode(step_record(9, time_s=last.time_s + 90)) + b"\n")
+    watch.refresh_metrics()
+    assert "slow_judge" not in text(overview(watch.state))
+    path.write_text("{}\n")
+    watch.refresh_metrics()
+    assert any("stalls.jsonl:1" in problem for problem in watch.state.problems)
 
 
 def test_a_server_on_loopback_answers_no_other_name(watch: RunWatch) -> None:

@@ -23,7 +23,7 @@ def timeline_page(state: RunState) -> Component:
     if not steps:
         return card("Timeline", nothing("No batch was trained yet."))
     letters = [] if state.dead is None else [(row.letter.time_s, _letter_words(row)) for row in state.dead.letters]
-    found = timeline(steps, state.metrics.evaluations, state.commits, letters)
+    found = timeline(steps, state.metrics.evaluations, state.commits, letters, state.stalls)
     return card(
         "Timeline",
         dcc.Graph(
