@@ -23,6 +23,8 @@ PROCESS_COLOURS = {
     "failure": "#dc2626",
 }
 PANEL_HEIGHT, TIMELINE_HEIGHT = "210px", "420px"
+FEW_BATCHES = 10
+"""With fewer, each has a tick: there is nothing between two batches."""
 MOST_POINTS = 2000
 """Of a line; longer ones are thinned out evenly, with the newest point kept."""
 
@@ -38,6 +40,8 @@ def panel_figure(runs: Mapping[str, Sequence[PlottedLine]], unit: str, *, stacke
             colour += 1
     layout = _layout()
     layout["xaxis"] |= {"title": {"text": "rollout batch"}, "rangemode": "tozero"}
+    if all(len(plotted.rollouts) < FEW_BATCHES for lines in runs.values() for plotted in lines):
+        layout["xaxis"]["dtick"] = 1
     layout["yaxis"] |= {"title": {"text": unit}}
     layout["showlegend"] = colour > 1
     if any(trace.get("yaxis") == "y2" for trace in traces):
