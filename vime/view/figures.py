@@ -22,6 +22,8 @@ PROCESS_COLOURS = {
     "stall": "#be185d",
     "failure": "#dc2626",
 }
+BESIDE = ("evaluate", "failure")
+"""Kinds that may lie far from the batches that are shown; the timeline begins with those."""
 PANEL_HEIGHT, TIMELINE_HEIGHT = "210px", "420px"
 FEW_BATCHES = 10
 """With fewer, each has a tick: there is nothing between two batches."""
@@ -54,33 +56,43 @@ def panel_figure(runs: Mapping[str, Sequence[PlottedLine]], unit: str, *, stacke
 
 def timeline_figure(intervals: Sequence[Interval]) -> Figure:
     """One row for each kind of process, time to the right."""
-    traces = []
-    for kind in dict.fromkeys(interval.kind for interval in intervals):
-        own = [interval for interval in intervals if interval.kind == kind]
-        traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": kind,
-                "y": [kind] * len(own),
-                "base": [interval.start_s * 1000 for interval in own],
-                "x": [max(interval.seconds, 1e-3) * 1000 for interval in own],
-                "text": [interval.words for interval in own],
-                "hovertemplate": "%{text}<extra>" + kind + "</extra>",
-                "textposition": "none",
-                "marker": {
-                    "color": PROCESS_COLOURS.get(kind, COLOURS[0]),
-                    "opacity": [interval.intensity for interval in own],
-                    "line": {"width": 0.5, "color": "#ffffff"},
-                },
-            }
-        )
+    kinds = dict.fromkeys(interval.kind for interval in intervals)
+    traces = [_kind_trace(kind, [interval for interval in intervals if interval.kind == kind]) for kind in kinds]
     layout = _layout()
     layout["xaxis"] |= {"type": "date", "title": {"text": "time (UTC)"}}
+    running = [interval for interval in intervals if interval.kind not in BESIDE]
+    if running:
+        begin = min(interval.start_s for interval in running)
+        end = max(interval.start_s + interval.seconds for interval in running)
+        layout["xaxis"]["range"] = [1000 * begin - 20 * (end - begin), 1000 * end + 20 * (end - begin)]
     layout["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": list(PROCESS_COLOURS)}
     layout |= {"barmode": "overlay", "showlegend": False, "bargap": 0.25, "hovermode": "closest"}
     layout["margin"]["l"] = 90
     return {"data": traces, "layout": layout}
+
+
+def _kind_trace(kind: str, intervals: Sequence[Interval]) -> Figure:
+    """Bars, or diamonds for what takes no time."""
+    common: Figure = {
+        "name": kind,
+        "y": [kind] * len(intervals),
+        "text": [interval.words for interval in intervals],
+        "hovertemplate": "%{text}<extra>" + kind + "</extra>",
+    }
+    starts = [interval.start_s * 1000 for interval in intervals]
+    colour = PROCESS_COLOURS.get(kind, COLOURS[0])
+    if not any(interval.seconds for interval in intervals):
+        marker: Figure = {"color": colour, "symbol": "diamond", "size": 9}
+        return {**common, "type": "scatter", "mode": "markers", "x": starts, "marker": marker}
+    return {
+        **common,
+        "type": "bar",
+        "orientation": "h",
+        "base": starts,
+        "x": [interval.seconds * 1000 for interval in intervals],
+        "textposition": "none",
+        "marker": {"color": colour, "opacity": [interval.intensity for interval in intervals], "line": {"width": 0}},
+    }
 
 
 def _line_traces(plotted: PlottedLine, name: str, colour: str, *, stacked: bool) -> list[Figure]:

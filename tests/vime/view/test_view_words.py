@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.step_records import step_record
-from vime.view.figures import MOST_POINTS, panel_figure
+from vime.view.figures import MOST_POINTS, panel_figure, timeline_figure
 from vime.view.metrics import Evaluation, RunMetrics
 from vime.view.panels import PANELS, newest_words, panel_lines
 from vime.view.timeline import timeline
@@ -57,6 +57,18 @@ def test_the_timeline_has_commits_evaluations_and_failures_of_its_time() -> None
     assert [interval.words for interval in found if interval.kind == "save"] == ["commit of batch 1"]
     assert [interval.start_s for interval in found if interval.kind == "evaluate"] == [1009.0]
     assert [interval.words for interval in found if interval.kind == "failure"] == ["group 3: timeout"]
+
+
+def test_the_timeline_shows_batches_first_however_late_an_evaluation_is() -> None:
+    steps, evaluation = [step_record(1), step_record(2)], Evaluation(2, 9000.0, 3.0, {}, "")
+    figure = timeline_figure(timeline(steps, [evaluation], {1: 1009.5}))
+    begin, end = figure["layout"]["xaxis"]["range"]
+    assert begin < 1001e3 < 1020e3 < end < 1030e3
+    types = {trace["name"]: trace["type"] for trace in figure["data"]}
+    assert types == {
+        "generate": "bar", "wait": "bar", "train": "bar", "publish": "bar", "pause": "bar", "evaluate": "bar",
+        "save": "scatter",
+    }  # fmt: skip
 
 
 def test_the_summary_tells_progress_reward_groups_and_time() -> None:
