@@ -7,6 +7,7 @@ from pathlib import Path
 
 from recovery.run_location import locate_run
 from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.view import pages_installed
 from vime.errors import NoRunError
 
 
@@ -26,7 +27,8 @@ def report(words: list[str]) -> int:
     )
     options = parser.parse_args(words)
     location = locate_run(options.run, options.pool, needs_queue=False)
-    from vime.view.report import report_html
+    with pages_installed():
+        from vime.view.report import report_html
 
     content = report_html(location)
     path = options.output or Path("report.html")

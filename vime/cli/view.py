@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from recovery.run_location import locate_run
 from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.errors import VersionMismatchError
 
 DEFAULT_PORT = 8433
 
@@ -35,7 +38,8 @@ def view(words: list[str]) -> int:
     options = parser.parse_args(words)
     locations = [locate_run(options.run, options.pool, needs_queue=False)]
     locations += [locate_run(other, needs_queue=False) for other in options.compare]
-    from vime.view.server import serve
+    with pages_installed():
+        from vime.view.server import serve
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -43,6 +47,18 @@ def view(words: list[str]) -> int:
     except KeyboardInterrupt:
         return ExitCode.DONE
     return ExitCode.DONE
+
+
+@contextmanager
+def pages_installed() -> Iterator[None]:
+    """Around imports of pages, whose packages an installation may lack. Raises `VersionMismatchError`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise VersionMismatchError(
+            f"The pages need the package {error.name!r}, which is not installed.",
+            next_step="Install vime with its extra `view`: pip install '.[view]'.",
+        ) from error
 
 
 def _announce(address: str) -> None:

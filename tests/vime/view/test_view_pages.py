@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from vime.errors import SettingsError
 from vime.view.pages.history import compare_page, dead_page, history_page, timeline_page
 from vime.view.pages.overview import overview
 from vime.view.pages.sample import group_page, sample_page
+from vime.view.pages.samples import NUMBER_FILTERS, WORD_FILTERS, query_of
 from vime.view.run_watch import RunWatch
 from vime.view.sample_index import Condition, SampleQuery
 from vime.view.server import viewer_server, watching
@@ -81,6 +83,27 @@ def test_the_overview_has_numbers_words_alarms_and_the_queue(watch: RunWatch) ->
     assert "Generation is the bottleneck" in found
     assert "Failed samples: 1 reward_raised" in found
     assert "vime queue dead RUN --traces" in found
+
+
+def test_every_filter_that_the_table_offers_is_answered(watch: RunWatch) -> None:
+    numbers: dict[str, dict[str, Any]] = {
+        name: {"filterType": "number", "type": name, "filter": 1} for name in NUMBER_FILTERS
+    }
+    numbers["inRange"]["filterTo"] = 2
+    for name in ("blank", "notBlank"):
+        del numbers[name]["filter"]
+    words = [{"filterType": "text", "type": name, "filter": "trained"} for name in WORD_FILTERS]
+    models = [{"sample_index": model} for model in numbers.values()] + [{"state": model} for model in words]
+    everything = len(watch.index)
+    for model in models:
+        query = query_of({"startRow": 0, "endRow": 100, "filterModel": model, "sortModel": []}, "")
+        assert 0 <= watch.index.page(query).num_matching <= everything
+    ordered = query_of(
+        {"startRow": 1, "endRow": 3, "filterModel": {}, "sortModel": [{"colId": "reward", "sort": "desc"}]}, "abc"
+    )
+    assert (ordered.order, ordered.offset, ordered.limit, ordered.text) == ((("reward", "descending"),), 1, 2, "abc")
+    with pytest.raises(SettingsError, match="several conditions"):
+        query_of({"startRow": 0, "endRow": 1, "filterModel": {"reward": {"operator": "OR", "conditions": []}}}, "")
 
 
 def test_failures_branches_and_timeline_are_shown(watch: RunWatch) -> None:
@@ -177,3 +200,19 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "holds no run" in capsys.readouterr().err
     assert main(["view", str(tmp_path / "none")]) == 1
     assert "is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "module", "package"), [("view", "server", "dash"), ("report", "report", "jinja2")])
+def test_an_installation_without_the_pages_packages_names_the_extra(
+    made: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    module: str,
+    package: str,
+) -> None:
+    for name in (f"vime.view.{module}", "vime.view.app"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main([command, str(made)]) == 2
+    assert "pip install '.[view]'" in capsys.readouterr().err

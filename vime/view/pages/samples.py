@@ -15,6 +15,11 @@ from vime.view.sample_index import SHORTEST_SEARCH, WORDS, Condition, SampleQuer
 
 GRID = "samples"
 ROWS_AT_ONCE = 100
+NUMBER_FILTERS = (
+    "equals", "notEqual", "greaterThan", "greaterThanOrEqual", "lessThan", "lessThanOrEqual", "inRange", "blank",
+    "notBlank",
+)  # fmt: skip
+WORD_FILTERS = ("equals", "notEqual", "contains", "notContains")
 _TITLES = {
     "sample_index": "sample", "group_index": "group", "reward": "reward", "advantage": "advantage", "state": "state",
     "status": "status", "rollout": "batch", "age_versions": "age", "prompt_tokens": "prompt tokens",
@@ -52,7 +57,12 @@ def grid(search: str) -> Component:
             "field": name,
             "headerName": title,
             "filter": "agTextColumnFilter" if name in WORDS else "agNumberColumnFilter",
-            "filterParams": {"maxNumConditions": 1, "buttons": ["reset"]},
+            "filterParams": {
+                "maxNumConditions": 1,
+                "buttons": ["reset"],
+                "inRangeInclusive": True,
+                "filterOptions": list(WORD_FILTERS if name in WORDS else NUMBER_FILTERS),
+            },
             "width": 110,
         }
         for name, title in _TITLES.items()
