@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Request, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
-from tests.browser.watched_page import WatchedPage
+from tests.browser.watched_page import STANDIN_FLAGS, WatchedPage, serve, watched_page
 from tests.end_to_end.jobs import Job, run_with_standins
 
 REQUIRED = "VIME_REQUIRE_BROWSER"
@@ -38,7 +36,7 @@ def browser() -> Iterator[Browser]:
 def stored(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A short job that has ended: real but for its engines. Without a browser it isn't run."""
     del browser
-    job = Job(tmp_path_factory.mktemp("stored"), num_rollout=6)
+    job = Job(tmp_path_factory.mktemp("stored"), num_rollout=6, flags=STANDIN_FLAGS)
     job.prepare()
     run_with_standins(job)
     return job
@@ -47,15 +45,15 @@ def stored(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Job:
 @pytest.fixture(scope="session")
 def address(stored: Job) -> Iterator[str]:
     """Where the stored run is shown."""
-    with_server = serve(stored.run)
-    yield next(with_server)
-    with_server.close()
+    with serve(stored.run) as address:
+        yield address
 
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[WatchedPage]:
     """A page that fails its test when the console shows an error or anything but the server is asked."""
-    yield from watched_page(browser, address)
+    with watched_page(browser, address) as page:
+        yield page
 
 
 @pytest.fixture(scope="session")
@@ -63,36 +61,3 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(os.environ.get(SCREENSHOTS) or tmp_path_factory.mktemp("pictures"))
     folder.mkdir(exist_ok=True)
     return folder
-
-
-def serve(run: Path, *more: str) -> Iterator[str]:
-    """The address of a server on a run, which ends with the generator."""
-    command = [sys.executable, "-m", "vime", "view", str(run), "--port", "0", *more]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().split()[0].rstrip("/")
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-        process.stdout.close()
-
-
-def watched_page(browser: Browser, address: str) -> Iterator[WatchedPage]:
-    complaints: list[str] = []
-
-    def hear(message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            complaints.append(f"{message.type}: {message.text}")
-
-    def ask(request: Request) -> None:
-        if not request.url.startswith((address, "data:", "blob:")):
-            complaints.append(f"asks for {request.url}")
-
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.on("console", hear)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", ask)
-    yield WatchedPage(page, address)
-    page.close()
-    assert complaints == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from tests.browser.conftest import serve, watched_page
-from tests.browser.watched_page import WatchedPage
+from tests.browser.watched_page import STANDIN_FLAGS, WatchedPage, serve, watched_page
 from tests.end_to_end.jobs import Job, stored_samples, wait_until
 from vime.cli.main import main
 
@@ -138,58 +138,45 @@ def test_two_runs_are_compared_in_the_same_panels(browser: Browser, stored: Job,
     other.mkdir()
     (other / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in stored.steps()[:2]))
     (other / "settings.json").write_text("{}")
-    server = serve(stored.run, "--compare", str(other))
-    pages = watched_page(browser, next(server))
-    page = next(pages)
-    page.open("/compare", "#compared .main-svg")
-    traces = page.page.evaluate(
-        "() => document.querySelector('#compared .js-plotly-plot').data.map(t => [t.name, t.x.length])"
-    )
+    with serve(stored.run, "--compare", str(other)) as address, watched_page(browser, address) as page:
+        page.open("/compare", "#compared .main-svg")
+        traces = page.page.evaluate(
+            "() => document.querySelector('#compared .js-plotly-plot').data.map(t => [t.name, t.x.length])"
+        )
     assert ["run mean", stored.num_rollout] in traces
     assert ["other mean", 2] in traces
-    assert list(pages) == []
-    server.close()
 
 
 def test_a_report_is_one_file_that_draws_the_same_panels(browser: Browser, stored: Job, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert main(["report", str(stored.run), "--output", str(path)]) == 0
-    pages = watched_page(browser, path.as_uri())
-    page = next(pages)
-    page.open("", ".panel")
-    page.wait_for_plots(len(SHOWN))
-    check_panels(page, stored.steps())
-    assert f"{stored.num_rollout} of {stored.num_rollout} rollout batches" in page.text("#words")
-    assert list(pages) == []
+    with watched_page(browser, path.as_uri()) as page:
+        page.open("", ".panel")
+        page.wait_for_plots(len(SHOWN))
+        check_panels(page, stored.steps())
+        assert f"{stored.num_rollout} of {stored.num_rollout} rollout batches" in page.text("#words")
 
 
 @pytest.mark.slow
 def test_plots_follow_a_run_that_is_training(browser: Browser, tmp_path: Path) -> None:
-    job = Job(tmp_path, num_rollout=30)
+    job = Job(tmp_path, num_rollout=30, flags=STANDIN_FLAGS)
     job.prepare()
     with job.start_with_standins() as process:
         try:
             wait_until(lambda: len(job.steps()) >= 2, process)
-            server = serve(job.run)
-            pages = watched_page(browser, next(server))
-            page = next(pages)
-            page.open("/", ".panel")
-            page.wait_for_plots(len(SHOWN))
-            drawn = len(page.plotted("reward")["mean"]["x"])
-            page.page.wait_for_function(
-                """old => document.querySelector('[data-panel="reward"] .js-plotly-plot').data[0].x.length > old""",
-                arg=drawn,
-                timeout=60_000,
-            )
-            assert "running" in page.text("#heading")
-            process.wait(timeout=240)
-            page.page.wait_for_function(
-                """all => document.querySelector('[data-panel="reward"] .js-plotly-plot').data[0].x.length === all""",
-                arg=len(job.steps()),
-                timeout=60_000,
-            )
-            check_panels(page, job.steps())
-            assert list(pages) == []
-            server.close()
+            with serve(job.run) as address, watched_page(browser, address) as page:
+                _follow(page, job, process)
         finally:
             process.kill()
+
+
+def _follow(page: WatchedPage, job: Job, process: subprocess.Popen[str]) -> None:
+    """Without being loaded again, the page draws each new batch until the run has ended."""
+    page.open("/", ".panel")
+    page.wait_for_plots(len(SHOWN))
+    assert "running" in page.text("#heading .badge")
+    page.wait_for_batches(len(page.plotted("reward")["mean"]["x"]) + 1)
+    process.communicate(timeout=400)
+    page.wait_for_batches(len(job.steps()))
+    check_panels(page, job.steps())
+    page.page.get_by_text("not running", exact=True).wait_for()

@@ -214,6 +214,6 @@ def read_once(location: RunLocation) -> RunState:
         try:
             watch.refresh_metrics()
             watch.refresh_queue(samples=False)
+            return watch.state
         finally:
             watch.close()
-    return watch.state

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,8 @@ from vime.errors import SettingsError
 
 MOST_CHARACTERS = 2000
 """Of a prompt or a response: half from its beginning, half from its end."""
+BUSY_S = 30.0
+"""How long a reader waits for a writer, and the other way round."""
 SHORTEST_SEARCH = 3
 """Characters; the index is one of trigrams."""
 
@@ -101,15 +103,16 @@ class SamplePage:
 
 
 class SampleIndex:
-    """One writer and any number of readers; each thread has a connection of its own. Use with `with`."""
+    """Any number of threads may read while one writes. Use with `with`, or close it."""
 
     def __init__(self, path: Path) -> None:
+        """Make the index in a new file."""
         self.path = path
-        self._local = threading.local()
-        self._open: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
-        with self._connection() as connection:
-            connection.executescript(_SCHEMA)
+        self._writer = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        self._writer.execute("PRAGMA synchronous = OFF")
+        self._writer.executescript(_SCHEMA)
 
     def add(self, rows: Iterable[SampleRow]) -> None:
         """Add samples that are not there yet."""
@@ -118,13 +121,13 @@ class SampleIndex:
             value["prompt"], value["response"] = cut(value["prompt"]), cut(value["response"])
         names = [name for name in SampleRow.__struct_fields__ if name != "prompt"]
         places = ", ".join(f":{name}" for name in names)
-        with self._connection() as connection:
+        with self._writing() as connection:
             connection.executemany("INSERT OR IGNORE INTO prompts VALUES (:group_index, :prompt)", values)
             connection.executemany(f"INSERT OR IGNORE INTO samples ({', '.join(names)}) VALUES ({places})", values)
 
     def plan(self, planned: Iterable[Planned]) -> None:
         """Note what plans say."""
-        with self._connection() as connection:
+        with self._writing() as connection:
             connection.executemany(
                 "UPDATE samples SET rollout = :rollout, advantage = :advantage, age_versions = :age_versions "
                 "WHERE sample_index = :sample_index",
@@ -133,18 +136,18 @@ class SampleIndex:
 
     def set_states(self, states: Mapping[int, str]) -> None:
         """Note the state of groups, by index."""
-        with self._connection() as connection:
+        with self._writing() as connection:
             connection.executemany(
                 "UPDATE samples SET state = ? WHERE group_index = ?", [(s, g) for g, s in states.items()]
             )
 
     def forget_plans(self) -> None:
         """After a resume: what earlier plans said no longer counts."""
-        with self._connection() as connection:
+        with self._writing() as connection:
             connection.execute("UPDATE samples SET rollout = NULL, advantage = NULL, age_versions = NULL")
 
     def __len__(self) -> int:
-        with self._connection() as connection:
+        with self._reading() as connection:
             return int(connection.execute("SELECT count(*) FROM samples").fetchone()[0])
 
     def page(self, query: SampleQuery) -> SamplePage:
@@ -153,7 +156,7 @@ class SampleIndex:
         order = ", ".join(
             f"{_column(name)} {'DESC' if direction == 'descending' else 'ASC'}" for name, direction in query.order
         )
-        with self._connection() as connection:
+        with self._reading() as connection:
             (num_matching,) = connection.execute(f"SELECT count(*) FROM samples {where}", values).fetchone()
             found = connection.execute(
                 f"SELECT {', '.join(COLUMNS)}, prompt, response FROM samples JOIN prompts USING (group_index) {where} "
@@ -162,27 +165,9 @@ class SampleIndex:
             )
             return SamplePage([dict(zip(SHOWN, row, strict=True)) for row in found], num_matching)
 
-    def members(self, group_index: int) -> list[int]:
-        """Samples of a group, in order."""
-        with self._connection() as connection:
-            found = connection.execute(
-                "SELECT sample_index FROM samples WHERE group_index = ? ORDER BY member", [group_index]
-            )
-            return [int(row[0]) for row in found]
-
-    def choices(self, column: str) -> list[str]:
-        """The words that a column holds."""
-        with self._connection() as connection:
-            return [
-                str(row[0]) for row in connection.execute(f"SELECT DISTINCT {_column(column)} FROM samples ORDER BY 1")
-            ]
-
     def close(self) -> None:
-        """Close all connections; no thread may use the index any more."""
-        with self._lock:
-            for connection in self._open:
-                connection.close()
-            self._open.clear()
+        """Close the file; no thread may use the index any more."""
+        self._writer.close()
 
     def __enter__(self) -> SampleIndex:
         return self
@@ -191,16 +176,14 @@ class SampleIndex:
         self.close()
 
     @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = sqlite3.connect(self.path, timeout=30.0, check_same_thread=False)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = OFF")
-            self._local.connection = connection
-            with self._lock:
-                self._open.append(connection)
-        with connection:
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._writer:
+            yield self._writer
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection of this call: a server answers each request in a thread of its own."""
+        with closing(sqlite3.connect(self.path, timeout=BUSY_S)) as connection:
             yield connection
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,16 @@ def test_the_middle_of_a_long_text_is_left_out(index: SampleIndex) -> None:
     (long,) = index.page(SampleQuery(text="finish")).rows
     assert len(long["response"]) < 1.1 * MOST_CHARACTERS
     assert long["response"].startswith("begin")
+
+
+def test_threads_that_read_leave_no_open_file_behind(index: SampleIndex) -> None:
+    index.page(SampleQuery())
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(8):
+        thread = threading.Thread(target=index.page, args=[SampleQuery()])
+        thread.start()
+        thread.join()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from plotly.utils import PlotlyJSONEncoder
+from werkzeug.test import Client
 
 from recovery.queue_report import status
 from recovery.run_location import locate_run
@@ -174,7 +175,7 @@ def test_a_stall_is_named_on_the_first_page_until_a_batch_is_trained(watch: RunW
 def test_a_server_on_loopback_answers_no_other_name(watch: RunWatch) -> None:
     server = viewer_server([watch], "127.0.0.1", 0)
     try:
-        client = server.app.test_client()
+        client = Client(server.app)
         assert client.get("/", headers={"Host": "127.0.0.1:8433"}).status_code == 200
         assert client.get("/", headers={"Host": "elsewhere.example"}).status_code == 400
         with pytest.raises(SettingsError, match="can't be listened on"):

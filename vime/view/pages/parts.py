@@ -55,8 +55,4 @@ def nothing(words: str) -> Component:
 def _cell(value: object) -> Component:
     if value is None:
         return "–"
-    return str(value) if isinstance(value, int | float | tuple | list | dict) and not _has_components(value) else value
-
-
-def _has_components(value: object) -> bool:
-    return isinstance(value, list) and any(not isinstance(part, int | float | str) for part in value)
+    return str(value) if isinstance(value, int | float) else value
