@@ -9,23 +9,29 @@ TORCH_INDEX ?=
 PY := .venv/bin/python
 STAMP := .venv/.vime-setup-done
 
-.PHONY: demo test test-fast test-juicefs test-all lint docs setup clean
+.PHONY: demo test test-fast test-juicefs test-browser test-all lint docs setup clean
 
 demo: $(STAMP)
 	.venv/bin/vime demo
 
-# Everything but the tests marked slow and gpu (needs CUDA). Where nothing can be mounted, those of JuiceFS are skipped.
+# Everything but the tests marked slow, browser (`make test-browser`) and gpu (needs CUDA). Where nothing can be mounted,
+# those of JuiceFS are skipped.
 test: lint
-	$(PY) -m pytest -m "not slow and not gpu"
+	$(PY) -m pytest -m "not slow and not browser and not gpu"
 
 # No server, no second process: seconds.
 test-fast: $(STAMP)
-	$(PY) -m pytest -m "not slow and not engine and not multiproc and not juicefs and not gpu"
+	$(PY) -m pytest -m "not slow and not engine and not multiproc and not juicefs and not browser and not gpu"
 
 # JuiceFS on Redis and an S3 endpoint, with clients and processes that are killed. Needs /dev/fuse and redis-server, and
 # of users other than root fuse3; it fails where they are missing, and says what to install.
 test-juicefs: $(STAMP)
 	VIME_REQUIRE_JUICEFS=1 $(PY) -m pytest -m juicefs tests/juicefs
+
+# The pages of `vime view` and `vime report` in Chromium, on a stored and on a live run; the pictures in docs/images are
+# of these tests. It fails where there is no Chromium, and says what to install.
+test-browser: $(STAMP)
+	VIME_REQUIRE_BROWSER=1 VIME_SCREENSHOTS=docs/images $(PY) -m pytest -m browser tests/browser
 
 test-all: lint
 	$(PY) -m pytest

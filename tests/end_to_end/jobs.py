@@ -79,8 +79,15 @@ class Job:
 
     def start(self) -> subprocess.Popen[str]:
         """Start the job in a process group of its own."""
+        return self._start(self.command())
+
+    def start_with_standins(self) -> subprocess.Popen[str]:
+        """Start `standin_command` in a process group of its own."""
+        return self._start(self.standin_command())
+
+    def _start(self, command: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -25,6 +25,8 @@ commands:
   runs            list the sessions of a run with their commits, and what keeps each of these
   queue           look into a run's queue: groups, leases, dead letters, versions; requeue or drop groups
   sample          show a sample's tokens, or follow it from prompt line to optimizer step and back
+  view            serve a page about a run on this machine: numbers, samples, timeline, failures, branches
+  report          write the same plots and a summary into one HTML file
   replay          train one stored rollout again, and compare every number with what the run logged
   audit           count a stopped run's groups from its raw journal and training logs
 """
@@ -47,6 +49,8 @@ def _run(words: list[str]) -> int:
         "runs": _runs,
         "queue": _queue,
         "sample": _sample,
+        "view": _view,
+        "report": _report,
         "replay": _replay,
         "audit": _audit,
     }
@@ -129,6 +133,18 @@ def _sample(words: list[str]) -> int:
     from vime.cli.sample import sample
 
     return sample(words)
+
+
+def _view(words: list[str]) -> int:
+    from vime.cli.view import view
+
+    return view(words)
+
+
+def _report(words: list[str]) -> int:
+    from vime.cli.report import report
+
+    return report(words)
 
 
 def _replay(words: list[str]) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.lineage import trace_sample, trace_step
 from pipeline.sample_view import show_sample
-from recovery.run_location import RunLocation
+from pipeline.token_text import token_text
 from vime.cli import sample_tables
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.look import command_parser, print_json, run_of, show
@@ -56,7 +55,7 @@ def _show(words: list[str]) -> None:
     )
     options = parser.parse_args(words)
     location = run_of(options)
-    view = show_sample(location, options.sample, _token_text(location, options.tokenizer))
+    view = show_sample(location, options.sample, token_text(location, options.tokenizer))
     if options.json:
         print_json(view)
     else:
@@ -91,28 +90,6 @@ def _trace(words: list[str]) -> None:
         print_json(samples)
     else:
         show(sample_tables.step(samples))
-
-
-def _token_text(location: RunLocation, folder: Path | None) -> Callable[[int], str] | None:
-    """Text of a token, where the tokenizer is at hand. Raises `SettingsError` for a given folder without one."""
-    named = location.settings.checkpoint.hf_checkpoint
-    chosen = folder or (None if named is None else Path(named))
-    if chosen is None or (folder is None and not chosen.is_dir()):
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(chosen, local_files_only=True)
-    except (OSError, ValueError) as error:
-        if folder is None:
-            return None
-        raise SettingsError(f"--tokenizer {folder}: {error}.", next_step="Give a model's folder.") from error
-
-    def text_of(token_id: int) -> str:
-        text: str = tokenizer.decode([token_id])
-        return text
-
-    return text_of
 
 
 def _num_tokens(text: str) -> int | None:

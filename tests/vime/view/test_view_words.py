@@ -1,0 +1,83 @@
+"""Panels, timeline and words of a run, from its steps alone."""
+
+import pytest
+
+from tests.support.step_records import step_record
+from vime.view.figures import MOST_POINTS, panel_figure, timeline_figure
+from vime.view.metrics import Evaluation, RunMetrics
+from vime.view.panels import PANELS, newest_words, panel_lines
+from vime.view.timeline import timeline
+from vime.view.words import bottleneck_words, summary
+
+BY_KEY = {panel.key: panel for panel in PANELS}
+
+
+def test_there_are_the_twelve_numbers() -> None:
+    assert list(BY_KEY) == [
+        "reward", "signal", "length", "loss", "grad_norm", "entropy", "gap", "age", "queue", "tokens", "idle", "drops",
+    ]  # fmt: skip
+
+
+def test_drops_have_a_line_for_each_reason_that_was_ever_seen() -> None:
+    steps = [step_record(0), step_record(1, dropped={"timeout": 2}), step_record(2, dropped={"timeout": 3, "bad": 1})]
+    lines = {plotted.line.name: plotted.values for plotted in panel_lines(BY_KEY["drops"], steps)}
+    assert lines == {"bad": [0, 0, 1], "timeout": [0, 2, 3]}
+    assert newest_words(panel_lines(BY_KEY["drops"], [])) == "none"
+
+
+def test_a_number_that_a_step_lacks_or_that_is_not_finite_is_a_gap() -> None:
+    steps = [step_record(0, train={}), step_record(1, train={"loss": float("nan")}), step_record(2)]
+    (loss,) = panel_lines(BY_KEY["loss"], steps)
+    assert loss.values == [None, None, 0.1]
+
+
+def test_a_long_run_is_thinned_out_and_keeps_its_newest_point() -> None:
+    steps = [step_record(n) for n in range(2 * MOST_POINTS + 7)]
+    figure = panel_figure({"": panel_lines(BY_KEY["loss"], steps)}, "")
+    assert len(figure["data"][0]["x"]) <= MOST_POINTS + 1
+    assert figure["data"][0]["x"][-1] == steps[-1].rollout_id
+
+
+def test_waiting_training_and_publishing_follow_each_other_up_to_the_line() -> None:
+    found = {interval.kind: interval for interval in timeline([step_record(1)])}
+    ends = {kind: interval.start_s + interval.seconds for kind, interval in found.items()}
+    assert found["wait"].start_s == pytest.approx(1010 - 9)
+    assert ends["wait"] == pytest.approx(found["train"].start_s)
+    assert ends["train"] == pytest.approx(found["publish"].start_s)
+    assert ends["publish"] == pytest.approx(1010)
+    assert found["pause"].start_s == pytest.approx(1009.5)
+    assert found["generate"].seconds == pytest.approx(9)
+
+
+def test_the_timeline_has_commits_evaluations_and_failures_of_its_time() -> None:
+    evaluation = Evaluation(1, 1012.0, 3.0, {}, "")
+    found = timeline(
+        [step_record(1)], [evaluation], {0: 500.0, 1: 1009.0}, [(400.0, "old"), (1005.0, "group 3: timeout")]
+    )
+    assert [interval.words for interval in found if interval.kind == "save"] == ["commit of batch 1"]
+    assert [interval.start_s for interval in found if interval.kind == "evaluate"] == [1009.0]
+    assert [interval.words for interval in found if interval.kind == "failure"] == ["group 3: timeout"]
+
+
+def test_the_timeline_shows_batches_first_however_late_an_evaluation_is() -> None:
+    steps, evaluation = [step_record(1), step_record(2)], Evaluation(2, 9000.0, 3.0, {}, "")
+    figure = timeline_figure(timeline(steps, [evaluation], {1: 1009.5}))
+    begin, end = figure["layout"]["xaxis"]["range"]
+    assert begin < 1001e3 < 1020e3 < end < 1030e3
+    types = {trace["name"]: trace["type"] for trace in figure["data"]}
+    assert types == {
+        "generate": "bar", "wait": "bar", "train": "bar", "publish": "bar", "pause": "bar", "evaluate": "bar",
+        "save": "scatter",
+    }  # fmt: skip
+
+
+def test_the_summary_tells_progress_reward_groups_and_time() -> None:
+    steps = [step_record(0, reward_mean=0.25), step_record(1, dropped={"timeout": 2}, reward_mean=0.75)]
+    text = " ".join(summary(RunMetrics(steps, num_rolled_back=3), is_running=False))
+    for part in (
+        "is not running: 2 of 20 rollout batches", "from 0.25 to 0.75", "2 dropped (2 timeout)", "9.00 s in the median",
+        "3 batches rolled back",
+    ):  # fmt: skip
+        assert part in text
+    assert bottleneck_words(steps).startswith("Generation is the bottleneck")
+    assert summary(RunMetrics(), is_running=False) == ["The run has trained nothing."]

@@ -1,0 +1,40 @@
+"""`vime report`: one HTML file about a run, to be sent."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from recovery.run_location import locate_run
+from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.view import pages_installed
+from vime.errors import NoRunError
+
+
+def report(words: list[str]) -> int:
+    """Run the command; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="vime report",
+        description="Write one HTML file with the plots of `vime view` and a summary in words. It needs nothing else "
+        "to be looked at, and the run is only read.",
+        epilog="examples:\n  vime report runs/a\n  vime report runs/a --output a.html\n\n" + exit_codes_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
+    parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")
+    parser.add_argument(
+        "--output", type=Path, default=None, metavar="FILE", help="default: report.html in the current folder"
+    )
+    options = parser.parse_args(words)
+    location = locate_run(options.run, options.pool, needs_queue=False)
+    with pages_installed():
+        from vime.view.report import report_html
+
+    content = report_html(location)
+    path = options.output or Path("report.html")
+    try:
+        path.write_text(content)
+    except OSError as error:
+        raise NoRunError(f"{path}: {error.strerror}.", next_step="Name a file in a folder that exists.") from error
+    print(f"Wrote {path} ({len(content) / 1e6:.1f} MB).")
+    return ExitCode.DONE

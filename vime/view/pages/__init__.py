@@ -1,0 +1,1 @@
+"""The pages, each a function from what is known to components."""

@@ -1,0 +1,143 @@
+"""One sample with its tokens and its way, and a group's samples side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from dash import dcc, html
+
+from pipeline.lineage import SampleTrace, trace_sample
+from pipeline.sample_view import SampleView, show_sample
+from vime.errors import VimeError
+from vime.view.index_builder import prompt_text
+from vime.view.pages.parts import Component, card, facts, group_link, nothing, sample_link, table
+from vime.view.panels import shown
+from vime.view.run_watch import RunWatch
+from vime.view.sample_index import Condition, SampleQuery
+from vime.view.tokens import COLOURINGS, coloured
+
+MOST_TOKENS = 4000
+"""Shown of one response."""
+
+
+def sample_page(watch: RunWatch, sample_index: int, text_of: Callable[[int], str] | None, colouring: str) -> Component:
+    """Everything about one sample; what can't be read says why."""
+    try:
+        view = show_sample(watch.location, sample_index, text_of)
+        trace = trace_sample(watch.location, sample_index)
+    except VimeError as error:
+        return card(f"Sample {sample_index}", nothing(str(error)))
+    advantage = next((step.advantage for step in reversed(trace.planned) if step.counts), None)
+    return html.Div(
+        [
+            card(f"Sample {sample_index}", _facts(view, advantage)),
+            card("Prompt", html.Pre(prompt_text(view.prompt), id="prompt", className="text")),
+            card("Response", html.Pre(view.response, id="response", className="text")),
+            card("Tokens", *_tokens(view, advantage, colouring), note="Point at a token to see what is known of it."),
+            card("From prompt line to optimizer step", *_lineage(trace), id_="lineage"),
+            card("Metadata", html.Pre(_json(view.metadata), className="text")),
+        ]
+    )
+
+
+def group_page(watch: RunWatch, group_index: int) -> Component:
+    """The samples of a group beside each other."""
+    page = watch.index.page(
+        SampleQuery(
+            conditions=(Condition("group_index", "equals", (group_index,)),), order=(("member", "ascending"),), limit=64
+        )
+    )
+    if not page.rows:
+        return card(f"Group {group_index}", nothing("No accepted sample of this group is in the index (yet)."))
+    columns = [
+        html.Div(
+            [
+                html.H3(["sample ", sample_link(row["sample_index"])]),
+                facts(
+                    {
+                        "reward": shown(row["reward"]),
+                        "advantage": shown(row["advantage"]),
+                        "status": row["status"],
+                        "tokens": row["response_tokens"],
+                        "versions": f"{row['min_version']} to {row['max_version']}",
+                    }
+                ),
+                html.Pre(row["response"], className="text"),
+            ],
+            className="member",
+        )
+        for row in page.rows
+    ]
+    first = page.rows[0]
+    return html.Div(
+        [
+            card(f"Group {group_index}", facts({"state": first["state"], "batch": first["rollout"]})),
+            card("Prompt", html.Pre(first["prompt"], className="text")),
+            html.Div(columns, className="members", id="members"),
+        ]
+    )
+
+
+def _facts(view: SampleView, advantage: float | None) -> Component:
+    reward = shown(view.reward) if isinstance(view.reward, int | float) else _json(view.reward)
+    return facts(
+        {
+            "group": html.Span([group_link(view.group_index), f", member {view.member}"]),
+            "state": f"{view.state}, {view.source}",
+            "reward": reward,
+            **{f"reward: {name}": shown(value) for name, value in view.reward_parts.items()},
+            "advantage": shown(advantage),
+            "label": _json(view.label),
+            "status": view.status,
+            "tokens": f"{view.prompt_length} prompt, {view.response_length} response, {view.trained_length} trained",
+            "versions": ", ".join(f"{v} at {first} to {stop - 1}" for v, first, stop in view.version_spans) or None,
+        }
+    )
+
+
+def _tokens(view: SampleView, advantage: float | None, colouring: str) -> list[Component]:
+    tokens = coloured(view.tokens[view.prompt_length :][:MOST_TOKENS], colouring, advantage)
+    hidden = view.response_length - len(tokens)
+    return [
+        dcc.RadioItems(list(COLOURINGS), colouring, id="colouring", inline=True, className="choices"),
+        html.Div(
+            [html.Span(token.text, title=token.words, style={"background": token.colour}) for token in tokens],
+            id="tokens",
+            className="tokens",
+        ),
+        *([html.P(f"{hidden} more tokens are not shown.", className="note")] if hidden else []),
+    ]
+
+
+def _lineage(trace: SampleTrace) -> list[Component]:
+    prompt = trace.prompt
+    place = None if prompt is None else (prompt.place or f"record {prompt.row}") + f", epoch {prompt.epoch}"
+    steps = [
+        (step.branch, step.rollout_id, step.step, step.rank, step.policy_version, step.age_versions,
+         shown(step.advantage), "yes" if step.counts else "no, rolled back")
+        for step in trace.planned
+    ]  # fmt: skip
+    taken = [(s.branch, s.rollout_id, s.step, s.rank, "yes" if s.counts else "no, rolled back") for s in trace.trained]
+    history = [(event.what, event.attempt or None, event.worker) for event in trace.history]
+    return [
+        facts(
+            {
+                "prompt line": place,
+                "requeued from group": trace.requeued_from,
+                "segment and position": f"{trace.segment}, {trace.position}",
+                "stored in": trace.stored_in,
+                "committed by": None if trace.committed_by is None else f"commit of batch {trace.committed_by}",
+            }
+        ),
+        html.H3("In the queue"),
+        table(["what", "attempt", "worker"], history),
+        html.H3("Planned"),
+        table(["branch", "batch", "step", "rank", "policy version", "age", "advantage", "counts"], steps),
+        html.H3("Trained"),
+        table(["branch", "batch", "step", "rank", "counts"], taken, id_="trained"),
+    ]
+
+
+def _json(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=1).decode()

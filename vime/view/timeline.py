@@ -1,0 +1,75 @@
+"""What each process did when, from the clocks of `metrics.jsonl`, commits and dead letters. Pure.
+
+Waiting, training and publishing follow each other and end at the line's time. The pause of the engines is at the end of
+a publication. Generation goes on beside them; its colour is as strong as its tokens per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.progress import StepRecord
+from vime.view.metrics import Evaluation
+from vime.view.stalls import Stall
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stretch of time of one process. Unix seconds."""
+
+    kind: str
+    """generate, wait, train, publish, pause, save, evaluate, stall or failure."""
+    start_s: float
+    seconds: float
+    words: str
+    intensity: float = 1.0
+    """From 0 to 1."""
+
+
+def timeline(
+    steps: Sequence[StepRecord],
+    evaluations: Sequence[Evaluation] = (),
+    commits: Mapping[int, float] | None = None,
+    failures: Sequence[tuple[float, str]] = (),
+    stalls: Sequence[Stall] = (),
+) -> list[Interval]:
+    """Intervals of some batches. `commits` maps rollout -> Unix time of its record; `failures` are (time, words)."""
+    fastest = max((step.generated_tokens_per_s for step in steps), default=0.0)
+    found = [interval for step in steps for interval in _of_step(step, fastest)]
+    begin = min((interval.start_s for interval in found), default=0.0)
+    end = max((step.time_s for step in steps), default=0.0)
+    found += [
+        Interval("evaluate", e.time_s - e.seconds, e.seconds, f"evaluation after {e.rollouts_before} batches")
+        for e in evaluations
+        if begin <= e.time_s
+    ]
+    found += [
+        Interval("save", time_s, 0.0, f"commit of batch {rollout}")
+        for rollout, time_s in sorted((commits or {}).items())
+        if begin <= time_s <= end
+    ]
+    found += [
+        Interval("stall", stall.time_s - stall.quiet_s, stall.quiet_s, stall.words)
+        for stall in stalls
+        if begin <= stall.time_s
+    ]
+    found += [Interval("failure", time_s, 0.0, words) for time_s, words in failures if begin <= time_s]
+    return found
+
+
+def _of_step(step: StepRecord, fastest: float) -> Iterator[Interval]:
+    publish = step.time_s - step.publish_s
+    train = publish - step.train_s
+    wait = train - step.wait_s
+    batch = f"batch {step.rollout_id}"
+    rate = step.generated_tokens_per_s
+    if rate > 0:
+        words = f"{batch}: {rate:.0f} tokens/s generated"
+        yield Interval("generate", wait, step.step_s, words, max(0.1, rate / fastest))
+    yield Interval("wait", wait, step.wait_s, f"{batch}: the trainer waited {step.wait_s:.2f} s for groups")
+    yield Interval("train", train, step.train_s, f"{batch}: trained in {step.train_s:.2f} s")
+    yield Interval("publish", publish, step.publish_s, f"{batch}: committed and published in {step.publish_s:.2f} s")
+    if step.pause_s > 0:
+        pause = min(step.pause_s, step.publish_s)
+        yield Interval("pause", step.time_s - pause, pause, f"{batch}: engines stood still for {step.pause_s:.3f} s")
