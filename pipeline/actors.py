@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,13 +17,15 @@ import ray
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.evaluation.wiring import AnyEvaluator, build_evaluator
-from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, encode
+from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, TrainReport, decode, encode
 from pipeline.node_devices import ProcessPlace, spawn_at
 from pipeline.parity_probe import ProbeSequence, probe_engines
 from pipeline.planner import BatchPlan
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
 from pipeline.producer_wiring import build_producer
+from pipeline.prometheus.exporter import Exporter, on_loop, start_exporter
+from pipeline.prometheus.records import trainer_numbers
 from pipeline.prompt_source import build_prompt_source
 from pipeline.rollout_runner import RolloutRunner
 from pipeline.run_folder import RunFolder
@@ -75,6 +78,8 @@ class CoordinatorActor:
         log_to_file(folder.log("coordinator"))
         self._parts = CoordinatorParts()
         self._house: asyncio.Task[None] | None = None
+        self._exporter: Exporter | None = None
+        self._settings, self._folder = decoded, folder
         self._coordinator: Coordinator | VimeError
         try:
             self._coordinator = self._open(decoded, folder, decode(config, CoordinatorConfig))
@@ -85,7 +90,10 @@ class CoordinatorActor:
 
     async def pid(self) -> int:
         """Its process id; raises what went wrong when the queue was opened, as all calls do."""
-        self._opened()
+        opened = self._opened()
+        if self._exporter is None:
+            read = on_loop(opened.counts, "coordinator")
+            self._exporter, _ = start_exporter(self._settings.logging, self._folder, "coordinator", read)
         return os.getpid()
 
     async def watch(self) -> None:
@@ -154,6 +162,8 @@ class CoordinatorActor:
     async def close(self) -> None:
         if isinstance(self._coordinator, VimeError):
             raise self._coordinator
+        if self._exporter is not None:
+            await asyncio.to_thread(self._exporter.close)
         if self._house is not None:
             self._house.cancel()
         self._coordinator.close()
@@ -313,6 +323,11 @@ class ProducerActor:
         if built is not None:
             self._evaluator, closers = built
             self._closers = [*self._closers, *closers]
+        read = on_loop(self._producer.stats, "producer")
+        folder = RunFolder.of(self._settings)
+        exporter, _ = start_exporter(self._settings.logging, folder, "producer", read, self._number)
+        if exporter is not None:
+            self._closers = [*self._closers, partial(asyncio.to_thread, exporter.close)]
 
     async def run(self) -> None:
         """Produce until stopped; raises what went wrong."""
@@ -373,6 +388,10 @@ class TrainerActor:
         log_to_file(self._folder.log(f"trainer_{rank}"))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._built: TrainerWorker | None = None
+        self._report: TrainReport | None = None
+        self._exporter, _ = start_exporter(
+            self._settings.logging, self._folder, "trainer", lambda: trainer_numbers(self._report), rank
+        )
 
     async def pid(self) -> int:
         return os.getpid()
@@ -414,7 +433,8 @@ class TrainerActor:
         await self._on_thread(lambda: self._worker.save_hf(Path(directory)))
 
     async def train(self, plan: bytes) -> bytes:
-        return encode(await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan))))
+        self._report = await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan)))
+        return encode(self._report)
 
     async def probe(self, sequences: bytes, start_weights: bool) -> bytes:
         """See `TrainerWorker.probe`."""
@@ -457,6 +477,8 @@ class TrainerActor:
 
     async def close(self) -> None:
         """Also of a rank that was not built, because the start failed before."""
+        if self._exporter is not None:
+            await asyncio.to_thread(self._exporter.close)
         if self._built is not None:
             await self._on_thread(self._built.close)
         self._thread.shutdown()

@@ -74,6 +74,10 @@ class RunFolder:
     def log(self, process: str) -> Path:
         return self.logs / f"{process}.log"
 
+    def prometheus_target(self, process: str) -> Path:
+        """File by which Prometheus finds a process's `/metrics`, for its `file_sd_configs`."""
+        return self.root / "prometheus" / f"{process}.json"
+
     def make(self) -> None:
         """Create the folders."""
         for folder in (self.root / "rollout", self.root / "training_log", self.logs):

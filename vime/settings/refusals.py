@@ -156,11 +156,4 @@ REFUSALS: tuple[Refusal, ...] = (
         "Nothing reads it.",
         "checks of continuous integration and memory recording",
     ),
-    *unless_default(
-        "--use-wandb --wandb-mode --wandb-dir --wandb-key --wandb-host --wandb-team --wandb-group --wandb-project "
-        "--wandb-run-id --wandb-always-use-train-step --disable-wandb-random-suffix --use-tensorboard "
-        "--tb-project-name --tb-experiment-name",
-        "Metrics go to metrics.jsonl in the run folder.",
-        "other metric sinks",
-    ),
 )

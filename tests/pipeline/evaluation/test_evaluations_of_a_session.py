@@ -47,8 +47,15 @@ class Session:
         self.folder = RunFolder(folder, folder / "pool")
         schedule = EvaluationSchedule(1, num_rollout, before_training=True)
         view = ProgressView(Console(file=self.said, width=200))
+        self.copied: list[EvaluationRecord] = []
         self.evaluations = Evaluations(
-            self.producers, self.folder, view, schedule, branch="b", publication_wait_s=publication_wait_s
+            self.producers,
+            self.folder,
+            view,
+            schedule,
+            copy=self.copied.append,
+            branch="b",
+            publication_wait_s=publication_wait_s,
         )
 
     def written(self) -> list[int]:
