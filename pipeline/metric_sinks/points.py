@@ -54,6 +54,7 @@ OF_PLAN: Mapping[str, str] = {
 }
 """The same, of `StepRecord.rollout`, whose keys begin with the second and a slash."""
 
+
 def batch_point(record: StepRecord, steps_per_rollout: int, *, is_told: bool) -> Point:
     """A rollout batch; when the user's own function has reported it, of the training alone.
 

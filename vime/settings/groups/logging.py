@@ -20,7 +20,9 @@ class LoggingSettings:
     wandb_team: str | None = flag(None, "Team at Weights & Biases.")
     wandb_group: str | None = flag(None, "Group of the run at Weights & Biases, and the beginning of its name.")
     wandb_project: str | None = flag(None, "Project of the run at Weights & Biases.")
-    wandb_run_id: str | None = flag(None, "Run to continue at Weights & Biases; that of the session before when left out.")
+    wandb_run_id: str | None = flag(
+        None, "Run to continue at Weights & Biases; that of the session before when left out."
+    )
     wandb_always_use_train_step: bool = flag(False, "Count steps of training in all charts.")
     wandb_random_suffix: bool = flag(
         True,
