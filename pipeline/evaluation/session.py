@@ -52,7 +52,9 @@ class Evaluations:
         branch: str,
         publication_wait_s: float,
     ) -> None:
-        """`copy` is given each record after it was written. `publication_wait_s`: how long after its beginning an evaluation may hold up publications."""
+        """`copy` is given each record after it was written. `publication_wait_s`: how long after its beginning an
+        evaluation may hold up publications.
+        """
         self._producers, self._folder, self._view = producers, folder, view
         self.schedule, self._branch, self._publication_wait_s = schedule, branch, publication_wait_s
         self._copy = copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from tensorboardX import SummaryWriter
@@ -42,4 +43,6 @@ class TensorBoardSink:
             writer.close()
 
     def _writer(self, kind: Kind, purge_step: int) -> SummaryWriter:
-        return SummaryWriter(str(self._folders[kind]), purge_step=purge_step, write_to_disk=True)
+        # Files are named by the second, and read in the order of their names.
+        suffix = f".{time.time_ns()}"
+        return SummaryWriter(str(self._folders[kind]), purge_step=purge_step, filename_suffix=suffix)
