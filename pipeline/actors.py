@@ -90,10 +90,7 @@ class CoordinatorActor:
 
     async def pid(self) -> int:
         """Its process id; raises what went wrong when the queue was opened, as all calls do."""
-        opened = self._opened()
-        if self._exporter is None:
-            read = on_loop(opened.counts, "coordinator")
-            self._exporter, _ = start_exporter(self._settings.logging, self._folder, "coordinator", read)
+        self._opened()
         return os.getpid()
 
     async def watch(self) -> None:
@@ -191,6 +188,8 @@ class CoordinatorActor:
             raise self._coordinator
         if self._house is None:
             self._house = asyncio.create_task(self._coordinator.keep_house())
+            read = on_loop(self._coordinator.counts, "coordinator")
+            self._exporter, _ = start_exporter(self._settings.logging, self._folder, "coordinator", read)
         if self._house.done() and not self._house.cancelled():
             self._house.result()
         return self._coordinator

@@ -74,9 +74,13 @@ class RunFolder:
     def log(self, process: str) -> Path:
         return self.logs / f"{process}.log"
 
+    @property
+    def prometheus(self) -> Path:
+        """Addresses of each process's `/metrics`, for the `file_sd_configs` of Prometheus."""
+        return self.root / "prometheus"
+
     def prometheus_target(self, process: str) -> Path:
-        """File by which Prometheus finds a process's `/metrics`, for its `file_sd_configs`."""
-        return self.root / "prometheus" / f"{process}.json"
+        return self.prometheus / f"{process}.json"
 
     def make(self) -> None:
         """Create the folders."""

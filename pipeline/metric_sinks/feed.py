@@ -80,17 +80,18 @@ class SinkFeed:
             return
         assert process.stdin is not None
         assert process.stdout is not None
+        is_broken = False
         try:
             with process.stdin as pipe:
                 while (line := self._lines.get()) is not None:
                     pipe.write(line + b"\n")
                     pipe.flush()
         except BrokenPipeError:
-            self._failure = "it ended"  # until its reason is read
+            is_broken = True
         with process.stdout as status:
             reason = status.read().decode(errors="replace")
         status_code = process.wait()
-        if (reason or status_code or self._failure) and not self._is_killed:
+        if (reason or status_code or is_broken) and not self._is_killed:
             self._failure = reason or f"its process ended with status {status_code}"
 
     def _start(self, log: int) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ from pipeline.metric_sinks.feed import CLOSE_TIMEOUT_S, SinkFeed
 from pipeline.metric_sinks.point import Point
 from pipeline.metric_sinks.points import batch_point, evaluation_point
 from pipeline.progress import StepRecord
-from pipeline.prometheus.exporter import start_exporter
+from pipeline.prometheus.exporter import clear_targets, start_exporter
 from pipeline.prometheus.records import EvaluationNumbers
 from pipeline.run_folder import RunFolder
 from vime.settings.groups import Settings
@@ -71,6 +71,7 @@ def open_sinks(
         for name, config in sink_configs(settings.logging, folder, start_rollout).items()
     ]
     sinks = MetricSinks(feeds, settings.data.steps_per_rollout if settings.data.samples_per_step else 1, note)
+    clear_targets(folder)
     exporter, problem = start_exporter(settings.logging, folder, "run", sinks.newest)
     if problem:
         note(f"warning: {problem}")
@@ -79,6 +80,7 @@ def open_sinks(
     finally:
         if exporter is not None:
             exporter.close()
+        clear_targets(folder)
         sinks.close()
 
 

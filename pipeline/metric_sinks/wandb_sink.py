@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import wandb
@@ -45,7 +45,7 @@ class WandbSink:
             entity=config.team,
             group=config.group,
             dir=config.folder,
-            mode=config.mode,
+            mode=cast(Any, config.mode),
             config=json.loads(Path(config.run_settings).read_bytes()),
             settings=wandb.Settings(console="off"),
         )

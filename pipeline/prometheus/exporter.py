@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from pipeline.run_folder import RunFolder
 from storage.files import make_folder, write_atomically
 from vime.settings.groups.logging import LoggingSettings
 
-logger = logging.getLogger(__name__)
+logger = getLogger(__name__)
 
 Read = Callable[[], Mapping[str, msgspec.Struct]]
 """Role -> newest record; called for each scrape, on a thread of the server."""
@@ -66,13 +66,19 @@ def write_target(path: Path, target: str, labels: Mapping[str, str]) -> None:
     write_atomically(path, msgspec.json.encode([{"targets": [target], "labels": dict(labels)}]))
 
 
-def write_engine_targets(logging_settings: LoggingSettings, folder: RunFolder, addresses: Sequence[str]) -> None:
+def write_engine_targets(logging: LoggingSettings, folder: RunFolder, addresses: Sequence[str]) -> None:
     """With `--prometheus-port`, the addresses of the engines, whose servers have a `/metrics` of their own."""
-    if logging_settings.prometheus_port is None:
+    if logging.prometheus_port is None:
         return
     for number, address in enumerate(addresses):
         name = f"engine_{number}"
         write_target(folder.prometheus_target(name), urlsplit(address).netloc, _labels(folder, "engine", name))
+
+
+def clear_targets(folder: RunFolder) -> None:
+    """Forget processes that have ended, however they did."""
+    for path in folder.prometheus.glob("*.json"):
+        path.unlink(missing_ok=True)
 
 
 def reachable_host(address: str) -> str:
@@ -81,19 +87,19 @@ def reachable_host(address: str) -> str:
 
 
 def start_exporter(
-    logging_settings: LoggingSettings, folder: RunFolder, role: str, read: Read, number: int | None = None
+    logging: LoggingSettings, folder: RunFolder, role: str, read: Read, number: int | None = None
 ) -> tuple[Exporter | None, str]:
     """(the exporter, what went wrong). Without `--prometheus-port` there is neither.
 
     The run's own process takes that port, the others free ones. A port that is taken never stops a process.
     """
-    port = logging_settings.prometheus_port
+    port = logging.prometheus_port
     if port is None:
         return None, ""
     name = role if number is None else f"{role}_{number}"
     try:
         exporter = Exporter(
-            logging_settings.prometheus_host,
+            logging.prometheus_host,
             port if role == "run" else 0,
             read,
             folder.prometheus_target(name),

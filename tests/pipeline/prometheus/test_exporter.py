@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.messages import QueueCounts
 from pipeline.metric_sinks.sinks import MetricSinks
-from pipeline.prometheus.exporter import on_loop, start_exporter, write_engine_targets
+from pipeline.prometheus.exporter import clear_targets, on_loop, start_exporter, write_engine_targets
 from pipeline.run_folder import RunFolder
 from tests.pipeline.metric_sinks.records_for_sinks import evaluation_record, step_record
 from vime.settings.parse import parse_settings
@@ -108,3 +108,5 @@ def test_engines_are_found_at_their_own_addresses(tmp_path: Path) -> None:
     ((entry,),) = [json.loads(folder.prometheus_target("engine_1").read_text())]
     assert entry["targets"] == ["10.0.0.2:8000"]
     assert (entry["labels"]["role"], entry["labels"]["process"]) == ("engine", "engine_1")
+    clear_targets(folder)
+    assert list(folder.prometheus.iterdir()) == []
