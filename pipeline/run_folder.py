@@ -82,6 +82,11 @@ class RunFolder:
     def prometheus_target(self, process: str) -> Path:
         return self.prometheus / f"{process}.json"
 
+    @property
+    def profiles(self) -> Path:
+        """Traces of trainer ranks, where they are asked for."""
+        return self.root / "profiles"
+
     def make(self) -> None:
         """Create the folders."""
         for folder in (self.root / "rollout", self.root / "training_log", self.logs):
