@@ -30,6 +30,7 @@ from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, TrainReport, encode
+from pipeline.metric_sinks.sinks import MetricSinks, open_sinks
 from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
 from pipeline.parity_verdict import engine_parity, refuse_difference
@@ -37,6 +38,7 @@ from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
 from pipeline.process_reports import ProcessReports
 from pipeline.progress import ProgressView, bottleneck
+from pipeline.prometheus.exporter import write_engine_targets
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.restarts import RestartBudget
@@ -117,8 +119,9 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         ):
             if settings.debug.debug_rollout_only:
                 return interrupts.run(_generate(settings, folder, start, cluster, view, interrupts))
-            session = _Session(settings, folder, start, cluster, view, interrupts, evaluates_first=evaluates)
-            return interrupts.run(session.run())
+            with open_sinks(settings, folder, start.plan.start_rollout, view.note) as sinks:
+                session = _Session(settings, folder, start, cluster, view, interrupts, sinks, evaluates_first=evaluates)
+                return interrupts.run(session.run())
 
 
 async def _generate(
@@ -187,9 +190,11 @@ class _Session:
         cluster: Cluster,
         view: ProgressView,
         interrupts: Interrupts,
+        sinks: MetricSinks,
         *,
         evaluates_first: bool,
     ) -> None:
+        self._sinks = sinks
         self._settings, self._folder, self._start = settings, folder, start
         self._view, self._interrupts = view, interrupts
         self._workers = Workers(settings, folder, cluster, view.note)
@@ -223,6 +228,7 @@ class _Session:
             folder,
             view,
             evaluation_schedule(settings),
+            copy=sinks.evaluation,
             branch=start.branch,
             publication_wait_s=settings.evaluation.eval_publication_wait,
         )
@@ -270,6 +276,7 @@ class _Session:
         addresses = await workers.guarded(
             self._turns.start_both(lambda: workers.start_engines(self._view.waiting), self._start_trainers)
         )
+        write_engine_targets(self._settings.logging, self._folder, addresses)
         await workers.start_producers(addresses)
         clients.extend(self._turns.engine(address) for address in addresses)
         weights = self._settings.weights
@@ -460,6 +467,7 @@ class _Session:
         is_told, warning = await self._report.tell(record, samples)
         if warning:
             self._view.note(f"warning: {warning}")
+        self._sinks.batch(record, is_told=is_told)
         if not is_told:
             self._view.step(record)
         self._evaluations.collect()

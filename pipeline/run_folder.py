@@ -94,6 +94,14 @@ class RunFolder:
         return self.logs / f"{process}.log"
 
     @property
+    def prometheus(self) -> Path:
+        """Addresses of each process's `/metrics`, for the `file_sd_configs` of Prometheus."""
+        return self.root / "prometheus"
+
+    def prometheus_target(self, process: str) -> Path:
+        return self.prometheus / f"{process}.json"
+
+    @property
     def profiles(self) -> Path:
         """Traces of trainer ranks, where they are asked for."""
         return self.root / "profiles"

@@ -14,6 +14,12 @@ RECORD = ROOT / "pipeline" / "progress.py"
 LOSS = ROOT / "vime" / "backends" / "megatron_utils" / "loss.py"
 EVALUATION = ROOT / "pipeline" / "evaluation" / "records.py"
 CRITIC = ROOT / "vime" / "backends" / "megatron_utils" / "critic.py"
+SERIES = ROOT / "pipeline" / "metric_sinks" / "points.py"
+FAMILIES = ROOT / "pipeline" / "prometheus" / "families.py"
+ROLE_RECORDS = ROOT / "pipeline" / "prometheus" / "records.py"
+MESSAGES = ROOT / "pipeline" / "messages.py"
+NUMBERS = ("int", "float", "bool", "dict[str, int]", "dict[str, float]")
+"""Types of the fields that Prometheus is told."""
 TARGET = ROOT / "docs" / "metrics.md"
 
 INTRODUCTION = """\
@@ -142,6 +148,54 @@ such key.
 """
 
 
+SINKS_INTRODUCTION = """\
+## Series
+
+What TensorBoard and W&B are given ([how](metrics_out.md)), by the field that it comes from. Beside these:
+`rollout/step` (the rollout batch; TensorBoard has it as its step), `train/step` (the number of the batch's last
+optimizer step, from 0) and, of an evaluation, its `metrics` under their own names.
+"""
+
+
+PROMETHEUS_INTRODUCTION = """\
+## Prometheus
+
+What `/metrics` of each role answers ([how](metrics_out.md)); a metric of several values has the label `name`.
+"""
+
+
+def series_rows(source: str) -> list[str]:
+    """A table of the series, from the assignments of the module that names them."""
+    lines = ["| series | field |", "|---|---|"]
+    tables = {
+        ast.unparse(node.target): ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.AnnAssign) and node.value is not None
+    }
+    lines += [f"| `{name}` | `{field}` |" for name, field in tables["SERIES"].items()]
+    lines += [f"| `{prefix}NAME` | `{field}` |" for prefix, field in tables["FAMILIES"].items()]
+    lines += [f"| `{prefix}NAME` | `rollout`: `{part}/NAME` |" for prefix, part in tables["OF_PLAN"].items()]
+    return lines
+
+
+def prometheus_rows(sources: dict[str, tuple[str, str]], families_source: str) -> list[str]:
+    """A table of the exported metrics. `sources`: role -> (source, struct)."""
+    (counters,) = [
+        ast.literal_eval(node.value.args[0])
+        for node in ast.parse(families_source).body
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "COUNTERS"
+        and isinstance(node.value, ast.Call)
+    ]
+    lines = ["| metric | kind | of |", "|---|---|---|"]
+    for role, (source, struct) in sources.items():
+        for name, kind, _ in record_fields(source, struct):
+            if kind in NUMBERS:
+                total, metric = ("_total", "counter") if name in counters else ("", "gauge")
+                lines.append(f"| `vime_{role}_{name}{total}` | {metric} | `{struct}.{name}` |")
+    return lines
+
+
 def record_fields(source: str, struct: str = "StepRecord") -> list[tuple[str, str, str]]:
     """(name, type, docstring) of each field of a struct; an empty docstring where the field has none."""
     record = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == struct)
@@ -191,7 +245,7 @@ def _record_rows(source: str, struct: str) -> list[str]:
 
 
 def render(record_source: str, loss_source: str, critic_source: str, evaluation_source: str) -> str:
-    """The whole page. Ends the program with a message when a field has no meaning."""
+    """What is in the run folder. Ends the program with a message when a field has no meaning."""
     lines = [INTRODUCTION, *_record_rows(record_source, "StepRecord")]
     always = [*loss_metrics(loss_source, "METRIC_NAMES"), *BESIDE_THE_LOSS]
     sometimes = loss_metrics(loss_source, "OPTIONAL_METRIC_NAMES")
@@ -204,6 +258,28 @@ def render(record_source: str, loss_source: str, critic_source: str, evaluation_
     return "\n".join(lines) + "\n"
 
 
+def render_copies(
+    record_source: str, series_source: str, families_source: str, records_source: str, messages_source: str
+) -> str:
+    """What goes elsewhere."""
+    lines = ["", SINKS_INTRODUCTION, *series_rows(series_source), "", PROMETHEUS_INTRODUCTION]
+    roles = {
+        "run": (record_source, "StepRecord"),
+        "evaluation": (records_source, "EvaluationNumbers"),
+        "coordinator": (messages_source, "QueueCounts"),
+        "producer": (messages_source, "ProducerStats"),
+        "trainer": (messages_source, "TrainReport"),
+    }
+    return "\n".join([*lines, *prometheus_rows(roles, families_source)]) + "\n"
+
+
+def whole_page() -> str:
+    """`docs/metrics.md`. Ends the program with a message when a field has no meaning."""
+    in_the_run_folder = render(*(source.read_text() for source in (RECORD, LOSS, CRITIC, EVALUATION)))
+    elsewhere = render_copies(*(source.read_text() for source in (RECORD, SERIES, FAMILIES, ROLE_RECORDS, MESSAGES)))
+    return in_the_run_folder + elsewhere
+
+
 if __name__ == "__main__":
-    TARGET.write_text(render(*(source.read_text() for source in (RECORD, LOSS, CRITIC, EVALUATION))))
+    TARGET.write_text(whole_page())
     print(f"Wrote {TARGET}.")

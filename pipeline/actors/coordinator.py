@@ -11,6 +11,7 @@ from pipeline.actors.settings import decode_settings
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptRequest, HeldLease, decode, encode
 from pipeline.process_log import log_to_file
+from pipeline.prometheus.exporter import Exporter, on_loop, start_exporter
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.transports.memory import open_memory_coordinator
@@ -37,6 +38,8 @@ class CoordinatorActor:
         log_to_file(folder.log("coordinator"))
         self._parts = CoordinatorParts()
         self._house: asyncio.Task[None] | None = None
+        self._exporter: Exporter | None = None
+        self._settings, self._folder = decoded, folder
         self._coordinator: Coordinator | VimeError
         try:
             self._coordinator = self._open(decoded, folder, self._newest(decode(config, CoordinatorConfig), folder))
@@ -131,6 +134,8 @@ class CoordinatorActor:
     async def close(self) -> None:
         if isinstance(self._coordinator, VimeError):
             raise self._coordinator
+        if self._exporter is not None:
+            await asyncio.to_thread(self._exporter.close)
         if self._house is not None:
             self._house.cancel()
         self._coordinator.close()
@@ -165,6 +170,8 @@ class CoordinatorActor:
             raise self._coordinator
         if self._house is None:
             self._house = asyncio.create_task(self._coordinator.keep_house())
+            read = on_loop(self._coordinator.counts, "coordinator")
+            self._exporter, _ = start_exporter(self._settings.logging, self._folder, "coordinator", read)
         if self._house.done() and not self._house.cancelled():
             self._house.result()
         return self._coordinator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 from pipeline.activity import ActivityBoard, ProducerActivity
@@ -16,6 +17,7 @@ from pipeline.parity_probe import probe_engines
 from pipeline.process_log import log_to_file
 from pipeline.producer import Producer
 from pipeline.producer_wiring import build_producer, reward_name
+from pipeline.prometheus.exporter import on_loop, start_exporter
 from pipeline.rollout_runner import RolloutRunner
 from pipeline.run_folder import RunFolder
 from pipeline.transports.ray_parts import COORDINATOR_S
@@ -60,6 +62,11 @@ class ProducerActor:
         if built is not None:
             self._evaluator, closers = built
             self._closers = [*self._closers, *closers]
+        read = on_loop(self._producer.stats, "producer")
+        folder = RunFolder.of(self._settings)
+        exporter, _ = start_exporter(self._settings.logging, folder, "producer", read, self._number)
+        if exporter is not None:
+            self._closers = [*self._closers, partial(asyncio.to_thread, exporter.close)]
 
     async def run(self) -> None:
         """Produce until stopped; raises what went wrong."""

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 
 from pipeline.actors.settings import decode_settings
-from pipeline.messages import decode, encode
+from pipeline.messages import TrainReport, decode, encode
 from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
 from pipeline.process_log import log_to_file
+from pipeline.prometheus.exporter import start_exporter
+from pipeline.prometheus.records import trainer_numbers
 from pipeline.run_folder import RunFolder
 from pipeline.stall_chain import RankActivity
 from pipeline.wiring import build_trainer_worker, open_bounded_pool
@@ -40,6 +42,10 @@ class TrainerActor:
         # Torch and Megatron load while the coordinator and the engines start; only the model's thread imports them.
         self._thread.submit(importlib.import_module, "vime.backends.megatron_utils.trainer")
         self._built: TrainerWorker | None = None
+        self._report: TrainReport | None = None
+        self._exporter, _ = start_exporter(
+            self._settings.logging, self._folder, "trainer", lambda: trainer_numbers(self._report), rank
+        )
         self._doing, self._since = "", time.monotonic()
 
     async def pid(self) -> int:
@@ -96,7 +102,8 @@ class TrainerActor:
         await self._on_thread(lambda: self._worker.save_hf(Path(directory)), "exports weights")
 
     async def train(self, plan: bytes) -> bytes:
-        return encode(await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan)), "trains"))
+        self._report = await self._on_thread(lambda: self._worker.train(decode(plan, BatchPlan)), "trains")
+        return encode(self._report)
 
     async def probe(self, sequences: bytes, start_weights: bool) -> bytes:
         """See `TrainerWorker.probe`."""
@@ -139,6 +146,8 @@ class TrainerActor:
 
     async def close(self) -> None:
         """Also of a rank that was not built, because the start failed before."""
+        if self._exporter is not None:
+            await asyncio.to_thread(self._exporter.close)
         if self._built is not None:
             await self._on_thread(self._built.close)
         self._thread.shutdown()

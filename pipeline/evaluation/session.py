@@ -48,12 +48,16 @@ class Evaluations:
         view: ProgressView,
         schedule: EvaluationSchedule,
         *,
+        copy: Callable[[EvaluationRecord], None],
         branch: str,
         publication_wait_s: float,
     ) -> None:
-        """`publication_wait_s`: how long after its beginning an evaluation may hold up publications."""
+        """`copy` is given each record after it was written. `publication_wait_s`: how long after its beginning an
+        evaluation may hold up publications.
+        """
         self._producers, self._folder, self._view = producers, folder, view
         self.schedule, self.branch, self._publication_wait_s = schedule, branch, publication_wait_s
+        self._copy = copy
         self._running: list[_Running] = []
 
     @property
@@ -103,6 +107,7 @@ class Evaluations:
 
     def _keep(self, record: EvaluationRecord) -> None:
         append_durably(self._folder.metrics, msgspec.json.encode(record))
+        self._copy(record)
         for warning in record.warnings:
             self._view.note(f"warning: {warning}")
         for line in [] if record.is_reported else evaluation_words(record):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.messages import TrainReport
-from pipeline.step_metrics import routes_alarm
+from pipeline.planner import BatchPlan, PlannedSample
+from pipeline.step_metrics import rollout_numbers, routes_alarm
 
 
 def report(fraction: float | None, *samples: int) -> TrainReport:
@@ -25,3 +26,18 @@ def test_samples_of_earlier_steps_are_named_too() -> None:
 @pytest.mark.parametrize("fraction", [None, 1.0])
 def test_there_is_no_alarm_where_all_routes_were_replayed_or_none_are(fraction: float | None) -> None:
     assert routes_alarm([report(fraction), report(fraction)]) is None
+
+
+def planned(group: int, response_length: int, reward: float) -> PlannedSample:
+    return PlannedSample(group, 0, 0, 100, response_length, 0.0, 1.0, reward, 0, False)
+
+
+def test_groups_of_equal_rewards_are_counted_by_reward() -> None:
+    samples = [planned(0, 3, 1.0), planned(0, 9, 1.0), planned(1, 4, 0.0), planned(1, 5, 1.0), planned(2, 4, 1.04)]
+    plan = BatchPlan(1, "b", 0, 0, [], samples, [])
+    assert rollout_numbers(plan) == {
+        "response_len/median": 4.0,
+        "response_len/max": 9.0,
+        "response_len/min": 3.0,
+        "zero_std/1": 2.0,
+    }

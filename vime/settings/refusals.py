@@ -137,11 +137,4 @@ REFUSALS: tuple[Refusal, ...] = (
         "an NVIDIA GPU with Nsight Systems",
         refused_value=_profile_for_nsight,
     ),
-    *unless_default(
-        "--use-wandb --wandb-mode --wandb-dir --wandb-key --wandb-host --wandb-team --wandb-group --wandb-project "
-        "--wandb-run-id --wandb-always-use-train-step --disable-wandb-random-suffix --use-tensorboard "
-        "--tb-project-name --tb-experiment-name",
-        "Metrics go to metrics.jsonl in the run folder.",
-        "other metric sinks",
-    ),
 )

@@ -47,8 +47,15 @@ class Session:
         self.folder = RunFolder(folder, folder / "pool")
         schedule = EvaluationSchedule(1, num_rollout, before_training=True)
         view = ProgressView(Console(file=self.said, width=200))
+        self.copied: list[EvaluationRecord] = []
         self.evaluations = Evaluations(
-            self.producers, self.folder, view, schedule, branch="b", publication_wait_s=publication_wait_s
+            self.producers,
+            self.folder,
+            view,
+            schedule,
+            copy=self.copied.append,
+            branch="b",
+            publication_wait_s=publication_wait_s,
         )
 
     def written(self) -> list[int]:
@@ -99,6 +106,7 @@ async def test_a_result_is_written_as_soon_as_it_is_there(tmp_path: Path) -> Non
     await asyncio.sleep(0.01)
     session.evaluations.collect()
     assert (session.written(), session.evaluations.are_going_on) == ([1], False)
+    assert [record.evaluation for record in session.copied] == [1]
 
 
 async def test_what_ends_an_evaluation_ends_the_run(tmp_path: Path) -> None:

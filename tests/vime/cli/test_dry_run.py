@@ -102,13 +102,13 @@ def test_refusals_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_closing_line_counts_what_a_start_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--assume-gpus", "8", "--use-wandb", "--use-tensorboard"]
+    flags = ["--assume-gpus", "8", "--rollout-session-id", "a"]
     status, out = run(tmp_path, capsys, *flags)
     closing = out.splitlines()[-1]
     assert status == 0
-    assert closing.startswith("A start would refuse 2 settings not built yet (see the warnings). No other problem")
+    assert closing.startswith("A start would refuse 1 setting not built yet (see the warnings). No other problem")
     _, record = run_json(tmp_path, capsys, *flags)
-    assert [words.split(" ")[0] for words in record["refused"]] == ["--use-wandb", "--use-tensorboard"]
+    assert [words.split(" ")[0] for words in record["refused"]] == ["--rollout-session-id"]
     _, out = run(tmp_path, capsys, "--assume-gpus", "8")
     assert out.splitlines()[-1].startswith("No problem was found, ")
 

@@ -21,6 +21,7 @@ from vime.settings.rules import (
     engines,
     evaluation,
     megatron,
+    metrics_out,
     model,
     mount_declaration,
     named_files,
@@ -62,6 +63,7 @@ RULES: tuple[Rule, ...] = (
     *evaluation.RULES,
     *debug.RULES,
     *megatron.RULES,
+    *metrics_out.RULES,
 )
 FILE_RULES: tuple[Rule, ...] = (
     *model.RULES,

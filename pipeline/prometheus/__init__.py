@@ -1,0 +1,1 @@
+"""What each process of a run answers to a Prometheus scrape."""
