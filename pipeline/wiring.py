@@ -57,7 +57,7 @@ def create_or_open_pool(settings: Settings) -> Pool:
     """The run's pool, made when it doesn't exist; for the coordinator, which comes first."""
     root, queue = RunFolder.of(settings).queue, settings.queue
     if (root / "vime" / "pool.json").exists():
-        return _open_on_disk(settings)
+        return open_pool_on_disk(settings)
     return Pool.create(
         root,
         queue.rollout_queue_run_id,
@@ -73,10 +73,11 @@ def open_pool(settings: Settings, coordinator: Any) -> PayloadPool:
     if queue.is_in_memory:
         carrier = carrier_of(queue.rollout_data_transport)
         return MemoryPool(queue.rollout_queue_run_id, RayParts(coordinator, carrier))
-    return _open_on_disk(settings)
+    return open_pool_on_disk(settings)
 
 
-def _open_on_disk(settings: Settings) -> Pool:
+def open_pool_on_disk(settings: Settings) -> Pool:
+    """The run's pool, where it is on disk."""
     root, run_id = RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id
     return Pool.open(root, run_id, segment_bytes=_segment_bytes(settings))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vime.errors import SampleError, SettingsError
-from vime.rollout.base_types import RolloutFnTrainOutput
+from vime.errors import SampleError
+from vime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from vime.rollout.collected_output import as_output
+from vime.rollout.evaluation_call import current_evaluation
 from vime.rollout.model_url import get_model_url as get_model_url
 from vime.rollout.rollout_call import current_rollout
 from vime.rollout.sample_call import current_call
@@ -48,20 +49,15 @@ def generate_rollout(
     rollout_id: int,  # noqa: ARG001 - the documented signature
     data_source: Any,
     evaluation: bool = False,
-) -> RolloutFnTrainOutput:
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """`args.rollout_batch_size` groups that the dynamic filter keeps, in the order of their samples.
 
     `args.over_sampling_batch_size` groups are begun at a time while those in work could not fill the rollout; what is
-    left over at its end comes first in the next. Fewer groups at the end of the prompts.
-
-    Raises:
-        SettingsError: asked for an evaluation, which vime makes without a rollout function.
+    left over at its end comes first in the next. Fewer groups at the end of the prompts. For an `evaluation` the
+    results of vime's own, of every data set of the run.
     """
     if evaluation:
-        raise SettingsError(
-            "generate_rollout was called for an evaluation, allowed: for training.",
-            next_step="Leave out --eval-function-path: vime evaluates by itself.",
-        )
+        return current_evaluation().run()
     call, size = current_rollout(), args.rollout_batch_size
     collected = call.run(call.collector.collect(data_source, size, pull=args.over_sampling_batch_size or size))
     return as_output(args, collected, data_source)
