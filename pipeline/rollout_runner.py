@@ -80,7 +80,7 @@ class RolloutRunner:
         collector: GroupCollector,
         hook_args: Any,
     ) -> None:
-        """`collector` uses `attempts`, whose requests go through `gate`, which is closed at first: resume it to begin."""
+        """`collector` uses `attempts`, whose requests go through `gate`; it is closed at first: resume it to begin."""
         self._settings, self.gate = settings, gate
         self._source: QueueDataSource | None = None
         self._attempts, self._collector, self._hook_args = attempts, collector, hook_args

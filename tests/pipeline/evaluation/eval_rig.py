@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.evaluation.evaluator import EvaluatedSet, Evaluator, EvaluatorSettings
 from pipeline.evaluation.dumps import EvaluationDumps
+from pipeline.evaluation.evaluator import EvaluatedSet, Evaluator, EvaluatorSettings
 from pipeline.evaluation.keeper import ResultKeeper
 from pipeline.evaluation.log_function import EvalLog
 from pipeline.evaluation.prompts import eval_sampling, open_eval_set

@@ -100,9 +100,7 @@ def test_a_rollout_function_works_on_the_queue_of_a_run(
     config = encode(CoordinatorConfig("main", [], groups_wanted=4, max_groups=4, lease_seconds=60))
     coordinator = spawn(CoordinatorActor, encode_settings(given), config)
     assert ray.get(coordinator.pid.remote()) > 0
-    with build_data_source(
-        given, coordinator, branch="main", worker_id="custom", policy_version=lambda: 0
-    ) as source:
+    with build_data_source(given, coordinator, branch="main", worker_id="custom", policy_version=lambda: 0) as source:
         partial, dropped, *finished = source.get_samples(4)
         for group in (partial, *finished):
             for sample in group:
