@@ -66,6 +66,8 @@ class Faults:
     """Requests to stage a version that are answered, but not followed."""
     steps: dict[str, Misbehaviour] = field(default_factory=dict)
     """Route, or worker method of /collective_rpc -> what happens to calls of it."""
+    failing_prompts: set[tuple[int, ...]] = field(default_factory=set)
+    """Requests for samples of these token ids are answered 500."""
     dead: bool = False
     """No call is answered."""
     keeps_cache: bool = False
@@ -393,6 +395,8 @@ class StandinEngine:
         """`show` sees what there is after each token."""
         if not prompt or any(not 0 <= token < self.vocab_size for token in prompt):
             raise web.HTTPBadRequest(text=f"Token ids must lie in [0, {self.vocab_size}).")
+        if tuple(prompt) in self.faults.failing_prompts:
+            raise web.HTTPInternalServerError(text="This request was told to fail.")
         if self.faults.num_dropped_connections:
             self.faults.num_dropped_connections -= 1
             if http_request.transport is not None:
