@@ -12,7 +12,7 @@ from pipeline.failed_groups import FailedGroups, Failure, most_telling
 from pipeline.group_maker import GroupMaker, MadeGroup
 from pipeline.messages import ProducerStats, Work
 from pipeline.producer_counts import ProducerCounts
-from pipeline.queue_data_source import QueueDataSource, inherit_stamps
+from pipeline.queue_data_source import MAX_GROUPS_PER_CALL, QueueDataSource, inherit_stamps
 from pipeline.request_gate import RequestGate
 from vime.errors import FailedSampleError, RunFailedError, VimeError
 from vime.rollout.base_types import RolloutFnTrainOutput, flat_group
@@ -158,17 +158,29 @@ class RolloutRunner:
         )
 
     async def _accept(self, output: RolloutFnTrainOutput, source: QueueDataSource) -> None:
-        """Hand the groups to the trainer; one that can't be trained is set aside."""
-        for group in map(flat_group, output.samples):
+        """Hand the groups to the trainer, many in one transaction; one that can't be trained is set aside."""
+        groups = list(map(flat_group, output.samples))
+        for start in range(0, len(groups), MAX_GROUPS_PER_CALL):
+            together = groups[start : start + MAX_GROUPS_PER_CALL]
             try:
-                (position,) = await asyncio.to_thread(source.accept_samples, [group])
-            except FailedSampleError as error:
-                await self._attempts.set_aside(group, error)
-                await asyncio.to_thread(source.drop_samples, [group], error.reason)
-            else:
-                self._attempts.counts.answered(group, accepted=position is not None)
+                await self._accept_together(together, source)
+            except FailedSampleError:  # nothing of them was accepted
+                for group in together:
+                    await self._accept_or_drop(group, source)
         if output.on_accepted is not None:
             await asyncio.to_thread(output.on_accepted)
+
+    async def _accept_together(self, groups: Sequence[Group], source: QueueDataSource) -> None:
+        positions = await asyncio.to_thread(source.accept_samples, groups)
+        for group, position in zip(groups, positions, strict=True):
+            self._attempts.counts.answered(group, accepted=position is not None)
+
+    async def _accept_or_drop(self, group: Group, source: QueueDataSource) -> None:
+        try:
+            await self._accept_together([group], source)
+        except FailedSampleError as error:
+            await self._attempts.set_aside(group, error)
+            await asyncio.to_thread(source.drop_samples, [group], error.reason)
 
 
 def _is_group(group: Any) -> bool:
