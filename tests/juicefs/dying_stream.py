@@ -32,6 +32,7 @@ class DyingStream(MiniStream):
         type(self).num_publications += 1
         if self.num_publications != self.wanted:
             return super()._publish(items)
+        assert isinstance(self._pool, Pool)
         root = self._pool.root
         pool = Pool.open(root, fault=self._stop_once)
         try:

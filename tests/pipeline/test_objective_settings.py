@@ -27,7 +27,7 @@ def config(words: str = "") -> ObjectiveConfig:
 def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "objective_hooks.py").write_text("def weigh(): ...\ndef reduce(): ...\ndef advantages(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    import objective_hooks
+    import objective_hooks  # type: ignore[import-not-found]
 
     yield objective_hooks
     del sys.modules["objective_hooks"]

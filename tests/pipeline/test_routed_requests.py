@@ -76,8 +76,9 @@ async def routed(folder: Path, engines: list[StandinEngine], words: str = "") ->
         yield rig
     finally:
         await routers.stop()
-        for client in (*rig.clients, rig.client):
+        for client in rig.clients:
             await client.close()
+        await rig.client.close()
 
 
 async def test_members_of_a_group_share_an_engine_and_groups_spread_over_those_that_serve(

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from queue_helpers import finish, publish, samples_of, submit
-
 from storage import segment_list, step_log
 from storage.pool import Pool
 from storage.positions import PositionRanges
@@ -18,6 +16,7 @@ from storage.queue import GroupQueue
 from storage.queue_types import GroupResult, GroupReturn, Stage
 from storage.refs import ref_to_bytes
 from storage.summary import summarize
+from tests.storage.queue_helpers import finish, publish, samples_of, submit
 from tests.support.shared_mount import create_pool
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from queue_helpers import samples_of
 
 from storage.columns import SCHEMA_VERSION, ColumnSpec, decode_group, encode_group, read_header, summary_from_header
 from storage.summary import summarize
+from tests.storage.queue_helpers import samples_of
 from vime.errors import CorruptDataError, SampleError, SchemaVersionError
 from vime.utils.types import Sample
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from queue_helpers import finish, producers_root, samples_of, submit
 
 from storage.columns import encode_group, read_header
 from storage.pool import Pool
@@ -15,6 +14,7 @@ from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.refs import Lease, PoolRef
 from storage.summary import summarize
+from tests.storage.queue_helpers import finish, producers_root, samples_of, submit
 from vime.errors import StorageError
 
 

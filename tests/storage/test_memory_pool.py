@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from queue_helpers import new_memory_queue, publish, samples_of, submit
 
 from storage import memory_columns
 from storage.columns import ColumnSpec, EncodedGroup, encode_group, read_header
@@ -17,6 +16,7 @@ from storage.memory_pool import MemoryPool
 from storage.memory_queue import MemoryQueue
 from storage.refs import GroupRef
 from storage.step_log import StepLog
+from tests.storage.queue_helpers import new_memory_queue, publish, samples_of, submit
 from vime.errors import StorageError
 
 

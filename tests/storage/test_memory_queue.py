@@ -9,8 +9,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from queue_helpers import cursor_at, finish, new_memory_queue, prompts, publish, samples_of, submit
-from test_queue_schedules import Schedules
 
 from recovery.accounting import count_identity
 from storage.memory_parts import PartTable
@@ -21,6 +19,8 @@ from storage.positions import SEGMENT_SPAN, PositionRanges
 from storage.queue_types import MemorySnapshot
 from storage.step_log import StepLog
 from storage.summary import summarize
+from tests.storage.queue_helpers import cursor_at, finish, new_memory_queue, prompts, publish, samples_of, submit
+from tests.storage.test_queue_schedules import Schedules
 from vime.errors import CorruptDataError, StaleLeaseError, StorageError
 
 

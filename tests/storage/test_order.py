@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from queue_helpers import finish, new_queue, publish, samples_of, submit
 
 from recovery.audit import replay_journals
 from storage.facts import GroupPhase, GroupState, TaskNotes
@@ -20,6 +19,7 @@ from storage.queue import GroupQueue
 from storage.queue_types import GroupResult, GroupReturn, LeasedGroup, LeaseState, Stage
 from storage.refs import PoolRef
 from storage.summary import summarize
+from tests.storage.queue_helpers import finish, new_queue, publish, samples_of, submit
 from vime.errors import StorageError
 
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from queue_helpers import new_queue, samples_of
 from straw.errors import QuotaExceeded
 
 from storage.columns import encode_group
 from storage.pool import Pool
 from storage.queue import GroupQueue
 from storage.refs import ref_from_bytes, ref_to_bytes
+from tests.storage.queue_helpers import new_queue, samples_of
 from vime.errors import CorruptDataError, StorageError
 
 DECLARATION = {

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import straw
-from queue_helpers import finish, new_queue, publish, samples_of, submit
 from straw.errors import QuotaExceeded
 
 from storage.columns import encode_group
@@ -15,6 +14,7 @@ from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.queue_types import LeaseState
 from storage.summary import summarize
+from tests.storage.queue_helpers import finish, new_queue, publish, samples_of, submit
 from vime.errors import CoordinatorBusyError, StorageError
 
 

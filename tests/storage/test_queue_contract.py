@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from queue_helpers import (
+
+from storage.columns import EncodedGroup, decode_group, encode_group
+from storage.contracts import PayloadPool, QueueOfGroups
+from storage.positions import PositionRanges
+from storage.prompt_codec import decode_prompt
+from storage.queue_types import GroupResult, GroupReturn, LeasedGroup, LeaseState, Receipt, Stage
+from storage.refs import PoolRef
+from storage.summary import summarize
+from tests.storage.queue_helpers import (
     cursor_at,
     finish,
     new_memory_queue,
@@ -20,14 +28,6 @@ from queue_helpers import (
     samples_of,
     submit,
 )
-
-from storage.columns import EncodedGroup, decode_group, encode_group
-from storage.contracts import PayloadPool, QueueOfGroups
-from storage.positions import PositionRanges
-from storage.prompt_codec import decode_prompt
-from storage.queue_types import GroupResult, GroupReturn, LeasedGroup, LeaseState, Receipt, Stage
-from storage.refs import PoolRef
-from storage.summary import summarize
 from vime.data.cursor import PromptCursor
 from vime.errors import StaleLeaseError, StorageError
 
@@ -392,8 +392,8 @@ def test_in_a_stage_the_oldest_version_comes_first_and_none_last(opened: Opened)
     pool, queue = opened
     for leased, version in zip(queue.lease("w", 4), (7, None, 3, 7), strict=True):
         assert returned(pool, queue, leased, Stage.PARTIAL, version)
-    leased = queue.lease("w", 4)
-    assert [(group.group_index, group.min_version) for group in leased] == [(2, 3), (0, 7), (3, 7), (1, None)]
+    again = queue.lease("w", 4)
+    assert [(group.group_index, group.min_version) for group in again] == [(2, 3), (0, 7), (3, 7), (1, None)]
 
 
 def test_a_returned_group_starts_from_what_it_had(opened: Opened) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from queue_helpers import cursor_at, finish, new_queue, samples_of, submit
 
 from recovery.audit import replay_journals
 from storage.columns import decode_group, encode_group
@@ -20,6 +19,7 @@ from storage.queue import GroupQueue
 from storage.queue_types import Stage
 from storage.refs import ref_from_bytes
 from storage.summary import summarize
+from tests.storage.queue_helpers import cursor_at, finish, new_queue, samples_of, submit
 from vime.errors import StaleLeaseError
 
 WORKER = Path(__file__).with_name("crash_worker.py")

@@ -11,7 +11,6 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from queue_helpers import finish, new_queue, submit
 
 from recovery.accounting import count_identity
 from storage.contracts import PayloadPool, QueueOfGroups
@@ -19,6 +18,7 @@ from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.queue_types import LeasedGroup, LeaseState
+from tests.storage.queue_helpers import finish, new_queue, submit
 from vime.errors import StaleLeaseError
 
 PICK = st.integers(0, 10**6)

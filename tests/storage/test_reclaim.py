@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from queue_helpers import finish, producers_root, publish, samples_of, submit
 
 from storage.pool import Pool
 from storage.positions import PositionRanges
@@ -17,6 +16,7 @@ from storage.queue import GroupQueue
 from storage.queue_types import GroupReturn, LeasedGroup, LeaseState, Stage
 from storage.reclaim import Reclaimed
 from storage.summary import summarize
+from tests.storage.queue_helpers import finish, producers_root, publish, samples_of, submit
 from vime.errors import CorruptDataError, StaleLeaseError, StorageError
 
 NOTHING = Reclaimed()

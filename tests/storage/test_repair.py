@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from queue_helpers import finish, new_queue, publish, samples_of
 
 from recovery.audit import replay_journals
 from storage.columns import encode_group
@@ -22,6 +21,7 @@ from storage.queue import GroupQueue
 from storage.queue_types import GroupResult, GroupReturn, Stage
 from storage.repair import Repair, cut_damaged_tail
 from storage.summary import summarize
+from tests.storage.queue_helpers import finish, new_queue, publish, samples_of
 from vime.errors import CorruptDataError
 
 Damage = Callable[[bytes, int], bytes]

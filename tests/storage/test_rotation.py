@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from queue_helpers import cursor_at, finish, new_queue, prompts, publish, samples_of, submit
 
 from storage.pool import Pool
 from storage.positions import SEGMENT_SPAN, PositionRanges
@@ -15,6 +14,7 @@ from storage.queue import GroupQueue
 from storage.queue_types import ClosedSegment, LeaseState, QueueFacts
 from storage.segments import read_segments
 from storage.summary import summarize
+from tests.storage.queue_helpers import cursor_at, finish, new_queue, prompts, publish, samples_of, submit
 from vime.errors import CorruptDataError, SchemaVersionError, StaleLeaseError, StorageError
 
 NOTHING = PositionRanges()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import msgspec
@@ -71,7 +71,7 @@ class WeightReceiver:
         """
         return [item for part in self.stream() for item in part]
 
-    def stream(self) -> Iterator[NamedTensors]:
+    def stream(self) -> Generator[NamedTensors]:
         """The publication part by part, each verified by the digests of its tensors; errors as of `receive`.
 
         Whether it is complete is known only at the end. The sender is told the outcome when the iterator ends, so

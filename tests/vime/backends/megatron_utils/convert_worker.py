@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from family_worker import same, tensors_of
 from megatron.core import parallel_state
 from megatron.core.utils import unwrap_model
 from megatron.training import checkpointing
-from megatron_worker import World, main
 from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_families import FAMILIES, build_tiny_model
+from tests.vime.backends.megatron_utils.family_worker import same, tensors_of
+from tests.vime.backends.megatron_utils.megatron_worker import World, main
 from vime.backends.megatron_utils import convert as module
 from vime.backends.megatron_utils.checkpoint_weights import load_weights
 from vime.backends.megatron_utils.convert import Conversion, Converted, convert

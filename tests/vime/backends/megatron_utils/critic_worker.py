@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core.utils import unwrap_model
-from megatron_worker import (
+
+from tests.reference.dense_advantages import gae
+from tests.reference.dense_value import ValueSequence, value_step
+from tests.support.tiny_models import build_tiny_qwen3
+from tests.support.watched_batches import WatchedBatches
+from tests.vime.backends.megatron_utils.megatron_worker import (
     MODELS,
     ONE_RANK,
     Weights,
@@ -22,12 +27,7 @@ from megatron_worker import (
     metric_difference,
     weights_of,
 )
-from tiny_batches import Sequence_, make_sequences, pack, totals
-
-from tests.reference.dense_advantages import gae
-from tests.reference.dense_value import ValueSequence, value_step
-from tests.support.tiny_models import build_tiny_qwen3
-from tests.support.watched_batches import WatchedBatches
+from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, make_sequences, pack, totals
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.backends.megatron_utils import hf_weights
 from vime.backends.megatron_utils.config import TrainerConfig
@@ -164,7 +164,7 @@ def dense_critic(
     world: World, sequences: Sequence[Sequence_], start: Weights, learned: Sequence[PackedMicrobatch], per_token: bool
 ) -> dict[str, Any]:
     """The same step through the Hugging Face model in float64 and plain loops."""
-    from dense_reference import load_double
+    from tests.vime.backends.megatron_utils.dense_reference import load_double
 
     model = load_double(world.checkpoint("tied", seed=3, **MODELS["tied"]))
     head = {name: start[f"head.{name}"].double().requires_grad_() for name in ("weight", "bias")}

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny_batches import Sequence_
+
+from tests.vime.backends.megatron_utils.tiny_batches import Sequence_
 
 
 def load_double(checkpoint: Path) -> Any:

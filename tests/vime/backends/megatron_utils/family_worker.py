@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from megatron_worker import (
+from safetensors import safe_open
+
+from tests.support.tiny_families import FAMILIES, build_tiny_model
+from tests.vime.backends.megatron_utils.megatron_worker import (
     ONE_RANK,
     TWO_RANKS,
     World,
@@ -19,10 +22,7 @@ from megatron_worker import (
     train,
     weights_of,
 )
-from safetensors import safe_open
-from tiny_batches import make_sequences, pack
-
-from tests.support.tiny_families import FAMILIES, build_tiny_model
+from tests.vime.backends.megatron_utils.tiny_batches import make_sequences, pack
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import to_tensors
 from vime.backends.megatron_utils.trainer import MegatronTrainer
@@ -49,7 +49,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 def families(world: World) -> dict[str, dict[str, Any]]:
     """Logits against transformers in float64, and the weights' way into Megatron and back."""
-    from dense_reference import dense_logits, load_double
+    from tests.vime.backends.megatron_utils.dense_reference import dense_logits, load_double
 
     found = {}
     sequences = make_sequences(0)

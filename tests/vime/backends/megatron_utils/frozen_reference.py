@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tiny_batches
 import torch
-from dense_reference import dense_logits, load_double
 
 from tests.reference.dense_advantages import discounted_returns, whitened
 from tests.reference.dense_objective import Options, step_objective
 from tests.reference.ragged_batches import Sequence_
+from tests.vime.backends.megatron_utils import tiny_batches
+from tests.vime.backends.megatron_utils.dense_reference import dense_logits, load_double
 
 
 @dataclass(frozen=True)

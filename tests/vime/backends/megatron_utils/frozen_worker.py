@@ -12,12 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core.utils import unwrap_model
-from megatron_worker import MODELS, ONE_RANK, World, largest_difference, main, metric_difference, weights_of
-from tiny_batches import make_sequences, totals
-from tiny_recorded import pack_recorded, with_routes
 
 from tests.reference.dense_objective import Options
 from tests.support.watched_batches import WatchedBatches
+from tests.vime.backends.megatron_utils.megatron_worker import (
+    MODELS,
+    ONE_RANK,
+    World,
+    largest_difference,
+    main,
+    metric_difference,
+    weights_of,
+)
+from tests.vime.backends.megatron_utils.tiny_batches import make_sequences, totals
+from tests.vime.backends.megatron_utils.tiny_recorded import pack_recorded, with_routes
 from vime.algorithms.kl import KlKind
 from vime.algorithms.objective_config import Estimator, LossKind, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings
@@ -80,8 +88,8 @@ def random_state() -> list[Any]:
 
 def steps_match_dense_reference(world: World) -> dict[str, dict[str, float]]:
     """A prepared step with frozen models, by plain descent at rate 1, against three float64 models."""
-    from dense_reference import load_double
-    from frozen_reference import Shaping, frozen_step
+    from tests.vime.backends.megatron_utils.dense_reference import load_double
+    from tests.vime.backends.megatron_utils.frozen_reference import Shaping, frozen_step
 
     policy = PolicyLossSettings(eps_clip=0.1)
     base = Options(eps=0.1)
@@ -284,8 +292,8 @@ def what_each_pass_replays(world: World) -> dict[str, dict[str, float]]:
 
 def records_match_dense_reference(world: World) -> dict[str, dict[str, float]]:
     """A step of supervised fine-tuning by plain descent at rate 1, against a float64 model."""
-    from dense_reference import load_double
-    from frozen_reference import scored
+    from tests.vime.backends.megatron_utils.dense_reference import load_double
+    from tests.vime.backends.megatron_utils.frozen_reference import scored
 
     from tests.reference.dense_losses import supervised
 

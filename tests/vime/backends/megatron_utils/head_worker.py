@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from dense_head import make_case
-from test_logprob import NAMES, RULES, loss_of
 
+from tests.vime.backends.megatron_utils.dense_head import make_case
+from tests.vime.backends.megatron_utils.test_logprob import NAMES, RULES, loss_of
 from vime.backends.megatron_utils.head.types import HeadOptions
 from vime.backends.megatron_utils.logprob import response_log_probs
 

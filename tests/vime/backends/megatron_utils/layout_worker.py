@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from megatron_worker import (
+from safetensors.torch import load_file
+
+from tests.vime.backends.megatron_utils.megatron_worker import (
     MODELS,
     Weights,
     World,
@@ -24,10 +26,8 @@ from megatron_worker import (
     weigh_by_position,
     weights_of,
 )
-from safetensors.torch import load_file
-from tiny_batches import Sequence_, make_sequences, totals
-from tiny_recorded import pack_recorded, with_routes
-
+from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, make_sequences, totals
+from tests.vime.backends.megatron_utils.tiny_recorded import pack_recorded, with_routes
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_batches import Sequence_, make_sequences, pack, totals
-from tiny_recorded import pack_recorded
 
 from tests.support.tiny_models import build_tiny_qwen3
 from tests.support.watched_batches import WatchedBatches
+from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, make_sequences, pack, totals
+from tests.vime.backends.megatron_utils.tiny_recorded import pack_recorded
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.parity import Readings, compare
@@ -134,7 +134,7 @@ def compare_with_one_rank(world: World, *argv: str, split: Any, steps: int = 3, 
 
 
 def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
-    from dense_reference import dense_logits, load_double
+    from tests.vime.backends.megatron_utils.dense_reference import dense_logits, load_double
 
     from vime.backends.megatron_utils.model import training_device
     from vime.backends.megatron_utils.packing import to_tensors
@@ -173,7 +173,7 @@ def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
 
 
 def gradients_match_dense_reference(world: World) -> dict[str, dict[str, float]]:
-    from dense_reference import load_double, step_reference
+    from tests.vime.backends.megatron_utils.dense_reference import load_double, step_reference
 
     found = {}
     sequences = make_sequences(1)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from critic_worker import PPO, critic_weights, learn, pair
-from megatron_worker import (
+
+from tests.vime.backends.megatron_utils.critic_worker import PPO, critic_weights, learn, pair
+from tests.vime.backends.megatron_utils.megatron_worker import (
     MODELS,
     ONE_RANK,
     Weights,
@@ -20,8 +21,7 @@ from megatron_worker import (
     train,
     weights_of,
 )
-from tiny_batches import make_sequences, pack, totals
-
+from tests.vime.backends.megatron_utils.tiny_batches import make_sequences, pack, totals
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.backends.megatron_utils.trainer_hooks import Hook, StepPlace, TrainerHooks
 from vime.errors import VimeError

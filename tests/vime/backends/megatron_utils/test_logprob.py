@@ -7,8 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dense_head import HeadCase, Weighting, band_pass, dense_terms, make_case, no_weight, truncated, truncated_below_one
 
+from tests.vime.backends.megatron_utils.dense_head import (
+    HeadCase,
+    Weighting,
+    band_pass,
+    dense_terms,
+    make_case,
+    no_weight,
+    truncated,
+    truncated_below_one,
+)
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.backends.megatron_utils.head.projection import Projection
 from vime.backends.megatron_utils.head.types import HeadOptions, HeadTerms, Nucleus, TopKCandidates

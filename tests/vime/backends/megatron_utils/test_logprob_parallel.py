@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from dense_head import make_case
-from test_logprob import NAMES, RULES, loss_of, run
 
+from tests.vime.backends.megatron_utils.dense_head import make_case
+from tests.vime.backends.megatron_utils.test_logprob import NAMES, RULES, loss_of, run
 from vime.backends.megatron_utils.head.types import HeadOptions
 
 HERE = Path(__file__).parent

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_batches import make_sequences, pack
-from tiny_recorded import pack_recorded
 
+from tests.vime.backends.megatron_utils.tiny_batches import make_sequences, pack
+from tests.vime.backends.megatron_utils.tiny_recorded import pack_recorded
 from vime.backends.megatron_utils.recorded import check_recorded
 from vime.errors import TrainerError
 

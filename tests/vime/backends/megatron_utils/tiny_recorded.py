@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from tiny_batches import Sequence_, pack
 
+from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, pack
 from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows, TopKRows, tokens_with_successor
 
 K = 5
