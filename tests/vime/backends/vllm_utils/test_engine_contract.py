@@ -161,7 +161,7 @@ class TestGenerate:
 
     async def test_a_stream_that_is_refused_says_why(self, client: EngineClient, engine: EngineUnderTest) -> None:
         with pytest.raises(EngineError, match=r"refused it: .*[Tt]oken"):
-            await anext(client.stream(greedy(4, [engine.vocab_size + 3])))
+            await anext(client.stream(greedy(4, [engine.vocab_size + 1000])))
         with pytest.raises(EngineError, match="a stream has no"):
             await anext(client.stream(replace(greedy(4), columns=SampleColumns(num_candidates=2))))
 
