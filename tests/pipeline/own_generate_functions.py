@@ -7,6 +7,8 @@ import copy
 import time
 from typing import Any
 
+from tests.pipeline.stream_parts import CharTokenizer
+from vime.rollout.turns import Turns
 from vime.rollout.vllm_rollout import generate, generate_in_pieces
 from vime.utils.types import Sample
 
@@ -27,6 +29,19 @@ async def two_turns(args: Any, sample: Sample, sampling_params: dict[str, Any]) 
     if sample.response_length == 5:
         sample.append_response_tokens(args, TOOL_TOKENS, trainable=False)
     return await generate(args, sample, {**sampling_params, "max_new_tokens": 13})
+
+
+async def three_turns(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Three answers of the model with a tool's between them; what was sampled is noted in the metadata."""
+    turns = Turns(CharTokenizer())
+    for turn in range(3):
+        if turn:
+            reply = turns.reply(sample, [{"role": "tool", "content": "tool says"}])
+            sample.append_response_tokens(args, reply, trainable=False)
+        start = len(sample.tokens) or len(turns.prompt(sample.prompt))
+        await generate(args, sample, {**sampling_params, "max_new_tokens": sample.response_length + 5})
+        sample.metadata.setdefault("sampled", []).extend(sample.tokens[start:])
+    return sample
 
 
 async def two_segments(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:

@@ -12,7 +12,7 @@ import pytest
 from storage.columns import decode_group
 from tests.pipeline import own_generate_functions
 from tests.pipeline.own_generate_functions import TOOL_TOKENS
-from tests.pipeline.stream_parts import Parts, stream
+from tests.pipeline.stream_parts import CharTokenizer, Parts, stream
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.protocol import SampleColumns
 from vime.utils.types import Sample
@@ -59,6 +59,21 @@ async def test_turns_of_a_tool_lie_between_the_models_own_tokens_and_are_not_tra
     for sample in samples:
         check_two_turns(sample)
         assert sample.version_spans == [(1, 0, 5), (1, 8, 13)]
+
+
+async def test_three_turns_keep_the_sampled_tokens_where_the_tokenizer_would_choose_others(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async with stream(tmp_path, engine, groups_wanted=2, response_tokens=60, **own("three_turns")) as parts:
+        samples = [sample for group in await accepted(parts, 2) for sample in group]
+        assert parts.producer.stats().drifted_tokens == 0
+    tokenizer = CharTokenizer()
+    for sample in samples:
+        response, sampled = sample.tokens[sample.prompt_length :], sample.metadata["sampled"]
+        assert [token for token, own in zip(response, sample.loss_mask or [], strict=True) if own] == sampled
+        assert len(sampled) == 15
+        text = tokenizer.decode(sampled, skip_special_tokens=False)
+        assert tokenizer.encode(text, add_special_tokens=False) != sampled
 
 
 async def test_a_conversation_that_was_aborted_in_its_middle_goes_on_there(

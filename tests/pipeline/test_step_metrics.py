@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from pipeline.messages import TrainReport
-from pipeline.step_metrics import routes_alarm
+from pipeline.messages import ProducerStats, QueueCounts, TrainReport
+from pipeline.step_metrics import StepClock, routes_alarm, step_record
+from storage.pool import Pool
+from tests.pipeline.debug.test_dumps import planned
 
 
 def report(fraction: float | None, *samples: int) -> TrainReport:
@@ -25,3 +30,26 @@ def test_samples_of_earlier_steps_are_named_too() -> None:
 @pytest.mark.parametrize("fraction", [None, 1.0])
 def test_there_is_no_alarm_where_all_routes_were_replayed_or_none_are(fraction: float | None) -> None:
     assert routes_alarm([report(fraction), report(fraction)]) is None
+
+
+def test_lengths_equal_rewards_and_the_prefix_cache_are_told(tmp_path: Path) -> None:
+    with Pool.create(tmp_path / "pool", "run") as pool:
+        plan = planned(pool)
+    samples = [
+        msgspec.structs.replace(sample, response_length=length, reward=1.0 if sample.group == 0 else sample.reward)
+        for sample, length in zip(plan.samples, (1, 2, 3, 10), strict=True)
+    ]
+    made = [ProducerStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 1.0, cached_prompt_tokens=1, prompt_tokens=n) for n in (1, 3)]
+    record = step_record(
+        msgspec.structs.replace(plan, samples=samples),
+        1,
+        [report(None)],
+        None,
+        QueueCounts(2, 0, 2, 0, {}, 0, False),
+        made,
+        StepClock(),
+        {},
+    )
+    assert (record.response_tokens_min, record.response_tokens_median, record.response_tokens_max) == (1, 2.5, 10)
+    assert record.zero_std == {"1.0": 1}
+    assert record.prefix_cache_hit_rate == 0.5
