@@ -1,6 +1,7 @@
 """Digests of the chunks of a group's columns, so that a reader checks exactly the bytes that it touches.
 
-The table of a group's digests lies in the first record, with the header.
+The table of a group's digests lies in the first record, with the header. A small group is one record, which is read
+and checked as a whole, and has no digests of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from storage.chunk_layout import ChunkLayout, Run
 from storage.columns import Array, ColumnSpec
 from vime.errors import CorruptDataError, SchemaVersionError
 
-TABLE_VERSION = 2
+TABLE_VERSION = 3
 DIGEST_BYTES = 8
 
 
@@ -48,7 +49,8 @@ class ChunkTable(msgspec.Struct, frozen=True):
     version: int
     columns: dict[str, ColumnDigests]
     records: list[int]
-    """How many of the columns, in order, are in each record after the first."""
+    """How many of the columns, in order, are in each record after the first; none (since version 3) when all are in the
+    first, where they have no digests."""
 
 
 def digest_of(content: memoryview) -> bytes:
@@ -66,8 +68,13 @@ def chunk_table(specs: Sequence[ColumnSpec], contents: Mapping[str, memoryview],
     return msgspec.msgpack.encode(ChunkTable(TABLE_VERSION, table, records))
 
 
+def no_chunk_table() -> bytes:
+    """The table of a group that is one record."""
+    return msgspec.msgpack.encode(ChunkTable(TABLE_VERSION, {}, []))
+
+
 def read_chunk_table(data: bytes) -> ChunkTable:
-    """Inverse of `chunk_table`. Raises `SchemaVersionError` or `CorruptDataError`."""
+    """Inverse of `chunk_table` and `no_chunk_table`. Raises `SchemaVersionError` or `CorruptDataError`."""
     try:
         table = msgspec.msgpack.decode(data, type=ChunkTable)
     except msgspec.MsgspecError as error:

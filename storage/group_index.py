@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ import straw
 from storage.chunk_layout import ChunkLayout
 from storage.chunks import ChunkTable, ColumnDigests, read_chunk_table
 from storage.columns import DTYPES, ColumnSpec
+from storage.group_head import read_head
 from storage.refs import PoolRef, to_straw_ref
 from vime.errors import CorruptDataError, StorageError
 
@@ -47,28 +49,34 @@ class StoredColumn:
 
 
 @dataclass(frozen=True)
+class LoadedColumn:
+    """One column of a small group, whose record was read, and checked, as a whole."""
+
+    spec: ColumnSpec
+    layout: ChunkLayout
+    content: memoryview
+    """The column's bytes."""
+
+
+Column = StoredColumn | LoadedColumn
+
+
+@dataclass(frozen=True)
 class GroupIndex:
     """The columns of one group by name."""
 
     path: str
     """Pack file, relative to the pool's root."""
-    columns: dict[str, StoredColumn]
+    header: bytes
+    columns: Mapping[str, Column]
     num_bytes: int
     """What it counts in a cache."""
 
-    def column(self, name: str) -> StoredColumn:
+    def column(self, name: str) -> Column:
         """Raises `StorageError` for a name that the group lacks."""
         if name not in self.columns:
             raise StorageError(f"The group in {self.path} has no columns ['{name}'], it has {sorted(self.columns)}.")
         return self.columns[name]
-
-
-class GroupHead(msgspec.Struct, frozen=True, array_like=True):
-    """The first record of a group."""
-
-    header: bytes
-    table: bytes
-    """Of the chunk digests."""
 
 
 class _HeaderTable(msgspec.Struct, frozen=True):
@@ -88,35 +96,37 @@ def read_payload(source: RecordSource, ref: PoolRef) -> bytes:
     return bytes(source.read_record(source.members(to_straw_ref(ref))[ref.record]).payload)
 
 
-def read_head(data: bytes) -> GroupHead:
-    """The first record of a group. Raises `CorruptDataError`."""
-    try:
-        return msgspec.msgpack.decode(data, type=GroupHead)
-    except msgspec.MsgspecError as error:
-        raise CorruptDataError(f"The head of a group, {len(data)} bytes, can't be read: {error}.") from error
-
-
 def read_group_index(source: RecordSource, ref: PoolRef) -> GroupIndex:
-    """Index of the group at `ref`, whose records are the head and the columns.
+    """Index of the group at `ref`: the columns are in its first record, with the head, or in those after it.
 
     Raises `CorruptDataError` when they don't fit together, `SchemaVersionError`, and straw's errors.
     """
     members = source.members(to_straw_ref(ref))
     head = read_head(bytes(source.read_record(members[0]).payload))
     specs, table = column_specs(head.header), read_chunk_table(head.table)
-    counts = table.records
-    if len(members) != 1 + len(counts) or sum(counts) != len(specs) or [s.name for s in specs] != list(table.columns):
+    names = [spec.name for spec in specs]
+    in_table = (len(specs), names) if table.records else (0, [])
+    if len(members) != 1 + len(table.records) or (sum(table.records), list(table.columns)) != in_table:
         raise CorruptDataError(
-            f"{ref.path}: a group with the columns {[spec.name for spec in specs]} has {len(members)} records, for "
-            f"{counts} columns after the first, and digests of {list(table.columns)}."
+            f"{ref.path}: a group with the columns {names} has {len(members)} records, for {table.records} columns "
+            f"after the first, and digests of {list(table.columns)}."
         )
-    extents = source.extents(members[0].segment)
-    columns: dict[str, StoredColumn] = {}
+    if table.records:
+        extents = source.extents(members[0].segment)
+        columns: Iterator[Column] = _after_head(specs, table, [extents[member.ordinal] for member in members[1:]], ref)
+    else:
+        columns = _in_head(specs, head.columns, ref)
+    num_bytes = len(head.header) + len(head.table) + len(head.columns)
+    return GroupIndex(ref.path, head.header, {column.spec.name: column for column in columns}, num_bytes)
+
+
+def _after_head(
+    specs: Sequence[ColumnSpec], table: ChunkTable, extents: Sequence[Extent], ref: PoolRef
+) -> Iterator[StoredColumn]:
+    """The columns in the records `extents`. Raises `CorruptDataError`."""
     waiting = iter(specs)
-    for count, member in zip(counts, members[1:], strict=True):
-        its_specs = [_checked(next(waiting), ref) for _ in range(count)]
-        columns |= {column.spec.name: column for column in _in_record(its_specs, table, extents[member.ordinal], ref)}
-    return GroupIndex(ref.path, columns, len(head.header) + len(head.table))
+    for count, extent in zip(table.records, extents, strict=True):
+        yield from _in_record(list(islice(waiting, count)), table, extent, ref)
 
 
 def _in_record(specs: Sequence[ColumnSpec], table: ChunkTable, extent: Extent, ref: PoolRef) -> Iterator[StoredColumn]:
@@ -124,14 +134,27 @@ def _in_record(specs: Sequence[ColumnSpec], table: ChunkTable, extent: Extent, r
     offset = extent.start
     for spec in specs:
         digests = table.columns[spec.name]
-        layout = ChunkLayout.of(spec, digests.rows_per_chunk)
+        layout = ChunkLayout.of(_checked(spec, ref), digests.rows_per_chunk)
         digests.check(f"{ref.path}: column {spec.name!r}", layout)
         yield StoredColumn(spec, layout, offset, digests)
         offset += layout.num_bytes
-    if offset != extent.start + extent.num_bytes:
+    _check_size(specs, offset - extent.start, extent.num_bytes, ref)
+
+
+def _in_head(specs: Sequence[ColumnSpec], content: memoryview, ref: PoolRef) -> Iterator[LoadedColumn]:
+    """The columns of a small group. Raises `CorruptDataError`."""
+    offset = 0
+    for spec in specs:
+        layout = ChunkLayout.of(_checked(spec, ref))
+        yield LoadedColumn(spec, layout, content[offset : offset + layout.num_bytes])
+        offset += layout.num_bytes
+    _check_size(specs, offset, len(content), ref)
+
+
+def _check_size(specs: Sequence[ColumnSpec], expected: int, found: int, ref: PoolRef) -> None:
+    if found != expected:
         raise CorruptDataError(
-            f"{ref.path}: the columns {[spec.name for spec in specs]} have {extent.num_bytes} bytes together, expected "
-            f"{offset - extent.start}."
+            f"{ref.path}: the columns {[spec.name for spec in specs]} have {found} bytes together, expected {expected}."
         )
 
 

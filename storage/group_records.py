@@ -1,4 +1,4 @@
-"""The records that a group is stored as: its head, then its columns, small ones together.
+"""The records that a group is stored as: a small group as one, others as their head and then their columns.
 
 What a publication costs grows with its records, so columns share one while that takes no large copy.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from storage.chunks import chunk_table, column_bytes
+from storage.chunks import chunk_table, column_bytes, no_chunk_table
 from storage.columns import EncodedGroup
-from storage.group_index import GroupHead, column_specs
+from storage.group_head import head_alone, head_with_columns
+from storage.group_index import column_specs
 
+ONE_RECORD_BYTES = 128 << 10
+"""Most bytes of columns that share the record of the head: who reads any part of it reads and checks all."""
 JOINED_BYTES = 1 << 20
 """Most bytes of columns that share a record."""
 
@@ -21,10 +22,13 @@ Payload = bytes | memoryview
 
 def group_payloads(group: EncodedGroup) -> list[Payload]:
     """The payloads of a group's records, in order."""
-    contents = {name: column_bytes(array) for name, array in group.columns.items()}
+    specs = column_specs(group.header)
+    contents = {spec.name: column_bytes(group.columns[spec.name]) for spec in specs}
+    if sum(map(len, contents.values())) <= ONE_RECORD_BYTES:
+        return [head_with_columns(group.header, no_chunk_table(), list(contents.values()))]
     joined = list(_joined(list(contents.values())))
-    table = chunk_table(column_specs(group.header), contents, [len(parts) for parts in joined])
-    head = msgspec.msgpack.encode(GroupHead(group.header, table))
+    table = chunk_table(specs, contents, [len(parts) for parts in joined])
+    head = head_alone(group.header, table)
     return [head, *(parts[0] if len(parts) == 1 else b"".join(parts) for parts in joined)]
 
 

@@ -14,13 +14,14 @@ import straw
 from storage.byte_cache import ByteCache
 from storage.chunk_layout import Run, joined
 from storage.columns import DTYPES, Array, EncodedGroup
+from storage.group_head import read_head
 from storage.group_index import (
+    Column,
     Extent,
     GroupIndex,
+    LoadedColumn,
     StoredColumn,
-    column_specs,
     read_group_index,
-    read_head,
     read_payload,
     record_extents,
 )
@@ -62,6 +63,8 @@ class ReadingStore:
 class GroupReader:
     """Reads records, columns, rows and layers of a pool, and keeps one bounded cache for the process. Thread-safe.
 
+    A small group is read as a whole when any part of it is.
+
     All methods raise `CorruptDataError` for bytes that don't match their digest and `StorageError` for storage that
     fails longer than the repeats last. Arrays come read-only: equal reads share them through the cache.
     """
@@ -90,8 +93,8 @@ class GroupReader:
 
     def read_group(self, ref: GroupRef) -> EncodedGroup:
         """The whole group: header and all columns."""
-        header = self.read_header(ref)
-        return EncodedGroup(header, self.read_columns(ref, [spec.name for spec in column_specs(header)]))
+        index = self._index(ref)
+        return EncodedGroup(index.header, self.read_columns(ref, list(index.columns)))
 
     def read_rows(self, ref: GroupRef, column: str, member: int, start: int = 0, stop: int | None = None) -> Array:
         """Rows `start:stop` of a member in a column whose rows come first: [stop - start, ...].
@@ -136,18 +139,24 @@ class GroupReader:
             self._cache.put(ref, index, index.num_bytes)
         return index
 
-    def _read(self, ref: GroupRef, column: StoredColumn, runs: Iterator[Run], shape: Sequence[int]) -> Array:
+    def _read(self, ref: GroupRef, column: Column, runs: Iterator[Run], shape: Sequence[int]) -> Array:
         array = np.empty(shape, DTYPES[column.spec.dtype])
-        path, found = self._root / ref.path, list(joined(runs))
+        found = list(joined(runs))
+        if isinstance(column, LoadedColumn):
+            _copy(array, column, found)
+        elif found:
+            self._fill_from_pack(ref, array, column, found)
+        array.flags.writeable = False
+        return array
+
+    def _fill_from_pack(self, ref: GroupRef, array: Array, column: StoredColumn, runs: Sequence[Run]) -> None:
+        path = self._root / ref.path
 
         def read(_: ReadingStore) -> None:
             with PackFile(path) as pack:
-                _fill(array, pack, column, found)
+                _fill(array, pack, column, runs)
 
-        if found:
-            self._live.call(f"read {path}", read, hopeless=lambda: self._is_gone(ref))
-        array.flags.writeable = False
-        return array
+        self._live.call(f"read {path}", read, hopeless=lambda: self._is_gone(ref))
 
     def _is_gone(self, ref: PoolRef) -> bool:
         """Whether the mount answers and the pack is not there: no repeat brings it back."""
@@ -155,6 +164,16 @@ class GroupReader:
             return (self._root / "vime" / "pool.json").exists() and not (self._root / ref.path).exists()
         except OSError:
             return False
+
+
+def _copy(array: Array, column: LoadedColumn, runs: Sequence[Run]) -> None:
+    """The wanted bytes of all runs, one after the other."""
+    target = array.reshape(-1).view(np.uint8).data
+    start = 0
+    for run in runs:
+        first = run.offset + run.skip
+        target[start : start + run.take] = column.content[first : first + run.take]
+        start += run.take
 
 
 def _fill(array: Array, pack: PackFile, column: StoredColumn, runs: Sequence[Run]) -> None:
@@ -175,7 +194,7 @@ def _fill(array: Array, pack: PackFile, column: StoredColumn, runs: Sequence[Run
 
 
 def _checked_part(
-    what: str, column: StoredColumn, member: int, layers: range | None, start: int, stop: int | None
+    what: str, column: Column, member: int, layers: range | None, start: int, stop: int | None
 ) -> tuple[range, range]:
     """The layers and rows to read; `layers` is None where rows come first."""
     layout = column.layout

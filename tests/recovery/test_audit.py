@@ -62,9 +62,10 @@ def test_a_group_of_which_a_member_was_not_trained_is_lost(run: Path) -> None:
 
 
 def test_a_damaged_payload_is_lost(run: Path) -> None:
-    pack = max((run / "rollout_data" / "pool" / "raw").rglob("*.pack"), key=lambda path: path.stat().st_size)
-    content = bytearray(pack.read_bytes())
     needle = bytes([1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0])  # the token column of a group
+    packs = (run / "rollout_data" / "pool" / "raw").rglob("*.pack")
+    pack = next(path for path in packs if needle in path.read_bytes())
+    content = bytearray(pack.read_bytes())
     content[content.index(needle) + 4] ^= 1
     pack.write_bytes(content)
     (lost,) = audit_run(run).lost

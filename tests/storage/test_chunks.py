@@ -108,10 +108,10 @@ def test_digests_that_do_not_fit_the_column_are_refused() -> None:
 
 
 def test_a_newer_table_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "TABLE_VERSION", 3)
+    monkeypatch.setattr(chunks, "TABLE_VERSION", 4)
     newer = chunk_table([], {}, [])
     monkeypatch.undo()
-    with pytest.raises(SchemaVersionError, match="version 3, this code reads up to 2"):
+    with pytest.raises(SchemaVersionError, match="version 4, this code reads up to 3"):
         read_chunk_table(newer)
     with pytest.raises(CorruptDataError, match="of 3 bytes can't be read"):
         read_chunk_table(b"\x81\x00\x00")

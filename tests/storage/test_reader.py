@@ -14,7 +14,7 @@ import straw
 
 from benchmarks.shard_read import read_shard
 from benchmarks.wide_groups import GroupShape, lease_bytes, wide_group
-from storage import live, pack_file
+from storage import group_records, live, pack_file
 from storage.columns import EncodedGroup
 from storage.pool import Pool
 from storage.refs import PoolRef
@@ -34,6 +34,18 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 @pytest.fixture
 def ref(pool: Pool) -> PoolRef:
     return pool.publish_groups([(GROUP, lease_bytes())], submission_id="group")[0]
+
+
+@pytest.fixture
+def head_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for groups that are too large for one record."""
+    monkeypatch.setattr(group_records, "ONE_RECORD_BYTES", 0)
+
+
+@pytest.fixture(params=[True, False], ids=["head_apart", "one_record"])
+def either_layout(request: pytest.FixtureRequest) -> None:
+    if request.param:
+        request.getfixturevalue("head_apart")
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +109,7 @@ def test_a_whole_group_comes_back_exactly(pool: Pool, ref: PoolRef) -> None:
     assert all(np.array_equal(found.columns[name], array) for name, array in GROUP.columns.items())
 
 
+@pytest.mark.usefixtures("either_layout")
 def test_groups_of_one_transaction_are_told_apart(pool: Pool) -> None:
     groups = [wide_group(GroupShape(2, 40 + number, 2, 2, 4), number) for number in range(3)]
     items = [(group, lease_bytes(number)) for number, group in enumerate(groups)]
@@ -105,6 +118,7 @@ def test_groups_of_one_transaction_are_told_apart(pool: Pool) -> None:
             assert np.array_equal(pool.read_columns(found, [name])[name], array)
 
 
+@pytest.mark.usefixtures("head_apart")
 def test_groups_of_one_transaction_share_one_look_at_its_index(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     inspect = straw.SharedFilesystemStore.inspect_segment
@@ -131,6 +145,7 @@ def test_rows_of_a_member_are_counted_without_reading_them(pool: Pool, ref: Pool
     assert reads.num_bytes == before
 
 
+@pytest.mark.usefixtures("either_layout")
 def test_columns_without_rows_or_bytes_come_back(pool: Pool) -> None:
     group = wide_group(GroupShape(2, 8 + 0, 1, 0, 1))
     ref = pool.publish_groups([(group, lease_bytes())], submission_id="empty")[0]
@@ -292,6 +307,7 @@ def test_a_mount_that_stays_away_is_an_error_that_says_how_long(
         pool.read_rows(ref, "tokens", 1)
 
 
+@pytest.mark.usefixtures("either_layout")
 def test_a_group_whose_digests_are_of_other_columns_is_refused(pool: Pool) -> None:
     other = EncodedGroup(wide_group(GroupShape(2, 40, 0, 0, 0)).header, wide_group(GroupShape(2, 41, 0, 0, 0)).columns)
     ref = pool.publish_groups([(other, lease_bytes())], submission_id="other")[0]
