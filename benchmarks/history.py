@@ -16,7 +16,7 @@ import msgspec
 import psutil
 
 from benchmarks.report import benchmark_parser, build_report, parse_options, print_report
-from pipeline.coordinator import CoordinatorConfig, open_coordinator
+from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from storage.columns import encode_group
 from storage.pool import Pool
 from storage.positions import PositionRanges
@@ -69,8 +69,11 @@ class Measured(msgspec.Struct):
     pending: int
 
 
-def build(root: Path, num_trained: int, *, reclaim: bool) -> None:
-    """A queue with so many trained groups and `PENDING` that wait; `trained.json` holds what its commit says."""
+def build(root: Path, num_trained: int, *, reclaim: bool, batch_size: int = BATCH) -> None:
+    """A queue with so many trained groups and `PENDING` that wait; `trained.json` holds what its commit says.
+
+    `batch_size` divides both.
+    """
     trained = PositionRanges()
     waiting: deque[int] = deque()
     with (
@@ -78,11 +81,11 @@ def build(root: Path, num_trained: int, *, reclaim: bool) -> None:
         GroupQueue.open(pool, owner="build", lease_seconds=3600) as queue,
     ):
         queue.begin_session(BRANCH)
-        for start in range(0, num_trained + PENDING, BATCH):
-            waiting.extend(_accept(pool, queue, start, BATCH))
+        for start in range(0, num_trained + PENDING, batch_size):
+            waiting.extend(_accept(pool, queue, start, batch_size))
             if len(waiting) > PENDING:
                 released = PositionRanges(trained.ranges())
-                batch = [waiting.popleft() for _ in range(BATCH)]
+                batch = [waiting.popleft() for _ in range(batch_size)]
                 queue.record_trained(BRANCH, start, 1, batch)
                 trained.update(batch)
                 queue.rotate(BRANCH, trained, released if reclaim else None)
@@ -128,17 +131,24 @@ def _samples(group_index: int) -> list[Sample]:
     ]
 
 
-def measure(root: Path) -> Measured:
-    """Open a queue in this process as a resume does."""
-    trained = [(first, last) for first, last in json.loads((root / "trained.json").read_text())]
+def open_as_coordinator(root: Path) -> Coordinator:
+    """Open the queue as a session's coordinator does, with what `trained.json` holds, if it is there, as trained."""
+    listed = root / "trained.json"
+    trained = [(first, last) for first, last in json.loads(listed.read_text())] if listed.exists() else []
     prompts = root / "prompts.jsonl"
-    prompts.write_text('{"input": "What is 2 + 2?"}\n')
+    if not prompts.exists():
+        prompts.write_text('{"input": "What is 2 + 2?"}\n')
     source = PromptSource(prompts, n_samples_per_prompt=2)
     config = CoordinatorConfig("after", trained, groups_wanted=10**9, max_groups=1000, lease_seconds=60)
+    return open_coordinator(open_pool=lambda: Pool.open(root), source=source, owner="bench", config=config)
+
+
+def measure(root: Path) -> Measured:
+    """Open a queue in this process as a resume does."""
     process = psutil.Process()
     before = process.memory_info().rss
     started = time.perf_counter()
-    coordinator = open_coordinator(open_pool=lambda: Pool.open(root), source=source, owner="bench", config=config)
+    coordinator = open_as_coordinator(root)
     identity = coordinator.identity()
     restart_s = time.perf_counter() - started
     peak = _peak_bytes()
@@ -154,17 +164,18 @@ def _peak_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _in_fresh_process(root: Path) -> Measured:
+def measure_in_fresh_process(root: Path) -> Measured:
     command = [sys.executable, "-m", "benchmarks.history", "--measure", str(root)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
 
 
-def _built(folder: Path, name: str, num_trained: int, *, reclaim: bool) -> Path:
+def build_fast(folder: Path, name: str, num_trained: int, *, reclaim: bool, batch_size: int = BATCH) -> Path:
+    """`build`, in memory where that is possible, then copied into the folder; the pool's root."""
     fast = Path("/dev/shm")
     root = folder / name
     with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else folder, prefix=".bench-") as temporary:
-        build(Path(temporary) / name, num_trained, reclaim=reclaim)
+        build(Path(temporary) / name, num_trained, reclaim=reclaim, batch_size=batch_size)
         shutil.copytree(Path(temporary) / name, root)
     return root
 
@@ -178,12 +189,12 @@ def measure_all(folder: Path, sizes: dict[str, int], repeats: int, *, reclaim: b
     suffix = "_gc" if reclaim else ""
     values: dict[str, list[float]] = {}
     roots = {
-        name: _built(folder, f"{name}{suffix}", num_trained, reclaim=reclaim) for name, num_trained in sizes.items()
+        name: build_fast(folder, f"{name}{suffix}", num_trained, reclaim=reclaim) for name, num_trained in sizes.items()
     }
     disk = {name: _disk_mib(root) for name, root in roots.items()}
     for repeat in range(repeats):
         names = list(sizes) if repeat % 2 == 0 else list(sizes)[::-1]
-        found = {name: _in_fresh_process(roots[name]) for name in names}
+        found = {name: measure_in_fresh_process(roots[name]) for name in names}
         for name, measured in found.items():
             if (measured.trained, measured.pending) != (sizes[name], PENDING):
                 raise RuntimeError(f"{name}: expected {sizes[name]} trained and {PENDING} pending, got {measured}")

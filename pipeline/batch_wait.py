@@ -46,7 +46,7 @@ async def wait_for_batch(
     source: GroupSource,
     batch: int,
     *,
-    stall_timeout_s: float,
+    stall_timeout_s: float | None,
     report: Callable[[str], None],
     check: Callable[[QueueCounts], None],
     stop_asked: Callable[[], bool],
@@ -57,11 +57,11 @@ async def wait_for_batch(
     Every `interval_s`, `report` is told what the wait is for and `check` may refuse to go on.
 
     Raises:
-        StalledError: no group was accepted for `stall_timeout_s`.
+        StalledError: no group was accepted for `stall_timeout_s`; None where a supervisor watches the wait.
     """
     started_s = time.monotonic()
-    watch = StallWatch(stall_timeout_s, started_s)
-    while (groups := await source.wait_for_groups(batch, min(interval_s, stall_timeout_s))) is None:
+    watch = None if stall_timeout_s is None else StallWatch(stall_timeout_s, started_s)
+    while (groups := await source.wait_for_groups(batch, min(interval_s, stall_timeout_s or interval_s))) is None:
         if stop_asked():
             return None
         counts, stats = await asyncio.gather(source.counts(), source.stats())
@@ -75,5 +75,6 @@ async def wait_for_batch(
             + "".join(f" {notice}" for notice in counts.notices)
         )
         check(counts)
-        watch.check(counts, stats, batch, now_s)
+        if watch is not None:
+            watch.check(counts, stats, batch, now_s)
     return groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import platform
@@ -22,9 +23,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pipeline.devices import cpu_slots, visible_gpus
 from pipeline.guard import guarded
 from pipeline.node_devices import CPU_SLOT, ProcessPlace, device_kind, live_nodes, reserve, runtime_env, spawn_at
-from vime.errors import RunFailedError
+from vime.errors import ProcessDiedError, StalledError, VimeError
 from vime.settings.machine import Node
 from vime.settings.placement import Demand, NoRoom, Placement, Seat, no_room, place
+
+logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -154,18 +157,34 @@ def _seeing(engine: ProcessPlace, lender: ProcessPlace | None) -> ProcessPlace:
     return msgspec.structs.replace(engine, devices=tuple(dict.fromkeys((*engine.devices, *lender.devices))))
 
 
-async def answer(reference: Awaitable[_Result], process: str) -> _Result:
+async def answer(reference: Awaitable[_Result], process: str, *, within_s: float | None = None) -> _Result:
     """Await an actor's answer; its own exceptions come out as they were raised.
 
     Raises:
-        RunFailedError: the process died.
+        ProcessDiedError: the process died.
+        StalledError: no answer came `within_s` seconds.
     """
     try:
-        return await reference
+        async with asyncio.timeout(within_s):
+            return await reference
     except RayTaskError as error:
         raise error.cause from error
     except RayActorError as error:
         reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0]
-        raise RunFailedError(
+        raise ProcessDiedError(
             f"{process} died. {reason}", next_step="Run the same command again; it resumes from the newest commit."
         ) from error
+    except TimeoutError as error:
+        raise StalledError(
+            f"{process} did not answer within {within_s:g} s.", next_step="Look at its log in the run folder."
+        ) from error
+
+
+async def closed(reference: Awaitable[Any], process: str) -> None:
+    """Wait for an actor's close; one that is gone already has closed, one that fails to is told."""
+    try:
+        await answer(reference, process)
+    except ProcessDiedError:
+        return
+    except VimeError as error:
+        logger.warning("%s did not close in order: %s", process, error)

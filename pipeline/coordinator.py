@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pipeline.joint_calls import JointCalls
 from pipeline.messages import (
     AcceptReply,
     AcceptRequest,
+    HeldLease,
     LeaseReply,
     LeaseStatus,
     QueueCounts,
@@ -24,17 +26,21 @@ from recovery.accounting import RECLAIMED, Identity, count_identity
 from recovery.commit import QueueState
 from storage.contracts import PayloadPool, QueueOfGroups
 from storage.disk_reserve import DiskReserve
+from storage.facts import group_of
 from storage.lease_board import LeaseBoard
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState, MemorySnapshot
+from storage.refs import lease_from_bytes
 from vime.data.prompt_stream import PromptStream
 from vime.errors import StaleLeaseError
 from vime.utils.kill_points import KillPoint, reach
 
 logger = logging.getLogger(__name__)
 
+TAKE_OVER_S = 1.5
+"""How long after a restart the groups that were in flight are kept for the producers that work on them."""
 HOUSEKEEPING_S = 10.0
 """Longest time between two looks for expired leases."""
 REFILL_GROUPS = (8, 256)
@@ -47,6 +53,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     """What the coordinator is started with; the same after a restart of its process."""
 
     branch: str
+    """The branch that trains; another one when the trainer goes back to a commit meanwhile."""
     trained: list[tuple[int, int]]
     """Positions trained before this branch began, as ranges."""
     groups_wanted: int
@@ -68,6 +75,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     """Cursor of the commit that a queue in memory goes on from,"""
     memory: MemorySnapshot | None = None
     """and the groups that it gives back; None at the start of a run, and for a queue on disk."""
+    session: str = ""
+    """Name of the session, whose producers outlive a coordinator; the first branch when empty."""
 
 
 class _Leased(msgspec.Struct, frozen=True):
@@ -76,6 +85,7 @@ class _Leased(msgspec.Struct, frozen=True):
     lease: bytes
     version: int
     """Oldest policy version that its tokens can have."""
+    worker_id: str
 
 
 class Coordinator:
@@ -89,9 +99,30 @@ class Coordinator:
         config: CoordinatorConfig,
         storage: StorageCare,
         board: LeaseBoard | None = None,
+        *,
+        restarted: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`board` notes when leases began, for people who look in."""
-        self._pool, self._queue, self._source, self._config, self._storage = pool, queue, source, config, storage
+        """`board` notes when leases began, for people who look in.
+
+        `restarted`: producers have leases of the coordinator before, and for `TAKE_OVER_S` only they get groups.
+        """
+        self._pool, self._queue, self._source, self._storage = pool, queue, source, storage
+        self._clock = clock
+        self._hands_out_from = clock() + TAKE_OVER_S if restarted else 0.0
+        self._leased: dict[int, _Leased] = {}
+        self._board = board or LeaseBoard(None)
+        self._accepting = JointCalls(self._accept)
+        self._arrival = asyncio.Condition()
+        self._backpressured = False
+        self.begin_branch(config)
+
+    def begin_branch(self, config: CoordinatorConfig) -> None:
+        """Keep the books of another branch from now on: what it doesn't call trained is pending. Leases go on.
+
+        The same again changes nothing. Raises `CorruptDataError` when `config` names positions that aren't accepted.
+        """
+        queue, self._config = self._queue, config
         self._trained = PositionRanges([*config.trained, *queue.trained_by(config.branch).ranges()])
         queue.reopen(self._trained)
         self._reclaimed = queue.released.minus(self._trained)
@@ -105,18 +136,20 @@ class Coordinator:
         if self._reclaimed:
             self._dropped[RECLAIMED] = len(self._reclaimed)
             logger.warning("%d groups of other branches were reclaimed and can't be trained", len(self._reclaimed))
-        self._leased: dict[int, _Leased] = {}
-        self._board = board or LeaseBoard(None)
         self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness)
         self._next_version = queue.highest_trained_version() + 1
         """Newest policy version under which the next batch can be planned."""
-        self._accepting = JointCalls(self._accept)
-        self._arrival = asyncio.Condition()
-        self._backpressured = False
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every coordinator of the queue."""
+        return self._queue.epoch
 
     def lease(self, worker_id: str, max_groups: int, policy_version: int = 0) -> LeaseReply:
         """Hand out up to `max_groups` groups, to be generated under `policy_version` or a later one."""
         self.sweep()
+        if self._clock() < self._hands_out_from:
+            return LeaseReply(LeaseStatus.BACKPRESSURE)
         untrained = len(self._waiting) + len(self._leased)
         still_needed = self._config.groups_wanted - len(self._trained) - len(self._waiting)
         wanted = still_needed + self._config.surplus - len(self._leased) if still_needed > 0 else 0
@@ -132,7 +165,7 @@ class Coordinator:
             leased = self._queue.lease(worker_id, room)
         for group in leased:
             version = policy_version if group.min_version is None else min(policy_version, group.min_version)
-            self._leased[group.group_index] = _Leased(group.lease, version)
+            self._leased[group.group_index] = _Leased(group.lease, version, worker_id)
             self._fresh.discard(group.group_index)
             self._in_flight.add(group.group_index)
         self._board.leased(group.lease for group in leased)
@@ -141,6 +174,27 @@ class Coordinator:
             LeaseStatus.WORK,
             [Work(group.lease, group.group_index, group.prompt_ref, group.stage) for group in leased],
         )
+
+    def take_over(self, worker_id: str, held: Sequence[HeldLease]) -> list[bytes | None]:
+        """Leases with which a producer goes on that worked for the coordinator before; None for groups it has lost."""
+        taken = self._queue.take_over(worker_id, [item.lease for item in held])
+        for item, lease in zip(held, taken, strict=True):
+            if lease is not None:
+                group_index = group_of(lease_from_bytes(lease).task_id)
+                self._leased[group_index] = _Leased(lease, item.version, worker_id)
+                self._fresh.discard(group_index)
+                self._in_flight.add(group_index)
+        lost = sum(lease is None for lease in taken)
+        logger.warning("%s goes on with %d groups and has lost %d", worker_id, len(held) - lost, lost)
+        self._board.leased(lease for lease in taken if lease is not None)
+        return taken
+
+    def retire(self, worker_name: str) -> None:
+        """The processes of this name have ended: what they leased waits again."""
+        leases = [held.lease for held in self._leased.values() if held.worker_id.startswith(f"{worker_name}-")]
+        if leases:
+            self._queue.release(leases, f"{worker_name} has died")
+            self._forget_leases(leases)
 
     def heartbeat(self, leases: list[bytes]) -> list[bool]:
         """For each lease, whether it still holds; those that don't no longer count as work in progress."""
@@ -338,7 +392,12 @@ class Coordinator:
 
 
 def open_coordinator(
-    *, open_pool: Callable[[], Pool], source: PromptStream, owner: str, config: CoordinatorConfig
+    *,
+    open_pool: Callable[[], Pool],
+    source: PromptStream,
+    owner: str,
+    config: CoordinatorConfig,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Coordinator:
     """Open the pool and the queue under the coordinator's lock."""
     pool = open_pool()
@@ -348,10 +407,11 @@ def open_coordinator(
         pool.close()
         raise
     try:
-        queue.begin_session(config.branch)
+        restarted = queue.begin_session(config.session or config.branch)
         collect = queue.collect_garbage if config.online_gc else None
         storage = StorageCare(DiskReserve(pool.root, config.reserve_bytes), collect)
-        return Coordinator(pool, queue, source, config, storage, LeaseBoard(pool.control_dir))
+        board = LeaseBoard(pool.control_dir)
+        return Coordinator(pool, queue, source, config, storage, board, restarted=restarted, clock=clock)
     except BaseException:
         queue.close()
         pool.close()

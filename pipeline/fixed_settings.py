@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.run_folder import RunFolder
 from recovery.claim import is_claimed
 from recovery.fixed import FixedSettings, refuse_changed
-from recovery.restore import scan_run
+from recovery.run_on_disk import scan_run
 from vime.data.prompt_stream import PromptStream
 from vime.settings.groups import Settings
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.activity import ActivityBoard, Phase
 from pipeline.failed_groups import Failure
 from pipeline.group_start import anew, can_continue, is_done, is_generated, redone
 from pipeline.sample_maker import SampleMaker
@@ -69,10 +70,12 @@ class GroupMaker:
         samples: SampleMaker,
         hook_args: Any,
         group_reward: GroupRewardFunction | None = None,
+        activity: ActivityBoard | None = None,
     ) -> None:
         """`group_reward` is called once for all members of a group; `samples` then has no reward of its own."""
         self._settings, self._samples = settings, samples
         self._hook_args, self._group_reward = hook_args, group_reward
+        self._activity = activity or ActivityBoard()
 
     @property
     def num_drifted_tokens(self) -> int:
@@ -128,7 +131,9 @@ class GroupMaker:
             return []
         started = time.monotonic()
         try:
-            await score_group(self._group_reward, self._hook_args, samples, timeout_s=self._settings.reward_timeout_s)
+            with self._activity.doing(Phase.REWARD, samples[0].group_index or 0, samples):
+                timeout_s = self._settings.reward_timeout_s
+                await score_group(self._group_reward, self._hook_args, samples, timeout_s=timeout_s)
         except Exception as error:  # the boundary to what the reward returned
             return [Failure(samples, error)]
         for sample in samples:

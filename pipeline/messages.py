@@ -49,6 +49,14 @@ class LeaseReply(msgspec.Struct, frozen=True):
     work: list[Work] = []
 
 
+class HeldLease(msgspec.Struct, frozen=True, gc=False):
+    """A lease that a producer works on."""
+
+    lease: bytes
+    version: int
+    """Policy version under which it was leased."""
+
+
 AcceptRequest = GroupResult
 
 

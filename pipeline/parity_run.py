@@ -50,12 +50,12 @@ async def _measure(settings: Settings, workers: Workers, report: Callable[[str],
     try:
         turns = MemoryTurns(settings.cluster, workers)
         addresses = await turns.start_both(lambda: workers.start_engines(report), lambda: _start_trainers(workers))
-        workers.watch_trainers()
+        workers.trainers.watch()
         clients.extend(turns.engine(address) for address in addresses)
         await turns.give_to_trainer()
         publisher = WeightPublisher(
             clients,
-            weight_transport(settings, workers),
+            weight_transport(settings, workers.trainers),
             workers,
             start_version=0,
             flush_interval=settings.weights.flush_cache_interval,

@@ -100,8 +100,12 @@ def oldest_version(summary: GroupSummary) -> int:
 
 
 def select_groups(groups: Sequence[AcceptedGroup], count: int) -> list[AcceptedGroup]:
-    """The `count` groups to train next: oldest policy version first, then first accepted first."""
-    return sorted(groups, key=lambda group: (oldest_version(group.summary), group.position))[:count]
+    """The `count` groups to train next: oldest policy version first, then first accepted first.
+
+    They come in the order of their prompts, which doesn't depend on when each was finished.
+    """
+    chosen = sorted(groups, key=lambda group: (oldest_version(group.summary), group.position))[:count]
+    return sorted(chosen, key=lambda group: group.group_index)
 
 
 def plan_batch(

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.activity import ActivityBoard
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
 from pipeline.generate_settings import generate_settings, rollout_sampling
@@ -44,17 +45,34 @@ from vime.settings.parse import HookArgs
 Closer = Callable[[], Awaitable[None]]
 
 
+def worker_name(number: int) -> str:
+    """Of a producer's processes in the queue; each adds its process id."""
+    return f"producer-{number}"
+
+
+def reward_name(settings: Settings) -> str:
+    """What scores the samples, in words."""
+    rollout = settings.rollout
+    return rollout.custom_rm_path or rollout.rm_url or rollout.rm_type or "the reward"
+
+
 def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
     """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
     return settings.rollout.vllm_server_concurrency * max(1, num_engines) // settings.data.n_samples_per_prompt
 
 
 async def build_producer(
-    settings: Settings, coordinator: Any, queue: QueueClient, engine_addresses: Sequence[str], number: int
+    settings: Settings,
+    coordinator: Any,
+    queue: QueueClient,
+    engine_addresses: Sequence[str],
+    number: int,
+    activity: ActivityBoard,
 ) -> tuple[Producer | RolloutRunner, list[Closer]]:
     """What makes the run's groups, and what must be awaited to close what it uses.
 
-    `coordinator` is the handle of its actor, `queue` the same as producers call it.
+    `coordinator` is the handle of its actor, `queue` the same as producers call it. What groups are at is noted on
+    `activity`.
     """
     engines = [EngineClient(address) for address in engine_addresses]
     router = _router(settings)
@@ -65,7 +83,7 @@ async def build_producer(
         are_replaced=settings.engine.use_fault_tolerance,
     )
     gate, functions, rewards = RequestGate(serving), OwnFunctions(), build_rewards(settings)
-    samples, closers = await build_sample_maker(settings, gate, rewards, functions)
+    samples, closers = await build_sample_maker(settings, gate, rewards, functions, activity)
     args, rollout = HookArgs(settings), settings.rollout
     groups = GroupMaker(
         GroupSettings(
@@ -79,6 +97,7 @@ async def build_producer(
         samples,
         args,
         rewards.of_group if rewards is not None and rollout.group_rm else None,
+        activity,
     )
     dynamic_filter = DynamicFilter(functions, args, rollout.dynamic_sampling_filter_path)
 
@@ -87,7 +106,7 @@ async def build_producer(
 
     closers += [*(engine.close for engine in engines), *([] if router is None else [router.close])]
     closers += [*([] if rewards is None else [rewards.close]), close_functions]
-    in_flight, worker_id = max_groups_in_flight(settings, len(engines)), f"producer-{number}-{os.getpid()}"
+    in_flight, worker_id = max_groups_in_flight(settings, len(engines)), f"{worker_name(number)}-{os.getpid()}"
     pool = open_pool(settings, coordinator)
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
@@ -113,6 +132,7 @@ async def build_producer(
         groups,
         failed,
         dynamic_filter,
+        activity=activity,
     )
     return producer, closers
 
@@ -164,7 +184,11 @@ def build_rewards(settings: Settings) -> Rewards | None:
 
 
 async def build_sample_maker(
-    settings: Settings, gate: RequestGate, rewards: Rewards | None, functions: OwnFunctions
+    settings: Settings,
+    gate: RequestGate,
+    rewards: Rewards | None,
+    functions: OwnFunctions,
+    activity: ActivityBoard | None = None,
 ) -> tuple[SampleMaker, list[Closer]]:
     """What makes the run's samples, and what must be awaited to close what it uses.
 
@@ -189,6 +213,7 @@ async def build_sample_maker(
         teacher,
         OwnGenerate(functions, args),
         SampleHooks(functions, args, rollout.rollout_sample_hook_path),
+        activity,
     )
 
     return maker, [] if teacher is None else [teacher.close]

@@ -101,12 +101,16 @@ class WeightPublisher:
         self._num_fenced: dict[str, int] = {}
         self._num_failed = self._num_attempts = 0
         self._why = ""
-        self._is_publishing = False
+        self._is_publishing = self._sender_is_new = False
 
     @property
     def moment(self) -> int | None:
         """Tells moments between publications apart; None while one is under way and engines may stand still."""
         return None if self._is_publishing else self._num_attempts
+
+    def sender_is_new(self) -> None:
+        """The trainer's processes are others than before: the next version builds on nothing that engines hold."""
+        self._sender_is_new = True
 
     @property
     def behind(self) -> list[str]:
@@ -221,6 +225,9 @@ class WeightPublisher:
             if any(update.goes_on for update in updates):
                 pause_s = await self._change(version, updates, deadline, flush=flush)
             raised = self._judge(version, updates)
+        except BaseException:
+            await self._cut_short(updates)
+            raise
         finally:
             self._is_publishing = False
         if self._serving:
@@ -239,6 +246,17 @@ class WeightPublisher:
             sorted(were_fenced & self._serving),
         )
 
+    async def _cut_short(self, updates: Sequence[EngineUpdate]) -> None:
+        """Whoever may hold something else than the version that serves gets no requests before the next one."""
+        changed = [update.engine.address for update in updates if update.weights is not Weights.OLD]
+        self.fenced |= dict.fromkeys(changed, "its publication was cut short")
+        self._serving -= set(changed)
+        self._in_doubt |= set(changed)
+        if self._serving:
+            await self._admission.resume_admission(self.version, sorted(self._serving))
+        elif changed:
+            await self._admission.serve_only([])
+
     async def _prepare(self, version: int, updates: list[EngineUpdate], deadline: Deadline) -> Prepared:
         """Ask who is there, and bring the version to all who are."""
         note_failures(updates, self._gone)
@@ -249,7 +267,7 @@ class WeightPublisher:
         present = [update.engine for update in updates if update.goes_on]
         if not present:
             return Prepared()
-        full = self._num_failed > 0 or bool(self.fenced) or len(present) < len(self._engines)
+        full = self._sender_is_new or self._num_failed > 0 or bool(self.fenced) or len(present) < len(self._engines)
         try:
             preparing = self._transport.prepare(version, present, full=full, deadline=deadline)
             prepared = await deadline.bound("preparing", preparing, at_most_s=deadline.left_s(PREPARE_SHARE))
@@ -329,6 +347,7 @@ class WeightPublisher:
         before, concerned = self._serving, {update.engine.address for update in updates}
         if new:
             self.version = version
+            self._sender_is_new = False
         self._serving = before - concerned
         self.fenced = {address: reason for address, reason in self.fenced.items() if address not in concerned}
         self._in_doubt -= concerned

@@ -33,6 +33,11 @@ class RequestGate:
         """Requests in flight; a generate function that runs counts as one where it sends its requests by itself."""
         return max(self._num_requests, self._num_busy)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may start."""
+        return self._open.is_set()
+
     def pause(self) -> None:
         """Start no request until `resume`; running ones go on."""
         self._open.clear()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from pipeline.external_engines import registered_engines
+from pipeline.restarts import RestartBudget
 from pipeline.run_folder import RunFolder
 from vime.backends.vllm_utils.router_arguments import router_options_of
 from vime.backends.vllm_utils.router_server import RouterLaunch, RouterServer, RouterWorkers, is_installed
@@ -17,6 +19,10 @@ from vime.settings.groups import ModelRouter, Settings
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+DEATH_S = 2 * _POLL_S
+"""How long the end of a router may become known after a call to it has failed."""
+PORT_S = 15.0
+"""How long the processes of a router that ended may keep its port."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +32,29 @@ class _Running:
     server: RouterServer | None
     """None for a router that others started."""
 
+    @property
+    def has_ended(self) -> bool:
+        return self.server is not None and self.server.poll() is not None
+
 
 class Routers:
     """Started together; `stop` ends those that were started here, and takes the run's engines out of the others."""
 
-    def __init__(self, settings: Settings, folder: RunFolder, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: RunFolder,
+        note: Callable[[str], None],
+        on_restart: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`note` is told what a user should know, `on_restart` is called when a router was replaced."""
+        self._on_restart, self._host = on_restart, ""
         self._settings, self._folder, self._note = settings, folder, note
         self._running: dict[str, _Running] = {}
         self._engines: dict[str, tuple[str, ...]] = {}
         """Model -> addresses of its engines, which may be registered with its router."""
+        self._serving: dict[str, tuple[str, ...]] = {}
+        """Model -> those of them that are to be."""
         self._discovered: set[str] = set()
         """Models whose engines are those that others registered."""
         self._changing = asyncio.Lock()
@@ -61,11 +81,10 @@ class Routers:
         if models and not is_installed():
             self._note("vllm-router is not installed: requests go straight to the engines, and agents have no address.")
             return
-        options = router_options_of(self._settings.router_args)
+        self._host = host
         for name in models:
             port = 0 if self._running else given.vllm_router_port or 0
-            launch = RouterLaunch(host, port, self._folder.log(f"router_{name}"), options)
-            server = await asyncio.to_thread(RouterServer, launch)
+            server = await asyncio.to_thread(self._start, name, port)
             self._add(ModelRouter(name, *server.address), server)
 
     async def set(self, model: str, engines: Collection[str], serving: Collection[str]) -> None:
@@ -77,16 +96,14 @@ class Routers:
         if model not in self._running:
             return
         async with self._changing:
-            workers, out_of = self._running[model].workers, list(engines)
-            if model in self._discovered:
-                late = sorted(set(await workers.addresses()) - set(engines))
-                for address in late:
-                    self._note(f"Engine {address} was registered after the run began, without its weights: taken out.")
-                out_of += late
-            self._engines[model] = tuple(engines)
-            missing = await workers.set(serving, out_of)
-        for address in missing:
-            self._note(f"Engine {address} could not be registered with the router of {model}.")
+            self._engines[model], self._serving[model] = tuple(engines), tuple(serving)
+            try:
+                await self._register(model)
+            except EngineError:
+                await asyncio.sleep(DEATH_S)
+                if not self._running[model].has_ended:
+                    raise
+                # Its successor gets them registered.
 
     async def registered(self, model: str, report: Callable[[str], None]) -> list[str]:
         """Engines that others have registered with a model's router; later ones are taken out of it again.
@@ -104,14 +121,52 @@ class Routers:
         where = f"{running.router.host}:{running.router.port}"
         return await registered_engines(running.workers.addresses, where, report)
 
-    async def watch(self) -> None:
-        """Until a router that was started here ends; raises `RunFailedError`."""
+    async def keep(self) -> None:
+        """Replace routers that were started here when they end.
+
+        Raises:
+            RunFailedError: one has ended too often, or none can be started in its place.
+        """
+        budgets = {model: RestartBudget(self._settings.queue.max_process_restarts) for model in self._running}
         while True:
-            for running in self._running.values():
-                status = None if running.server is None else running.server.poll()
-                if status is not None:
-                    raise RunFailedError(f"the router of {running.router.model} ended with status {status}")
+            for model, running in self._running.items():
+                if running.has_ended:
+                    await self._replace(model, budgets[model])
             await asyncio.sleep(_POLL_S)
+
+    async def _replace(self, model: str, budget: RestartBudget) -> None:
+        """Start another router at the same address, and register those engines with it that serve."""
+        old = self._running[model]
+        why = f"the router of {model} ended with status {None if old.server is None else old.server.poll()}"
+        which = budget.take()
+        if which is None:
+            raise RunFailedError(f"{why}, after {budget.limit} restarts in an hour")
+        self._note(f"{why[0].upper()}{why[1:]} and is replaced, {which}.")
+        async with self._changing:
+            try:
+                server = await asyncio.to_thread(self._start, model, old.router.port, port_timeout_s=PORT_S)
+                self._running[model] = dataclasses.replace(old, server=server)
+                await self._register(model)
+            except EngineError as error:
+                raise RunFailedError(f"{why}; its successor failed: {error.message}") from error
+        await self._on_restart()
+
+    def _start(self, model: str, port: int, *, port_timeout_s: float = 0.0) -> RouterServer:
+        options = router_options_of(self._settings.router_args)
+        launch = RouterLaunch(self._host, port, self._folder.log(f"router_{model}"), options)
+        return RouterServer(launch, port_timeout_s=port_timeout_s)
+
+    async def _register(self, model: str) -> None:
+        """Have exactly those of a model's engines registered that serve. Raises `EngineError`."""
+        engines, workers = self._engines.get(model, ()), self._running[model].workers
+        out_of = list(engines)
+        if model in self._discovered:
+            late = sorted(set(await workers.addresses()) - set(engines))
+            for address in late:
+                self._note(f"Engine {address} was registered after the run began, without its weights: taken out.")
+            out_of += late
+        for address in await workers.set(self._serving.get(model, ()), out_of):
+            self._note(f"Engine {address} could not be registered with the router of {model}.")
 
     async def stop(self) -> None:
         """End what was started here; others' routers forget the run's engines, as far as they answer."""

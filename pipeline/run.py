@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +16,7 @@ import msgspec
 from pipeline.batch_report import BatchReport
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.commits import Commits
 from pipeline.debug.dumps import RolloutDumps, save_tokenizer
 from pipeline.debug.rollout_only import RolloutOnlySession, generation_alone
 from pipeline.debug.train_only import train_stored
@@ -38,18 +35,24 @@ from pipeline.packing_settings import packing_settings
 from pipeline.parity_verdict import engine_parity, refuse_difference
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, ProcessedRewards, plan_batch, select_groups
+from pipeline.process_reports import ProcessReports
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
+from pipeline.restarts import RestartBudget
+from pipeline.resume_words import resume_words
 from pipeline.reward_post_process import FLAG, process_rewards
 from pipeline.rollout_kind import is_stream
 from pipeline.run_folder import RunFolder
 from pipeline.sample_filter import FLAG as SAMPLE_FILTER
 from pipeline.sample_filter import filter_samples
 from pipeline.session_lock import session_lock
-from pipeline.session_plan import plan_session
+from pipeline.session_start import Start, coordinator_config, prepare_start
+from pipeline.stages import Stage, StageBoard
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
+from pipeline.supervision import Patience, StallRecord, Supervisor, write_stall
+from pipeline.trainer_return import go_back
 from pipeline.transports.promise import transport_words
 from pipeline.weight_wiring import weight_transport
 from pipeline.wiring import NUM_PRODUCERS, open_pool
@@ -57,26 +60,14 @@ from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
 from recovery.claim import claim_queue
-from recovery.commit import (
-    CommitParent,
-    CommitRecord,
-    QueueState,
-    commit_path,
-    iteration_directory,
-    read_commit,
-    read_queue_state,
-    write_commit,
-)
 from recovery.fixed import hold_to_fixed
-from recovery.restore import RestoreMode, RestorePlan, parent_of
-from recovery.retention import releasable
+from recovery.home import live_at
+from recovery.restore import RestoreMode
 from storage.contracts import PayloadPool
-from storage.disk_reserve import GIB
-from storage.files import append_durably, make_folder, write_atomically
-from storage.positions import PositionRanges
+from storage.files import append_durably, write_atomically
 from storage.queue_types import AcceptedGroup
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RestoreError, RewardError
+from vime.errors import RestoreError, RewardError, TrainerDiedError
 from vime.rollout.dynamic_filter import without_rejections
 from vime.settings.groups import Settings
 from vime.settings.import_paths import load_function
@@ -88,17 +79,6 @@ from vime.utils.kill_points import KillPoint, reach
 from vime.utils.types import Sample
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a session starts from."""
-
-    plan: RestorePlan
-    branch: str
-    parent: CommitParent | None
-    commit: CommitRecord | None
-    state: QueueState | None
 
 
 def run_training(resolved: Resolved, view: ProgressView) -> Ending:
@@ -114,9 +94,10 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     fixed = fixed_settings(settings, source)
     folder.make()
     with session_lock(folder):
-        start = _prepare(settings, folder)
+        start = prepare_start(settings, folder)
         hold_to_fixed(folder.root, fixed)
-        for words in start.plan.words:
+        live_at(folder.root, folder.root / folder.output)
+        for words in resume_words(settings, folder, start):
             view.note(words)
         left_out = [words for each in open_eval_sets(settings) for words in set_aside_words(each)]
         for words in [*set_bad_prompts_aside(source, folder.bad_prompts), *left_out]:
@@ -159,7 +140,7 @@ async def _generate(
     session = RolloutOnlySession(
         settings,
         folder,
-        coordinator_config(settings, start),
+        coordinator_config(settings, start, start.branch),
         cluster,
         view,
         interrupts,
@@ -195,39 +176,6 @@ def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int
     return dict(+dropped), counts.generated - at_start.generated + at_start.in_flight
 
 
-def coordinator_config(settings: Settings, start: Start) -> CoordinatorConfig:
-    """What the coordinator of a session is told. Batches trained before may have had another size."""
-    data, queue = settings.data, settings.queue
-    batch = data.rollout_batch_size or 0
-    trained = [] if start.state is None else start.state.trained
-    left = max(0, (data.num_rollout or 0) - start.plan.start_rollout)
-    return CoordinatorConfig(
-        branch=start.branch,
-        trained=trained,
-        groups_wanted=len(PositionRanges(trained)) + left * batch,
-        max_groups=queue.rollout_queue_max_groups or max(2 * batch, data.over_sampling_batch_size or 0),
-        surplus=max(0, (data.over_sampling_batch_size or batch) - batch),
-        lease_seconds=queue.rollout_queue_lease_seconds,
-        next_group_index=0 if start.state is None else start.state.next_group_index,
-        memory=None if start.state is None else start.state.memory,
-        batch=max(1, batch),
-        max_staleness=queue.max_staleness,
-        online_gc=queue.rollout_queue_online_gc,
-        reserve_bytes=round(queue.rollout_disk_reserve_gib * GIB),
-    )
-
-
-def _prepare(settings: Settings, folder: RunFolder) -> Start:
-    branch = uuid.uuid4().hex[:12]
-    plan = plan_session(settings, new_branch=branch)
-    if plan.commit_directory is None or plan.commit_rollout is None:
-        return Start(plan, branch, None, None, None)
-    directory = folder.root / plan.commit_directory
-    record = read_commit(commit_path(directory, plan.commit_rollout))
-    state = read_queue_state(directory, plan.commit_rollout)
-    return Start(plan, branch, parent_of(plan, record.branch), record, state)
-
-
 def _remove_leftovers(folder: RunFolder) -> None:
     """Ray's temporary folder of a session that was killed."""
     if folder.processes.exists():
@@ -251,16 +199,11 @@ class _Session:
     ) -> None:
         self._settings, self._folder, self._start = settings, folder, start
         self._view, self._interrupts = view, interrupts
-        self._directory = folder.root / start.plan.directory
         self._workers = Workers(settings, folder, cluster, view.note)
         self._turns = MemoryTurns(settings.cluster, self._workers)
         self._dumps = rollout_dumps(settings, self._workers, view)
         self._clock = StepClock()
-        plan = start.plan
-        self._committed: tuple[Path, int] | None = None
-        """Folder and rollout of the newest commit."""
-        if plan.commit_directory is not None and plan.commit_rollout is not None:
-            self._committed = (folder.root / plan.commit_directory, plan.commit_rollout)
+        self._commits = Commits(settings, folder, start, self._workers, view.note)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
         self._holds_published = False
@@ -271,6 +214,10 @@ class _Session:
             lambda: open_pool(settings, self._workers.coordinator),
         )
         self._evaluates_first = evaluates_first
+        self._session = start.branch
+        """Its name for the queue; branches change when the trainer goes back to a commit."""
+        self._stages = StageBoard()
+        self._trainer_restarts = RestartBudget(settings.queue.max_process_restarts)
         self._evaluations = Evaluations(
             self._workers,
             folder,
@@ -286,7 +233,9 @@ class _Session:
             publisher = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(publisher)
+                self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
                 await self._workers.guarded(self._evaluations.finish(self._stop_asked))
+                self._stages.begin(Stage("the session ends"))
                 failed = await self._workers.stop_producers()
                 await self._commit_last(publisher)
             if failed is not None:
@@ -297,20 +246,23 @@ class _Session:
         finally:
             for client in clients:
                 await client.close()
+            await self._commits.abandon()
             await self._workers.stop()
 
     def _stop_asked(self) -> bool:
         return self._interrupts.stop_asked
 
     async def _commit_last(self, publisher: WeightPublisher) -> None:
-        """Commit the newest rollout batch, unless it is."""
-        if self._committed is None or self._committed[1] != self._done_rollouts - 1:
-            await self._workers.guarded(self._commit(self._done_rollouts - 1, publisher.version))
+        """Commit the newest rollout batch, unless it is, and wait until that is on disk."""
+        await self._workers.guarded(self._commits.settle())
+        if self._commits.newest is None or self._commits.newest[1] != self._done_rollouts - 1:
+            await self._workers.guarded(self._commits.commit(self._start, self._done_rollouts - 1, publisher.version))
+            await self._workers.guarded(self._commits.settle())
 
     async def _start_all(self, clients: list[EngineClient]) -> WeightPublisher:
         workers = self._workers
         await prove_nodes(self._folder.queue, self._settings.queue)
-        await workers.start_coordinator(coordinator_config(self._settings, self._start))
+        await workers.start_coordinator(coordinator_config(self._settings, self._start, self._session))
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
         await workers.start_routers()
@@ -322,7 +274,7 @@ class _Session:
         weights = self._settings.weights
         publisher = WeightPublisher(
             clients,
-            weight_transport(self._settings, workers),
+            weight_transport(self._settings, workers.trainers),
             workers,
             start_version=await self._start_version(),
             flush_interval=weights.flush_cache_interval,
@@ -331,6 +283,7 @@ class _Session:
             replace=None if workers.keeper is None else workers.keeper.replace,
         )
         workers.keep_engines(publisher)
+        self._supervise(publisher, clients)
         append_branch(
             self._folder.root,
             Branch(self._start.branch, self._start.parent, self._start.plan.directory, publisher.version),
@@ -347,6 +300,21 @@ class _Session:
         await self._release_trainers()
         self._clock.start()
         return publisher
+
+    def _supervise(self, publisher: WeightPublisher, clients: list[EngineClient]) -> None:
+        """From now on a run that doesn't go on says why, and ends at last."""
+        queue = self._settings.queue
+        supervisor = Supervisor(
+            self._stages,
+            ProcessReports(self._workers, clients, lambda: publisher.fenced),
+            Patience(queue.stall_after, queue.stall_timeout),
+            self._tell_of_stall,
+        )
+        self._workers.watch.add("supervisor", supervisor.run())
+
+    def _tell_of_stall(self, record: StallRecord) -> None:
+        self._view.note(f"No progress for {record.quiet_s:.0f} s: {record.words}.")
+        write_stall(self._folder.stalls, record)
 
     async def _check_parity(self, addresses: Sequence[str], published: Publication) -> None:
         """Compare each engine but the fenced with the trainer on a few sequences. Raises `ParityError`."""
@@ -372,22 +340,23 @@ class _Session:
     async def _start_trainers(self) -> None:
         """Start the ranks with what the newest commit holds, that of this session or of the one it continues."""
         self._packing = packing_settings(self._settings, await self._workers.start_trainers())
-        if self._committed is None:
+        if self._commits.newest is None:
             await self._workers.on_trainers(lambda trainer: trainer.load_start.remote())
         else:
-            directory, rollout_id = str(self._committed[0]), self._committed[1]
+            directory, rollout_id = str(self._commits.newest[0]), self._commits.newest[1]
             await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, rollout_id))
-        self._workers.watch_trainers()
+        self._workers.trainers.watch()
 
     async def _release_trainers(self) -> None:
         """With --release-train end the ranks' processes until there is a batch to train."""
         if self._settings.cluster.release_train:
-            await self._workers.guarded(self._workers.release_trainers())
+            await self._workers.guarded(self._commits.settle())
+            await self._workers.guarded(self._workers.trainers.release())
             await self._workers.record_processes()
 
     async def _revive_trainers(self) -> None:
         """Start the ranks again where they were released."""
-        if not self._workers.trainers:
+        if not self._workers.trainers.ranks:
             self._view.waiting("the trainer starts from what it was when it ended")
             await self._workers.guarded(self._start_trainers())
             await self._workers.record_processes()
@@ -399,53 +368,101 @@ class _Session:
             committed,
             highest_evaluated_version(self._folder.root),
             await self._workers.highest_version(),
-            await self._workers.highest_version_on_disk(),
+            await self._workers.trainers.highest_version_on_disk(),
         )
 
     async def _train_all(self, publisher: WeightPublisher) -> None:
         last = (self._settings.data.num_rollout or 0) - 1
-        interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
         if self._evaluates_first:
             self._evaluations.begin(self._done_rollouts)
-        for rollout_id in range(self._start.plan.start_rollout, last + 1):
-            planning = self._next_plan(rollout_id, publisher)
-            if self._workers.keeper is not None:
-                planning = engines_brought_back(planning, publisher, self._bring_back)
-            plan = await self._workers.guarded(planning)
-            if plan is None:
+        while self._done_rollouts <= last:
+            try:
+                if not await self._one_batch(self._done_rollouts, publisher):
+                    return
+            except TrainerDiedError as death:
+                await self._go_back(publisher, death)
+
+    async def _go_back(self, publisher: WeightPublisher, death: TrainerDiedError) -> None:
+        """Start the ranks again from the newest commit; engines, producers and queue go on.
+
+        Raises:
+            TrainerDiedError: no restart is left, or what was trained since the commit is gone with a queue in memory.
+        """
+        while (which := None if self._settings.queue.is_in_memory else self._trainer_restarts.take()) is not None:
+            try:
+                await self._restart_trainers(publisher, which, death)
                 return
-            await self._give_memory_to_trainer()
-            await self._revive_trainers()
-            self._holds_published = False
-            samples, reports = await self._workers.guarded(self._read_and_train(plan))
-            reach(KillPoint.AFTER_TRAIN)
-            await self._workers.training_completed(plan)
-            self._done_rollouts = rollout_id + 1
-            self._clock.trained()
-            publication: Publication | None = None
-            evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
-            if (interval is not None and (rollout_id + 1) % interval == 0) or (evaluates and rollout_id == last):
-                await self._workers.guarded(self._commit(rollout_id, publisher.version))
-            if (rollout_id < last or evaluates) and not self._interrupts.stop_asked:
-                publication = await self._publish(publisher, rollout_id, is_due=evaluates)
-                await self._release_trainers()
-                if evaluates:
-                    self._evaluations.begin(rollout_id + 1)
-            self._clock.published()
-            counts, stats = await asyncio.gather(self._workers.counts(), self._workers.stats())
-            record = step_record(
-                plan, last + 1, reports, publication, counts, stats, self._clock, self._report.numbers(samples)
-            )
-            append_durably(self._folder.metrics, msgspec.json.encode(record))
-            is_told, warning = await self._report.tell(record, samples)
-            if warning:
-                self._view.note(f"warning: {warning}")
-            if not is_told:
-                self._view.step(record)
-            self._evaluations.collect()
-            self._stop_when_too_many_failed(counts)
-            if self._interrupts.stop_asked:
-                return
+            except TrainerDiedError as another:
+                death = another
+        raise death
+
+    async def _restart_trainers(self, publisher: WeightPublisher, which: str, death: TrainerDiedError) -> None:
+        self._stages.begin(Stage("the trainer's ranks start again"))
+        await self._commits.abandon()
+        await self._workers.trainers.abandon()
+        done = self._done_rollouts
+        self._start = go_back(self._start, self._folder, self._commits.newest, publisher.version)
+        self._done_rollouts = self._start.plan.start_rollout
+        self._view.note(
+            f"A trainer rank died: the ranks go back from rollout {done} to {self._done_rollouts}, {which}. "
+            f"{death.message.splitlines()[0]}"
+        )
+        self._evaluations.branch, self._holds_published = self._start.branch, False
+        await self._workers.begin_branch(coordinator_config(self._settings, self._start, self._session))
+        await self._workers.guarded(self._turns.give_to_trainer())
+        await self._workers.guarded(self._start_trainers())
+        publisher.sender_is_new()
+        publication = await self._workers.guarded(publisher.publish())
+        self._holds_published = publication.raised
+        await self._workers.keep_version(publisher.version)
+        await self._workers.record_processes()
+        await self._release_trainers()
+        self._tell_of_engines(publication)
+        self._view.note(f"The trainer goes on after rollout {self._done_rollouts}; version {publisher.version} serves.")
+
+    async def _one_batch(self, rollout_id: int, publisher: WeightPublisher) -> bool:
+        """Wait, plan, train, commit and publish; False when the user asked to stop."""
+        last = (self._settings.data.num_rollout or 0) - 1
+        interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
+        planning = self._next_plan(rollout_id, publisher)
+        if self._workers.keeper is not None:
+            planning = engines_brought_back(planning, publisher, self._bring_back)
+        plan = await self._workers.guarded(planning)
+        if plan is None:
+            return False
+        await self._give_memory_to_trainer()
+        await self._revive_trainers()
+        self._holds_published = False
+        self._stages.begin(Stage("trains", rollout_id + 1))
+        samples, reports = await self._workers.guarded(self._read_and_train(plan))
+        reach(KillPoint.AFTER_TRAIN)
+        await self._workers.training_completed(plan)
+        self._done_rollouts = rollout_id + 1
+        self._clock.trained()
+        publication: Publication | None = None
+        evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
+        if (interval is not None and (rollout_id + 1) % interval == 0) or (evaluates and rollout_id == last):
+            self._stages.begin(Stage("commits", rollout_id + 1))
+            await self._workers.guarded(self._commits.commit(self._start, rollout_id, publisher.version))
+        if (rollout_id < last or evaluates) and not self._interrupts.stop_asked:
+            publication = await self._publish(publisher, rollout_id, is_due=evaluates)
+            await self._release_trainers()
+            if evaluates:
+                self._evaluations.begin(rollout_id + 1)
+        self._clock.published()
+        counts, stats = await self._workers.guarded(self._workers.counts_and_stats())
+        record = step_record(
+            plan, last + 1, reports, publication, counts, stats, self._clock, self._report.numbers(samples)
+        )
+        append_durably(self._folder.metrics, msgspec.json.encode(record))
+        is_told, warning = await self._report.tell(record, samples)
+        if warning:
+            self._view.note(f"warning: {warning}")
+        if not is_told:
+            self._view.step(record)
+        self._evaluations.collect()
+        self._stop_when_too_many_failed(counts)
+        return not self._stop_asked()
 
     async def _give_memory_to_trainer(self) -> None:
         """Where trainer and engines share devices, end requests; those of an evaluation are waited for."""
@@ -455,15 +472,18 @@ class _Session:
 
     async def _read_and_train(self, plan: BatchPlan) -> tuple[list[Sample], list[TrainReport]]:
         """Train a batch, and read the samples that its report needs; afterwards they may be gone."""
-        return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
+        async with self._commits.trainers_busy:
+            return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
 
     async def _publish(self, publisher: WeightPublisher, rollout_id: int, *, is_due: bool) -> Publication | None:
         """Publish if it is due after this rollout batch, by `is_due` or by the interval of publications."""
         publication = None
         if is_due or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
             await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
+            self._stages.begin(Stage("publishes weights", rollout_id + 1))
             reach(KillPoint.BEFORE_WEIGHTS)
-            publication = await self._workers.guarded(publisher.publish())
+            async with self._commits.trainers_busy:
+                publication = await self._workers.guarded(publisher.publish())
             reach(KillPoint.AFTER_WEIGHTS)
             self._holds_published = publication.raised
             self._tell_of_engines(publication)
@@ -475,10 +495,12 @@ class _Session:
         """Give engines that were replaced the version that serves; a new one to all where that can't be repeated."""
         publication = None
         if self._holds_published and publisher.repeats():
-            publication = await publisher.catch_up()
+            async with self._commits.trainers_busy:
+                publication = await publisher.catch_up()
         if publication is None or publisher.behind:
             await self._revive_trainers()
-            publication = await publisher.publish()
+            async with self._commits.trainers_busy:
+                publication = await publisher.publish()
             self._holds_published = publication.raised
             await self._workers.keep_version(publisher.version)
             await self._release_trainers()
@@ -496,10 +518,12 @@ class _Session:
         batch = data.rollout_batch_size or 0
         await self._turns.trainer_leaves()
         self._clock.waits()
+        wanted = groups_to_wait_for(batch, (data.num_rollout or 0) - rollout_id)
+        self._stages.begin(Stage("", rollout_id + 1, groups_wanted=wanted))
         groups = await wait_for_batch(
             self._workers,
-            groups_to_wait_for(batch, (data.num_rollout or 0) - rollout_id),
-            stall_timeout_s=self._settings.queue.stall_timeout,
+            wanted,
+            stall_timeout_s=None,
             report=self._view.waiting,
             check=self._stop_when_too_many_failed,
             stop_asked=self._stop_asked,
@@ -507,6 +531,7 @@ class _Session:
         if groups is None:
             return None
         self._clock.waited()
+        self._stages.begin(Stage("is planned", rollout_id + 1))
         chosen = await self._filtered(select_groups(groups, batch))
         plan = plan_batch(
             chosen,
@@ -557,50 +582,8 @@ class _Session:
             ) from error
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
+        self._commits.check()
         stop_when_too_many_failed(self._settings, self._folder, self._at_start, counts)
-
-    async def _commit(self, rollout_id: int, weight_version: int) -> None:
-        """Model, optimizer and RNG of all ranks, then the queue state, then the record that makes them one."""
-        if rollout_id < 0:
-            return
-        started = time.monotonic()
-        shutil.rmtree(iteration_directory(self._directory, rollout_id), ignore_errors=True)
-        make_folder(self._directory / "rollout")
-        directory = str(self._directory)
-        await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
-        await self._workers.save_prompt_source(rollout_id)
-        state = await self._workers.queue_state()
-        path = await asyncio.to_thread(
-            write_commit,
-            self._directory,
-            rollout_id=rollout_id,
-            branch=self._start.branch,
-            parent=self._start.parent,
-            weight_version=weight_version,
-            run_id=self._settings.queue.rollout_queue_run_id,
-            rollout_data_dir=str(self._folder.queue.parent),
-            queue_state=state,
-        )
-        queue = self._settings.queue
-        released = (
-            releasable(self._folder.root, self._start.plan.directory, queue.rollout_queue_keep_commits)
-            if queue.rollout_queue_online_gc
-            else PositionRanges()
-        )
-        await self._workers.rotate_queue(state, released)
-        self._committed = (self._directory, rollout_id)
-        self._view.note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s: {_relative(path)}")
-        await self._export(rollout_id)
-
-    async def _export(self, rollout_id: int) -> None:
-        """The weights that were committed, for other programs."""
-        template = self._settings.checkpoint.save_hf
-        if template is None:
-            return
-        started = time.monotonic()
-        target = Path(template.format(rollout_id=rollout_id)).absolute()
-        await self._workers.on_trainers(lambda trainer: trainer.save_hf.remote(str(target)))
-        self._view.note(f"Exported to {_relative(target)} in {time.monotonic() - started:.1f} s.")
 
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
@@ -612,7 +595,3 @@ class _Session:
                 f"Stopped after {self._done_rollouts} of {wanted} rollouts. To resume, run the same command again "
                 f"(with --load {self._folder.root})."
             )
-
-
-def _relative(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

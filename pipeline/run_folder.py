@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.home import run_of
+from recovery.restore import parse_load
+from recovery.run_on_disk import folder_name
 from storage.dead_letters import letters_folder
 from storage.files import make_folder
 from vime.settings.groups import Settings
@@ -12,25 +15,37 @@ from vime.settings.groups import Settings
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of one run; `root` is `--save`."""
+    """Paths of one run; `root` is `--save`, unless a run elsewhere goes on that `--load` or its record there names."""
 
     root: Path
     queue: Path
     """Root of the straw pool."""
+    output: str = "."
+    """Folder for commits, as `recovery.run_on_disk` names it."""
 
     @classmethod
     def of(cls, settings: Settings) -> RunFolder:
-        root = Path(settings.checkpoint.save or "").resolve()
+        """Raises `RestoreError` where `--load` and `--save` hold different runs."""
+        checkpoint = settings.checkpoint
+        save = Path(checkpoint.save or "").resolve()
+        is_run = checkpoint.load is not None and not settings.debug.trains_only
+        load = parse_load(checkpoint.load or "")[0] if is_run else None
+        root = run_of(save, load)
         data = (
             Path(settings.queue.rollout_data_dir).resolve()
             if settings.queue.rollout_data_dir
             else root / "rollout_data"
         )
-        return cls(root, data / "pool")
+        return cls(root, data / "pool", folder_name(save, root))
 
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def stalls(self) -> Path:
+        """Times at which nothing went on, and who waited for whom."""
+        return self.root / "stalls.jsonl"
 
     @property
     def logs(self) -> Path:
@@ -62,6 +77,10 @@ class RunFolder:
     def step_log(self) -> Path:
         """Folder of the step log of a queue in memory; that of a queue on disk lies with it."""
         return self.root / "rollout" / "step_log"
+
+    def coordinator_config(self, session: str) -> Path:
+        """What the coordinator was told last in a session whose trainer went back to a commit."""
+        return self.root / "rollout" / f"coordinator_{session}.msgpack"
 
     @property
     def processes(self) -> Path:

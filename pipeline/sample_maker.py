@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.activity import ActivityBoard, Phase
 from pipeline.group_start import is_generated
 from pipeline.request_gate import RequestGate
 from vime.backends.vllm_utils.protocol import Sampler
@@ -64,14 +65,17 @@ class SampleMaker:
         teacher: Teacher | None = None,
         own: OwnGenerate | None = None,
         hooks: SampleHooks | None = None,
+        activity: ActivityBoard | None = None,
     ) -> None:
         """Without `reward` samples come out unscored: their group is scored as a whole, elsewhere.
 
-        `own` calls generate functions, `hooks` those of each sample; without them there are none.
+        `own` calls generate functions, `hooks` those of each sample; without them there are none. What samples
+        are at is noted on `activity`.
         """
         self._settings, self._gate, self._generator = settings, gate, generator
         self._reward, self._hook_args, self._teacher = reward, hook_args, teacher
         self._own, self._hooks = own, hooks
+        self._activity = activity or ActivityBoard()
 
     @property
     def num_drifted_tokens(self) -> int:
@@ -94,7 +98,8 @@ class SampleMaker:
         """
         samples = [sample]
         if not is_generated(sample):
-            samples = await self._generated(sample, sampling or self._settings.sampling, evaluation=evaluation)
+            with self._activity.doing(Phase.GENERATING, sample.group_index or 0, samples):
+                samples = await self._generated(sample, sampling or self._settings.sampling, evaluation=evaluation)
         if self._reward is not None:
             await asyncio.gather(*(self._score(self._reward, each) for each in samples if each.reward is None))
         return samples
@@ -139,5 +144,6 @@ class SampleMaker:
 
     async def _score(self, reward: RewardFunction, sample: Sample) -> None:
         started, settings = time.monotonic(), self._settings
-        await score(reward, self._hook_args, sample, timeout_s=settings.reward_timeout_s, key=settings.reward_key)
+        with self._activity.doing(Phase.REWARD, sample.group_index or 0, [sample]):
+            await score(reward, self._hook_args, sample, timeout_s=settings.reward_timeout_s, key=settings.reward_key)
         sample.non_generation_time += time.monotonic() - started

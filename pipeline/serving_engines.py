@@ -18,6 +18,9 @@ CHECK_S = 10.0
 GIVE_BACK_S = 1.0
 """How long a group is held back whose engine failed: whoever watches the engines learns of it meanwhile."""
 
+ROUTER_TRIES = 60
+"""Looks for a router that failed, `GIVE_BACK_S` apart."""
+
 
 class ServingEngines:
     """All engines serve until told otherwise.
@@ -100,11 +103,21 @@ class ServingEngines:
                 raise
             raise GenerationAborted(f"engine {sampler.address} gets no requests any more") from None
         except EngineUnavailable as error:
+            if self._router is not None and not await self._router.answers():
+                await self._router_is_back(self._router)
+                raise GenerationAborted(f"the router failed: {error.message}") from error
             if not self._are_replaced or not await self._is_an_engines_fault(sampler, num_changes):
                 raise
             raise GenerationAborted(f"an engine failed: {error.message}") from error
         finally:
             del self._requests[task]
+
+    async def _router_is_back(self, router: RoutedClient) -> None:
+        """Until the router, or who takes its place, answers. Not for ever: its end is told elsewhere."""
+        for _ in range(ROUTER_TRIES):
+            await asyncio.sleep(GIVE_BACK_S)
+            if await router.answers():
+                return
 
     async def suspects(self) -> list[str]:
         """Wait for engines that failed a check after a request had failed; their addresses."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.run_folder import RunFolder
 from recovery.commit import committed_rollouts
-from recovery.restore import RestorePlan, plan_restore, scan_run
+from recovery.restore import RestorePlan, plan_restore
+from recovery.run_on_disk import scan_run
 from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import RestoreError
 from vime.settings.groups import Settings
+
+_PARTIAL = ("--finetune", "--no-load-optim", "--no-load-rng")
 
 
 def plan_session(settings: Settings, *, new_branch: str) -> RestorePlan:
@@ -46,8 +50,10 @@ def _plan(settings: Settings, new_branch: str) -> RestorePlan:
         ckpt_step=None if leaves_run_alone else checkpoint.ckpt_step,
         num_rollout=settings.data.num_rollout or 0,
         new_branch=new_branch,
+        output=folder.output,
     )
     if plan.commit_rollout is not None:
+        refuse_partial_load(settings.megatron_args)
         return plan
     words = []
     if source is not None:
@@ -74,6 +80,17 @@ def _names_run(settings: Settings, load: str) -> bool:
     path = Path(load)
     own = RunFolder.of(settings).root.resolve()
     return path.suffix == ".json" or path.resolve().is_relative_to(own) or bool(committed_rollouts(path))
+
+
+def refuse_partial_load(megatron_args: Sequence[str]) -> None:
+    """A commit is taken whole. Raises `RestoreError` for a flag of Megatron's that asks for a part of it."""
+    found = [flag for flag in _PARTIAL if flag in megatron_args]
+    if found:
+        raise RestoreError(
+            f"{', '.join(found)} with a commit to go on from: its weights, optimizer, schedule and random state belong "
+            "together.",
+            next_step="Leave the flag out; or start a new run (another --save) from exported weights.",
+        )
 
 
 def _names_nothing(settings: Settings) -> bool:

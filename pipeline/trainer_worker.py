@@ -16,14 +16,16 @@ from pipeline.step_results import RolloutResult, StepResult
 from pipeline.trainer_weights import TrainerWeights
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
-from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
 from vime.utils.kill_points import KillPoint, reach
 
+from vime.backends.megatron_utils.background_save import BackgroundSave  # isort: skip  # after Megatron's repairs
+
 if TYPE_CHECKING:
     from vime.backends.megatron_utils.critic import Critic
+    from vime.backends.megatron_utils.trainer import MegatronTrainer
 
 Steps = Sequence[Sequence[PackedMicrobatch]]
 
@@ -58,7 +60,10 @@ class TrainerWorker:
         self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
         self._replica, self._postprocess = trainer.data_parallel_rank, postprocess
         self._dump, self._results, self._rank = dump, results, rank
+        self._saving: BackgroundSave | None = None
         self.weights = weights
+        self.num_steps = 0
+        """Optimizer steps of actor and critic since the start."""
 
     @property
     def data_parallel_size(self) -> int:
@@ -111,6 +116,7 @@ class TrainerWorker:
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
             reach(KillPoint.BEFORE_STEP)
             metrics = self._trainer.train_step(microbatches, totals(step), StepPlace(plan.rollout_id, number))
+            self.num_steps += 1
             results.append(StepResult(metrics, self._trainer.sample_losses))
             log_step(self._training_log, plan, number, self._replica)
             reach(KillPoint.AFTER_STEP)
@@ -122,6 +128,7 @@ class TrainerWorker:
         results = []
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
             results.append(StepResult(critic.train_step(microbatches, totals(step))))
+            self.num_steps += 1
             if log:
                 log_step(self._training_log, plan, number, self._replica)
         critic.finish_batch()
@@ -146,11 +153,36 @@ class TrainerWorker:
         )
 
     def save(self, directory: Path, rollout_id: int) -> None:
+        """Write this rank's part of a checkpoint."""
         reach(KillPoint.BEFORE_SAVE)
-        self._trainer.save(directory, rollout_id)
-        if self._critic is not None:
-            self._critic.save(directory, rollout_id)
+        self._save(directory, rollout_id, None)
         reach(KillPoint.AFTER_SAVE)
+
+    def begin_save(self, directory: Path, rollout_id: int) -> None:
+        """Copy this rank's part of a checkpoint, and begin to write the copy in the background.
+
+        The checkpoint is there after `finish_save`, which all ranks call when all have returned from `save_written`.
+        """
+        saving = BackgroundSave()
+        self._save(directory, rollout_id, saving)
+        self._saving = saving
+        saving.start(lambda: reach(KillPoint.BEFORE_SAVE), lambda: reach(KillPoint.AFTER_SAVE))
+
+    def save_written(self) -> None:
+        """Wait until this rank's part is written; may be called on any thread."""
+        if self._saving is not None:
+            self._saving.wait()
+
+    def finish_save(self) -> None:
+        """Make the checkpoint whole that `begin_save` began."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.finish()
+
+    def _save(self, directory: Path, rollout_id: int, background: BackgroundSave | None) -> None:
+        self._trainer.save(directory, rollout_id, background=background)
+        if self._critic is not None:
+            self._critic.save(directory, rollout_id, background=background)
 
     def load(self, directory: Path, rollout_id: int) -> None:
         self._trainer.load(directory, rollout_id)

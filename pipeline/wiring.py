@@ -19,12 +19,10 @@ from pipeline.session_plan import start_source
 from pipeline.shard_needs import shard_needs
 from pipeline.step_results import log_result, results_path
 from pipeline.storage_declaration import read_declaration
-from pipeline.trainer_worker import Steps, TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
 from pipeline.user_functions import user_function
-from pipeline.weight_wiring import trainer_weights
 from storage.checks import check_enqueue
 from storage.columns import encode_group
 from storage.contracts import PayloadPool
@@ -42,6 +40,7 @@ from vime.settings.schemas.megatron_config import Role
 from vime.settings.served_models import EngineSpec
 
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
+    from pipeline.trainer_worker import Steps, TrainerWorker
     from vime.algorithms.objective_config import ObjectiveConfig
     from vime.backends.megatron_utils.config import TrainerConfig
     from vime.backends.megatron_utils.critic import CriticConfig
@@ -229,13 +228,16 @@ def critic_config(settings: Settings, world_size: int) -> CriticConfig:
 def build_trainer_worker(
     settings: Settings, folder: RunFolder, pool: PayloadPool, rank: int, world_size: int, init_method: str
 ) -> TrainerWorker:
-    from vime.backends.megatron_utils.critic import Critic
+    from pipeline.trainer_worker import TrainerWorker
+    from pipeline.weight_wiring import trainer_weights
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
     config = trainer_config(settings, world_size)
     model = MegatronTrainer(config, rank, world_size, init_method)
     critic = None
     if has_critic(settings):
+        from vime.backends.megatron_utils.critic import Critic
+
         critic = Critic(critic_config(settings, world_size), rank, world_size, model.turns)
     return TrainerWorker(
         model,

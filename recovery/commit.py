@@ -137,12 +137,22 @@ def read_commit(path: Path) -> CommitRecord:
             the message names the file, what was expected and what was found.
     """
     record = _decode(path, CommitRecord)
+    if path != commit_path(path.parent.parent, record.rollout_id):
+        raise CommitError(
+            f"{path}: it is the record of rollout {record.rollout_id}, under another name.",
+            next_step="Restore the file's name, or choose another commit with --ckpt-step.",
+        )
     if not record.resumable:
         raise CommitError(f"{path}: marked as not resumable.", next_step="Choose another commit with --ckpt-step.")
     directory = path.parent.parent
     for name, expected in record.files.items():
         _check_file(path, directory / name, expected)
     return record
+
+
+def read_record(path: Path) -> CommitRecord:
+    """Read a commit record alone. Raises `CommitError` when it is missing, damaged, or of a newer version."""
+    return _decode(path, CommitRecord)
 
 
 def read_queue_state(directory: Path, rollout_id: int) -> QueueState:

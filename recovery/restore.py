@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recovery.branch import Branch, read_branches
-from recovery.commit import CommitParent, committed_rollouts
+from recovery.branch import ancestry
+from recovery.commit import CommitParent
+from recovery.run_on_disk import RunOnDisk, folder_name
 from vime.errors import RestoreError
 
 
@@ -23,17 +24,8 @@ class RestoreMode(enum.Enum):
 
 
 @dataclass(frozen=True)
-class RunOnDisk:
-    """What a run folder holds. `commits` maps each folder with commits (relative) to its rollouts, ascending."""
-
-    has_queue: bool
-    branches: Sequence[Branch]
-    commits: dict[str, list[int]]
-
-
-@dataclass(frozen=True)
 class RestorePlan:
-    """How a session starts. Folders are relative to the run folder."""
+    """How a session starts. Folders are named as in `RunOnDisk`."""
 
     mode: RestoreMode
     directory: str
@@ -42,22 +34,19 @@ class RestorePlan:
     commit_directory: str | None = None
     commit_rollout: int | None = None
     words: list[str] = field(default_factory=list)
-    """What was chosen and why, a sentence each."""
+    """What was chosen and why, and what was left aside and why, a sentence each."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A commit that somebody asked for."""
+
+    rollout: int
+    why: str
+    flag: str = ""
 
 
 _CHECK_LOAD = "Check --load, or leave it out to go on with what --save holds."
-
-
-def scan_run(run: Path, queue_root: Path) -> RunOnDisk:
-    """Read what a run folder and its queue hold; small files only."""
-    commits = {folder: rollouts for folder in commit_folders(run) if (rollouts := committed_rollouts(run / folder))}
-    return RunOnDisk((queue_root / "vime" / "queue.json").exists(), read_branches(run), commits)
-
-
-def commit_folders(run: Path) -> list[str]:
-    """Folders of a run that may hold commits, relative to it."""
-    branches = run / "branches"
-    return [".", *(sorted(f"branches/{path.name}" for path in branches.iterdir()) if branches.is_dir() else [])]
 
 
 def parse_load(load: str) -> tuple[Path, int | None]:
@@ -82,61 +71,55 @@ def plan_restore(
     ckpt_step: int | None,
     num_rollout: int,
     new_branch: str,
+    output: str = ".",
 ) -> RestorePlan:
     """Decide what a session starts from.
 
-    `load` None stands for "go on with what `save` holds". The queue and its commits live in one run folder, so
-    `load` must be `save`, a folder of one of its branches, or a commit file in either. `num_rollout` 0 trains nothing,
-    whatever the commit.
+    `save` is the run folder and `output` the folder for commits, which may be another. `load` None stands for "go on
+    with what `output` holds"; otherwise it is the run folder, a folder of one of its branches, or a commit file in
+    either. A folder stands for its newest branch, whose commits are those of its ancestors up to each fork, too; a file
+    reaches every commit. `num_rollout` 0 trains nothing, whatever the commit.
 
     Raises:
-        RestoreError: the commit asked for doesn't exist, or lies past `num_rollout`.
+        RestoreError: the commit asked for doesn't exist, or lies past `num_rollout`; or the tracker was edited to
+            something that is no commit.
     """
-    words: list[str] = []
-    folder, exact = parse_load(load) if load is not None else (Path(save), None)
-    relative = _relative_folder(folder, Path(save))
-    wanted = _wanted_rollout(exact, ckpt_step)
-    if relative != ".":
-        rollouts = disk.commits.get(relative, [])
-        if not rollouts:
-            raise RestoreError(f"--load {folder} doesn't exist or holds no commit.", next_step=_CHECK_LOAD)
-    else:
-        relative, rollouts = _active_folder(disk, wanted)
-    if not rollouts:
-        return _without_commit(disk, wanted, folder)
-    chosen = rollouts[-1] if wanted is None else wanted
-    if chosen not in rollouts:
-        raise RestoreError(
-            f"{folder}: no commit of rollout {chosen}; there are {_listed(rollouts)}.",
-            next_step="Choose one of these with --ckpt-step, or leave it out for the newest.",
-        )
-    start = chosen + 1
+    folder, exact = parse_load(load) if load is not None else (Path(save) / output, None)
+    name = folder_name(folder, Path(save))
+    _refuse_elsewhere(disk, folder, name, Path(save), output)
+    asked = _asked_for(exact, ckpt_step)
+    commits = dict.fromkeys(disk.commits.get(name, []), name) if exact is not None else _commits_of_line(disk, name)
+    if not commits and name not in (".", output):
+        raise RestoreError(f"--load {folder} doesn't exist or holds no commit.", next_step=_CHECK_LOAD)
+    if not commits:
+        return _without_commit(disk, asked, folder, output)
+    newest = max(commits)
+    wanted, words = _wanted(disk, name, asked, newest)
+    chosen = newest if wanted is None else wanted.rollout
+    if chosen not in commits:
+        raise _not_there(disk, folder, chosen, sorted(commits), None if wanted is None else wanted.why)
+    source, start = commits[chosen], chosen + 1
     if num_rollout == 0:
-        words = [f"Evaluating the commit of rollout {chosen} in {folder}; nothing is trained."]
-        return RestorePlan(RestoreMode.COMPLETE, relative, start, relative, chosen, words)
+        told = [f"Evaluating the commit of rollout {chosen} in {folder}; nothing is trained."]
+        return RestorePlan(RestoreMode.COMPLETE, source, start, source, chosen, told)
     if start > num_rollout:
         raise RestoreError(
             f"The commit of rollout {chosen} is {start} rollouts in, past --num-rollout {num_rollout}.",
             next_step=f"Raise --num-rollout above {start}, or choose an older commit with --ckpt-step.",
         )
     if start == num_rollout:
-        return RestorePlan(
-            RestoreMode.COMPLETE,
-            relative,
-            start,
-            relative,
-            chosen,
-            [f"Nothing to do: already at {start} of {num_rollout}."],
-        )
-    words.append(
-        f"Resuming from the commit of rollout {chosen} ({'newest' if wanted is None else 'asked for'}) "
-        f"of {len(rollouts)} in {folder}."
-    )
-    later = [rollout for rollout in rollouts if rollout > chosen]
-    directory = f"branches/{new_branch}" if later else relative
+        told = [f"Nothing to do: already at {start} of {num_rollout}."]
+        return RestorePlan(RestoreMode.COMPLETE, source, start, source, chosen, told)
+    later = [rollout for rollout in disk.commits[source] if rollout > chosen]
+    directory = _destination(disk, source, output, new_branch, is_newest=not later)
+    why = "newest" if wanted is None else wanted.why
+    told = [f"Resuming from the commit of rollout {chosen} ({why}) of {len(commits)} in {folder}."]
     if later:
-        words.append(f"Commits {_listed(later)} stay where they are; this session writes to {directory}.")
-    return RestorePlan(RestoreMode.RESUME, directory, start, relative, chosen, words)
+        told.append(f"Commits {_listed(later)} stay where they are; this session writes to {directory}.")
+    elif directory != source:
+        told.append(f"This session writes its commits to {directory}.")
+    told += [*words, *_left_aside(disk, chosen)]
+    return RestorePlan(RestoreMode.RESUME, directory, start, source, chosen, told)
 
 
 def parent_of(plan: RestorePlan, record_branch: str | None) -> CommitParent | None:
@@ -146,47 +129,121 @@ def parent_of(plan: RestorePlan, record_branch: str | None) -> CommitParent | No
     return CommitParent(record_branch, plan.commit_rollout)
 
 
-def _relative_folder(folder: Path, save: Path) -> str:
-    try:
-        return str(folder.resolve().relative_to(save.resolve()))
-    except ValueError as error:
-        if not folder.exists():
-            raise RestoreError(f"--load {folder} doesn't exist.", next_step=_CHECK_LOAD) from error
-        raise RestoreError(
-            f"--load {folder} lies outside --save {save}; a run goes on in its own folder.",
-            next_step=f"Use --save {folder}.",
-        ) from error
+def _refuse_elsewhere(disk: RunOnDisk, folder: Path, name: str, save: Path, output: str) -> None:
+    """Refuse a folder that is not of this run."""
+    if not Path(name).is_absolute() or name == output or name in disk.commits:
+        return
+    if not folder.exists():
+        raise RestoreError(f"--load {folder} doesn't exist.", next_step=_CHECK_LOAD)
+    raise RestoreError(
+        f"--load {folder} holds no commit and lies outside --save {save}.",
+        next_step=f"Use --save {folder} to go on with what it holds.",
+    )
 
 
-def _wanted_rollout(exact: int | None, ckpt_step: int | None) -> int | None:
+def _asked_for(exact: int | None, ckpt_step: int | None) -> _Choice | None:
     if exact is not None and ckpt_step is not None and exact != ckpt_step:
         raise RestoreError(
             f"--load names the commit of rollout {exact}, --ckpt-step is {ckpt_step}.",
             next_step="Leave one of them out.",
         )
-    return ckpt_step if exact is None else exact
+    if exact is not None:
+        return _Choice(exact, "the file that --load names", "--load")
+    return None if ckpt_step is None else _Choice(ckpt_step, "asked for by --ckpt-step", "--ckpt-step")
 
 
-def _active_folder(disk: RunOnDisk, wanted: int | None) -> tuple[str, list[int]]:
-    """Folder of the newest branch that has a commit (the wanted one, if one is wanted)."""
-    for branch in reversed(disk.branches):
-        rollouts = disk.commits.get(branch.directory, [])
-        if rollouts and (wanted is None or wanted in rollouts):
-            return branch.directory, rollouts
-    return ".", disk.commits.get(".", [])
+def _commits_of_line(disk: RunOnDisk, folder: str) -> dict[int, str]:
+    """Rollout -> folder of its commit, along the newest branch that has commits in or below a folder."""
+    for tip in reversed(disk.branches):
+        if not _is_below(tip.directory, folder) or not disk.commits.get(tip.directory):
+            continue
+        directories = {branch.branch: branch.directory for branch in disk.branches}
+        found: dict[int, str] = {}
+        first = 0
+        for name, last in ancestry(disk.branches, tip.branch):
+            directory = directories[name]
+            reach = [r for r in disk.commits.get(directory, []) if r >= first and (last is None or r <= last)]
+            found |= dict.fromkeys(reach, directory)
+            first = first if last is None else last + 1
+        return found
+    return dict.fromkeys(disk.commits.get(folder, []), folder)
 
 
-def _without_commit(disk: RunOnDisk, wanted: int | None, folder: Path) -> RestorePlan:
-    if wanted is not None:
+def _is_below(directory: str, folder: str) -> bool:
+    """Whether a folder is another or lies in it; what lies outside the run folder is not below `.`."""
+    if folder == ".":
+        return not Path(directory).is_absolute()
+    return Path(directory).is_relative_to(folder)
+
+
+def _wanted(disk: RunOnDisk, folder: str, asked: _Choice | None, newest: int) -> tuple[_Choice | None, list[str]]:
+    """What flag, file or edited tracker ask for, None for the newest; and words about a tracker that is ignored."""
+    tracker = disk.trackers.get(folder)
+    edited = None if tracker is None else tracker.edited_to(newest)
+    if edited is None:
+        return asked, []
+    if asked is not None:
+        return asked, [f"The tracker, which was edited to {edited}, is ignored: {asked.flag} decides."]
+    if not edited.isdigit():
+        raise RestoreError(
+            f"The tracker in {folder} holds {edited!r}, allowed: the number of a rollout that has a commit.",
+            next_step=f"Write {newest} into it for the newest commit, or choose with --ckpt-step.",
+        )
+    if int(edited) > newest:
+        return None, [f"The tracker names rollout {edited}, which has no commit; it is ignored."]
+    return _Choice(int(edited), f"the tracker was edited to {edited}"), []
+
+
+def _not_there(disk: RunOnDisk, folder: Path, chosen: int, there: Sequence[int], why: str | None) -> RestoreError:
+    """The refusal of a commit that isn't on the line of the folder."""
+    said = f"{folder}: no commit of rollout {chosen}; there are {_listed(there)}" + (f" ({why})." if why else ".")
+    files = [name for name in disk.unfinished if Path(name).name in (f"iter_{chosen:07d}", str(chosen))]
+    if files:
+        said += f" {', '.join(files)} is of a save that was not finished."
+    other = [name for name, rollouts in disk.commits.items() if chosen in rollouts]
+    if other:
+        path = Path(other[-1]) / "rollout" / f"committed_{chosen}.json"
+        return RestoreError(said, next_step=f"To go on from the one of another branch, give --load with its {path}.")
+    return RestoreError(said, next_step="Choose one of these with --ckpt-step, or leave it out for the newest.")
+
+
+def _destination(disk: RunOnDisk, source: str, output: str, new_branch: str, *, is_newest: bool) -> str:
+    """The folder of the chosen commit where that can go on, else the folder for commits where that is free."""
+    if is_newest and _is_below(source, output):
+        return source
+    return output if not disk.commits.get(output) else str(Path(output) / "branches" / new_branch)
+
+
+def _left_aside(disk: RunOnDisk, chosen: int) -> list[str]:
+    """Words about what looks as if one could go on from it."""
+    words = []
+    if disk.unfinished:
+        has, record = ("has", "record") if len(disk.unfinished) == 1 else ("have", "records")
+        words.append(f"Ignored: {', '.join(disk.unfinished[-8:])}, which {has} no commit {record}.")
+    ended = [branch for branch in disk.branches if not disk.commits.get(branch.directory)]
+    if ended and disk.branches[-1] in ended and disk.branches[-1].parent is not None:
+        parent = disk.branches[-1].parent
+        if parent.rollout_id != chosen:
+            words.append(
+                f"The newest session began at the commit of rollout {parent.rollout_id} and ended before a commit of "
+                f"its own; to go back there again, give --ckpt-step {parent.rollout_id}."
+            )
+    return words
+
+
+def _without_commit(disk: RunOnDisk, asked: _Choice | None, folder: Path, output: str) -> RestorePlan:
+    if asked is not None:
         next_step = "Check the folder, or leave out --ckpt-step (or the file name in --load) to start anew."
-        raise RestoreError(f"{folder}: no commit of rollout {wanted}; there is none at all.", next_step=next_step)
+        raise RestoreError(
+            f"{folder}: no commit of rollout {asked.rollout}; there is none at all.", next_step=next_step
+        )
+    words = ["New run."]
+    mode = RestoreMode.RESTART if disk.has_queue else RestoreMode.NEW
     if disk.has_queue:
         words = [f"{folder} holds a run without a commit: training starts anew, its accepted groups are kept."]
-        return RestorePlan(RestoreMode.RESTART, ".", 0, words=words)
-    if disk.branches:
+    elif disk.branches:
         words = [f"{folder} holds a run without a commit, and its groups are gone: it starts anew."]
-        return RestorePlan(RestoreMode.NEW, ".", 0, words=words)
-    return RestorePlan(RestoreMode.NEW, ".", 0, words=["New run."])
+    return RestorePlan(mode, output, 0, words=[*words, *_left_aside(disk, -1)])
 
 
 def _listed(rollouts: Sequence[int]) -> str:

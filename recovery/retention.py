@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recovery.commit import QueueState, committed_rollouts, read_queue_state
-from recovery.restore import commit_folders
+from recovery.run_on_disk import commit_folders
 from storage.positions import PositionRanges
 from vime.errors import CommitError
 

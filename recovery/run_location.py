@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from recovery.claim import queue_claim_path, read_claim, run_claim_path
+from recovery.home import home_of
 from storage.dead_letters import letters_folder
 from storage.holder import process_lives
 from vime.errors import NoRunError
@@ -20,6 +21,8 @@ class _Data(msgspec.Struct, frozen=True):
 
 class _Checkpoint(msgspec.Struct, frozen=True):
     hf_checkpoint: str | None = None
+    keep_checkpoints: int | None = None
+    keep_every: int | None = None
 
 
 class _Queue(msgspec.Struct, frozen=True):
@@ -70,11 +73,12 @@ class RunLocation:
 def locate_run(root: Path, pool: Path | None = None, *, needs_queue: bool = True) -> RunLocation:
     """The run in `root`. Its pool is `pool`, or else the one that the run has claimed, or else in its usual place.
 
+    A folder that holds only checkpoints of a run stands for the run.
     A claimed pool that lay inside the run folder is looked for inside `root` only, so that a copy has its own.
 
     Raises `NoRunError` when there is no run, or with `needs_queue` no queue of it on the disk.
     """
-    root = root.resolve()
+    root = home_of(root.resolve())
     if not root.is_dir():
         raise NoRunError(f"{root} is no folder.", next_step="Give the --save folder of `vime train`.")
     places = [pool.resolve()] if pool is not None else _usual_pools(root)

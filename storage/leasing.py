@@ -69,6 +69,31 @@ def extend(segments: SegmentList, segment: Segment, leases: Sequence[Lease]) -> 
     return states
 
 
+def take_over(segments: SegmentList, worker_id: str, leases: Sequence[bytes]) -> list[bytes | None]:
+    """See `GroupQueue.take_over`."""
+    taken: list[bytes | None] = [None] * len(leases)
+    for index, members in by_segment(segments, leases).items():
+        if not segments.is_open(index):
+            continue
+        segment = segments.at(index)
+        for number, item in members:
+            if item.attempt_id in segment.held:
+                taken[number] = leases[number]
+        left = {number: item for number, item in members if _was_interrupted(segment, item)}
+        states = [segment.waiting[group_of(item.task_id)] for item in left.values()]
+        for number, held in zip(left, _acquire(segments, segment, worker_id, states), strict=True):
+            taken[number] = lease_to_bytes(held.lease)
+    return taken
+
+
+def _was_interrupted(segment: Segment, lease: Lease) -> bool:
+    """Whether nobody has leased the group since, nor given it back."""
+    state = segment.waiting.get(group_of(lease.task_id))
+    task = segment.coordinator.task_status(lease.task_id)
+    is_last = state is not None and task is not None and task["generation"] == lease.generation
+    return is_last and state is not None and state.notes.attempt != lease.attempt_id
+
+
 def sweep(segments: SegmentList) -> list[bytes]:
     """See `GroupQueue.sweep`."""
     now = segments.clock()

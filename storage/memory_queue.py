@@ -73,6 +73,11 @@ class MemoryQueue:
             self._add(prompts, [encode_prompt(task) for task in prompts])
 
     @property
+    def epoch(self) -> int:
+        """0: the queue has no second coordinator, since it ends with its process."""
+        return 0
+
+    @property
     def num_accepted(self) -> int:
         """Number of groups that were ever accepted."""
         with self._guarded("count accepted groups"):
@@ -123,6 +128,11 @@ class MemoryQueue:
             chosen = heapq.nsmallest(max_groups, waiting, key=lambda group: group.priority)
             deadline_s = now_s + self._lease_seconds
             return [group.lease(self._pool.run_id, self._queue_id, worker_id, deadline_s) for group in chosen]
+
+    def take_over(self, worker_id: str, leases: Sequence[bytes]) -> list[bytes | None]:  # noqa: ARG002
+        """See `GroupQueue.take_over`; leases of another coordinator are unknown here."""
+        states = self.heartbeat(leases)
+        return [lease if state is LeaseState.EXTENDED else None for lease, state in zip(leases, states, strict=True)]
 
     def heartbeat(self, leases: Sequence[bytes]) -> list[LeaseState]:
         """Extend leases by the lease time; one state each."""

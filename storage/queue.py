@@ -86,13 +86,13 @@ class GroupQueue:
         with self._session.changing("open segments again") as segments:
             segments.reopen(trained)
 
-    def begin_session(self, name: str) -> None:
+    def begin_session(self, name: str) -> bool:
         """To be called when no other process of the run is left from before, unless `name` is that of the last call.
 
-        What earlier processes wrote can then be reclaimed.
+        What earlier processes wrote can then be reclaimed. Returns whether `name` is that of the last call.
         """
         with self._session.changing(f"begin session {name}"):
-            self._reclaimer.begin_session(name)
+            return self._reclaimer.begin_session(name)
 
     @property
     def released(self) -> PositionRanges:
@@ -167,6 +167,14 @@ class GroupQueue:
         """
         with self._session.changing(f"lease groups to {worker_id}") as segments:
             return leasing.lease(segments, worker_id, max_groups)
+
+    def take_over(self, worker_id: str, leases: Sequence[bytes]) -> list[bytes | None]:
+        """New leases for those that an earlier coordinator gave to the same worker, so that its work goes on.
+
+        A lease that holds stays as it is. None where the group has come to its end, or was leased again.
+        """
+        with self._session.changing(f"take over {len(leases)} leases of {worker_id}") as segments:
+            return leasing.take_over(segments, worker_id, leases)
 
     def heartbeat(self, leases: Sequence[bytes]) -> list[LeaseState]:
         """Extend leases by the lease time; one state each. Nothing is written, unless a lease has expired."""

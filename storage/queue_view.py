@@ -12,7 +12,7 @@ import msgspec
 from storage.facts import GroupPhase, group_of, group_state, group_states, sort_out, task_of
 from storage.journal_replay import Replay, TaskEvent, read_journal, segment_folders
 from storage.positions import first_position
-from storage.queue_types import ClosedSegment, QueueFacts
+from storage.queue_types import ClosedSegment, QueueFacts, Stage
 from storage.refs import PoolRef
 from storage.segments import SegmentEntry, queue_file, read_segments
 from vime.data.cursor import PromptCursor
@@ -141,6 +141,12 @@ class QueueView:
     def cursor(self) -> PromptCursor:
         """Where the prompts stand."""
         return self.opened[-1].cursor()
+
+    def partial_refs(self) -> list[PoolRef]:
+        """Payloads of the groups of open segments of which some member has a response, and that go on from it."""
+        states = (state for segment in self.opened for state in group_states(segment.replay.tasks))
+        going_on = (GroupPhase.WAITING, GroupPhase.LEASED)
+        return [state.ref for state in states if state.phase in going_on and state.stage is Stage.PARTIAL]
 
     def facts(self) -> QueueFacts:
         """Where every group is, as `storage.queue.GroupQueue.facts` tells it of an open queue."""

@@ -40,19 +40,21 @@ class Reclaimer:
         self._idle_since: dict[Path, int] = {}
         """Pack -> the newest lease when it was first seen to be finished and not needed."""
 
-    def begin_session(self, name: str) -> None:
+    def begin_session(self, name: str) -> bool:
         """All writers of earlier sessions have ended, for no two sessions of a run overlap.
 
-        The same name again, from a coordinator that was restarted, changes nothing: the producers go on.
+        The same name again, from a coordinator that was restarted, changes nothing: the producers go on. Whether it is
+        the same.
         """
         try:
             if self._session.exists() and json.loads(self._session.read_bytes()) == {"name": name}:
-                return
+                return True
         except ValueError as error:
             raise CorruptDataError(f"{self._session} can't be read: {error}.", next_step="Delete it.") from error
         for folder in [*self._root.glob("raw/*/*"), *self._root.glob("control/writers/*/*")]:
             mark_writer_ended(self._control_dir, folder.name)
         write_atomically(self._session, json.dumps({"name": name}).encode())
+        return False
 
     def collect(self, segments: SegmentList, needed: set[str]) -> Reclaimed:
         """Delete what isn't needed; `needed` are packs relative to the pool's root. Raises `StorageError`."""

@@ -68,9 +68,13 @@ class Retention:
         except OSError as error:
             raise os_error(error, self._path(owner), 0) from error
 
+    def owners(self) -> dict[str, list[str]]:
+        """Owner -> the packs that it keeps, relative to the pool."""
+        return {kept.owner: kept.packs for path in self._owners.glob("*.json") for kept in [_read(path, _Retained)]}
+
     def retained_packs(self) -> set[str]:
         """Packs that owners keep, relative to the pool."""
-        return {pack for path in self._owners.glob("*.json") for pack in _read(path, _Retained).packs}
+        return {pack for packs in self.owners().values() for pack in packs}
 
     def _path(self, owner: str) -> Path:
         return self._owners / f"{hashlib.sha256(owner.encode()).hexdigest()[:32]}.json"

@@ -229,6 +229,21 @@ def read_step_log(folder: Path) -> list[TrainedRecord | PlanRecord]:
     return [line for line in lines if not isinstance(line, Opening)]
 
 
+def trained_on_disk(folder: Path, branch: str) -> PositionRanges:
+    """As `StepLog.trained_by`, of a log that someone else may be writing; reads its newest file only.
+
+    Raises `CorruptDataError`.
+    """
+    path = log_files(folder)[-1]
+    trained = PositionRanges()
+    for line in _parse(path, path.read_bytes())[0] if path.exists() else []:
+        if isinstance(line, Opening) and line.branch == branch:
+            trained = PositionRanges([*line.trained, *trained.ranges()])
+        elif isinstance(line, TrainedRecord) and line.branch == branch:
+            trained.update(line.positions)
+    return trained
+
+
 def _number(path: Path) -> int:
     match = _LATER.fullmatch(path.name)
     return 0 if match is None else int(match.group(1))

@@ -166,9 +166,17 @@ class RunFailedError(VimeError):
     """The run stopped because one of its processes failed; the cause is in the message."""
 
 
+class ProcessDiedError(RunFailedError):
+    """A process of the run ended without answering, as by a signal; it may be started again."""
+
+
+class TrainerDiedError(ProcessDiedError):
+    """A trainer rank's process ended; what all ranks hold goes back to the newest commit."""
+
+
 class TooManyFailuresError(RunFailedError):
     """More groups or records were set aside than the settings allow."""
 
 
 class StalledError(RunFailedError):
-    """Nothing arrived for longer than --stall-timeout; the message says what each side waits for."""
+    """Nothing went on for longer than --stall-timeout, or a call's own limit; the message says what waits for what."""

@@ -3,126 +3,121 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.chaos.kills import Layout, plan_kill
-from benchmarks.chaos.session import Campaign, Outcome, steps_of
+from benchmarks.chaos.campaign_log import CampaignLog, KillRecord
+from benchmarks.chaos.kills import Kill, Layout, plan_kill
+from benchmarks.chaos.session import Campaign, Outcome
+from benchmarks.chaos.verdict import accepted_groups, judge
 from benchmarks.report import build_report, print_report
-from recovery.audit import audit_run
-from storage.files import append_durably
 
 DESCRIPTION = """\
-Starts `vime train` on a tiny model, kills one of its processes (or all) by SIGKILL, resumes, and so on: half of the
-kills at a named step of publish, accept, plan, train, publish weights, save and commit, the others at a random moment.
-The number of trainer ranks and engines changes between sessions. In the end a session goes on to the run's end, and
-what is left is checked by the audit, which shares no code with what did the work.
+Starts `vime train` on a tiny model, kills one of its processes (or all) by SIGKILL, and so on: half of the kills at a
+named step of publish, accept, plan, train, publish weights, save and commit, the others at a random moment. A session
+that goes on takes the next kill; one that ends is resumed, with another number of trainer ranks and engines. In the
+end a session goes on to the run's end, and what is left is checked by the audit, which reads journals, payloads and
+logs and shares no code with what wrote them.
 
-  kills                kills that hit (a session that had ended before the moment came does not count)
-  lost                 groups that are neither trained, waiting, in flight nor dropped with a reason, or unreadable
+  kills                kills that hit
+  lost                 groups that are neither trained, waiting, in flight nor dropped with a reason, or unreadable, or
+                       accepted before the last session and not trained by it
   trained_twice        samples that the newest line of branches trained more than once
-  skipped_prompts      prompts that were never submitted, or twice
+  skipped_prompts      prompts that were never submitted, or twice, or out of their turn
   version_regressions  steps whose policy version is below that of a step before
   orphans              processes that outlived their session by 30 s
-  stuck                sessions that neither went on nor ended in time, and the last one, when it did not end well
+  stuck                sessions that neither went on nor ended in time, or ended unkilled or not well
+  seconds_a_kill       mean of all kills; the seconds_... behind it are its parts: stop (of a session that survived),
+                       start (until the first step), wait (for the moment), settle (until the session goes on or has
+                       ended), leave (until its last process has), finish (the session without a kill)
 
-Kill N of seed S is always the same. With --folder a campaign is made in parts: --from 0 --to 99, then --from 100 ...
-The exit status is 1 when any value but kills is not 0.
+Kill N of seed S is always the same. With --folder a campaign is kept: each invocation makes those of its kills that the
+folder doesn't have yet, and reports on all that it has. One that is interrupted loses the kill that it was at.
+The exit status is 1 when any value but kills and seconds is not 0.
 """
-FINAL_STEPS = 3
+FINAL_STEPS = 8
+"""Enough for all groups that can wait when the last session starts: two rolled-back batches, and two that wait."""
 FOREVER = 100_000
-SKIPPED = (": never submitted", ": submitted twice")
+ATTEMPTS = 3
+"""For a kill whose session ended of the kill before it."""
+PARTS = ("stop", "start", "wait", "settle", "leave")
 
 
-class KillRecord(msgspec.Struct, frozen=True):
-    """One line of the campaign's log."""
-
-    number: int
-    kill: str
-    killed: bool
-    how: str
-    stuck: bool
-    orphans: list[str]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the whole run shows after its last session."""
-
-    lost: list[str] = field(default_factory=list)
-    trained_twice: list[str] = field(default_factory=list)
-    skipped_prompts: list[str] = field(default_factory=list)
-    version_regressions: list[str] = field(default_factory=list)
+def run_campaign(campaign: Campaign, log: CampaignLog, kills: Sequence[Kill], last_layout: Layout) -> set[str]:
+    """Make these kills and let the run end; groups that the last session found accepted."""
+    for kill in kills:
+        for _ in range(ATTEMPTS):
+            outcome = campaign.run(kill, FOREVER)
+            log.append(_record(kill, outcome))
+            print(f"{kill}: {outcome.how}", file=sys.stderr, flush=True)
+            if outcome.killed or outcome.stuck:
+                break
+    campaign.settle_down()
+    owed = accepted_groups(campaign.job.run)
+    last = campaign.finish(campaign.last_rollout() + 1 + FINAL_STEPS, last_layout)
+    log.append(_record(None, last))
+    return owed
 
 
-def judge(run: Path) -> Verdict:
-    """Audit a run whose last session has ended well."""
-    report = audit_run(run)
-    skipped = [line for line in report.lost if line.endswith(SKIPPED)]
-    lost = [line for line in report.lost if line not in skipped]
-    if not report.identity_holds:
-        lost.append(f"the identity does not hold: {report}")
-    steps = steps_of(run)
-    regressions = [
-        f"rollout {after['rollout_id']}: version {after['policy_version']} after {before['policy_version']}"
-        for before, after in pairwise(steps)
-        if after["policy_version"] < before["policy_version"]
-    ]
-    return Verdict(lost, list(map(str, report.trained_twice)), skipped, regressions)
+def _record(kill: Kill | None, outcome: Outcome) -> KillRecord:
+    return KillRecord(
+        number=-1 if kill is None else kill.number,
+        kill="the end" if kill is None else str(kill),
+        killed=outcome.killed,
+        how=outcome.how,
+        stuck=outcome.stuck,
+        orphans=outcome.orphans,
+        seconds=outcome.seconds,
+    )
 
 
-def run_campaign(campaign: Campaign, numbers: range, seed: int, layouts: list[Layout]) -> list[Outcome]:
-    """Make the kills of these numbers, then let the run end; each outcome is also a line of `kills.jsonl`."""
-    outcomes = []
-    for number in numbers:
-        kill = plan_kill(seed, number, layouts)
-        outcome = campaign.run(kill, FOREVER)
-        print(
-            f"{kill}: {outcome.how if outcome.killed else f'not reached, {outcome.how}'}", file=sys.stderr, flush=True
-        )
-        record = KillRecord(number, str(kill), outcome.killed, outcome.how, outcome.stuck, outcome.orphans)
-        append_durably(campaign.folder / "kills.jsonl", msgspec.json.encode(record))
-        outcomes.append(outcome)
-    last = max((step["rollout_id"] for step in steps_of(campaign.job.run)), default=-1)
-    outcomes.append(campaign.finish(last + 1 + FINAL_STEPS, layouts[0]))
-    return outcomes
+def count(records: Sequence[KillRecord]) -> dict[str, float]:
+    """Kills, and where their time went."""
+    kills = sum(record.killed for record in records)
+    spent = {part: sum(record.seconds.get(part, 0.0) for record in records) for part in (*PARTS, "finish")}
+    each = max(1, kills)
+    return {
+        "kills": kills,
+        "seconds_a_kill": sum(spent.values()) / each,
+        **{f"seconds_{part}": seconds / each for part, seconds in spent.items()},
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     folder = Path(options.folder or tempfile.mkdtemp(prefix="vime-chaos-"))
-    campaign = Campaign(folder, standin=options.engine == "standin")
+    is_standin = not options.real_engine
+    layouts = [Layout(ranks, number) for ranks in (1, 2) for number in ((1, 2) if is_standin else (1,))]
+    campaign = Campaign(folder, standin=is_standin)
     campaign.prepare()
-    engines = (1, 2) if options.engine == "standin" else (1,)
-    layouts = [Layout(ranks, number) for ranks in (1, 2) for number in engines]
-    first, last = options.first, options.kills - 1 if options.last is None else options.last
-    outcomes = run_campaign(campaign, range(first, last + 1), options.seed, layouts)
-    verdict = judge(campaign.job.run)
-    wrong = {
-        "lost": verdict.lost,
-        "trained_twice": verdict.trained_twice,
-        "skipped_prompts": verdict.skipped_prompts,
-        "version_regressions": verdict.version_regressions,
-        "orphans": [line for outcome in outcomes for line in outcome.orphans],
-        "stuck": [outcome.how for outcome in outcomes if outcome.stuck],
+    log = CampaignLog(folder / "kills.jsonl", seed=options.seed, real_engine=options.real_engine)
+    last = options.kills - 1 if options.last is None else options.last
+    numbers = [number for number in range(options.first, last + 1) if number not in log.done()]
+    try:
+        owed = run_campaign(campaign, log, [plan_kill(options.seed, number, layouts) for number in numbers], layouts[0])
+    finally:
+        campaign.close()
+    lines = (folder / "prompts.jsonl").read_text().splitlines()
+    verdict = judge(campaign.job.run, owed, [json.loads(line)["input"] for line in lines])
+    records = log.records()
+    wrong: dict[str, list[str]] = {
+        **msgspec.structs.asdict(verdict),
+        "orphans": [line for record in records for line in record.orphans],
+        "stuck": [f"{record.kill}: {record.how}" for record in records if record.stuck],
     }
     for name, lines in wrong.items():
         for line in lines:
             print(f"{name}: {line}", file=sys.stderr)
-    counts = {
-        "kills": sum(outcome.killed for outcome in outcomes),
-        **{name: len(lines) for name, lines in wrong.items()},
-    }
+    values = {**count(records), **{name: len(lines) for name, lines in wrong.items()}}
     report = build_report(
         "chaos",
-        {name: [float(count)] for name, count in counts.items()},
+        {name: [float(value)] for name, value in values.items()},
         argv=argv,
         packages=["ray", "straw-queue", "torch", "megatron-core"],
         folder=folder,
@@ -147,7 +142,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--from", dest="first", type=int, default=0, metavar="I", help="first kill (default 0)")
     parser.add_argument("--to", dest="last", type=int, metavar="J", help="last kill (default: the last of --kills)")
-    parser.add_argument("--engine", choices=("standin", "vllm"), default="standin", help="default standin")
+    parser.add_argument("--real-engine", action="store_true", help="vLLM itself (default: a stand-in for it)")
     parser.add_argument("--folder", help="where the run is kept, and found again (default: a temporary folder)")
     options = parser.parse_args(argv)
     if options.first and options.folder is None:

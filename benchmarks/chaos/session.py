@@ -1,187 +1,251 @@
-"""One session of the job under fire: started, killed as planned, and seen to its end."""
+"""Sessions of the job under fire: started, killed as planned, and seen to their ends."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.chaos.kills import Kill, Layout, Victim
+from benchmarks.chaos.launch import launch
+from benchmarks.chaos.processes import MarkedProcesses, kill_all
+from benchmarks.chaos.step_log import StepLog
 from storage.files import write_atomically
-from tests.end_to_end.jobs import REPOSITORY, Job
+from tests.end_to_end.jobs import Job
 from vime.utils.kill_points import KILL_FILE_VARIABLE
 
-MARK_VARIABLE = "VIME_CHAOS_CAMPAIGN"
-"""Every process of a campaign inherits it, so that one which outlives its session is found."""
-START_S = 300.0
-SURVIVE_S = 180.0
-"""In which a session goes on after a kill or ends by itself."""
-STOP_S = 120.0
-ORPHAN_S = 30.0
 SURVIVING_STEPS = 2
-POLL_S = 0.02
+"""After which a session is taken to have survived a kill."""
+POLL_S = 0.05
+SCAN_S = 0.25
+"""Between two looks at all processes of the machine."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long things may take, in seconds."""
+
+    start: float = 400.0
+    """Until the first step of a session."""
+    survive: float = 240.0
+    """Until a session goes on after a kill, or has ended by itself."""
+    stop: float = 120.0
+    orphan: float = 30.0
+    """What a process may outlive its session's driver."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a session came to."""
+    """What came of one kill, or of the last session."""
 
     killed: bool
     """False when the session ended before the kill's moment came."""
     how: str
-    """In words: how the session ended."""
-    stuck: bool
-    """It neither went on nor ended in time."""
-    orphans: list[str]
+    """In words: how the session went on or ended."""
+    stuck: bool = False
+    """It neither went on nor ended in time, or ended for no reason."""
+    orphans: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time went: stop (the session before), start, wait (for the moment), settle, leave (its processes)."""
+
+
+class Stopwatch:
+    """Sums seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def ended(self, name: str) -> None:
+        """Put the time since the last call on this account."""
+        now = time.monotonic()
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._since, 2)
+        self._since = now
+
+
+@dataclass(frozen=True)
+class _Session:
+    process: subprocess.Popen[bytes]
+    log: Path
+    layout: Layout
+    steps_at_start: int
+
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    def __str__(self) -> str:
+        return f"{self.layout.num_trainers} ranks, {self.layout.num_engines} engines, {self.log.name}"
 
 
 class Campaign:
-    """One run folder that session after session is started in."""
+    """One run folder that session after session is started in; a session takes kills for as long as it survives."""
 
-    def __init__(self, folder: Path, *, standin: bool) -> None:
-        self.folder, self._standin = folder, standin
-        self.job = Job(folder, flags=_flags(standin=standin))
-        self._mark = str(folder.resolve())
+    def __init__(self, folder: Path, *, standin: bool, patience: Patience = Patience()) -> None:
+        self.folder, self._standin, self._patience = folder, standin, patience
+        self.job = Job(folder, flags=_flags(standin=standin), switches=("--use-fault-tolerance",))
+        self._processes = MarkedProcesses(str(folder.resolve()))
         self._kill_file = folder / "kill"
+        self._steps = StepLog(self.job.run)
+        self._session: _Session | None = None
+        self._before_last = Outcome(False, "")
 
     def prepare(self) -> None:
-        """Model and prompts, once."""
-        if not self.job.model.exists():
+        """Model and prompts, once; ends what an interrupted campaign has left running."""
+        self._processes.end()
+        if not (self.folder / "prompts.jsonl").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.job.prepare()
 
+    def close(self) -> None:
+        """End what still runs."""
+        self._disarm()
+        self._processes.end()
+        if self._session is not None:
+            self._session.process.wait(self._patience.stop)
+            self._session = None
+
     def run(self, kill: Kill, num_rollout: int) -> Outcome:
-        """Start a session, kill as planned, and wait for what comes of it."""
-        with self._started(kill.layout, num_rollout) as (process, log):
-            killed = self._kill(kill, process)
-            how, stuck = self._aftermath(process, killed=killed)
-        return Outcome(killed, f"{how} ({log.name})", stuck, self._orphans())
+        """Kill as planned, in the session that runs or in a new one, and wait for what comes of it."""
+        watch = Stopwatch()
+        told: list[str] = []
+        orphans: list[str] = []
+        stuck = False
+        if self._session is not None and (kill.new_session or self._session.is_over()):
+            stopped = self._stop(watch)
+            stuck, orphans = stopped.stuck, stopped.orphans
+            told.append(f"{stopped.how}; then ")
+        is_new = self._session is None
+        session = self._session or self._start(kill.layout, num_rollout)
+        killed = self._kill(kill, session, watch)
+        if not killed:
+            how, unexpected = "ended before its moment", is_new or not session.is_over()
+        else:
+            how, unexpected = self._aftermath(session)
+            watch.ended("settle")
+        if session.is_over() or unexpected:
+            how += f", status {session.process.poll()}"
+            orphans += self._leave(session, watch)
+        told.append(f"{how} ({session})")
+        return Outcome(killed, "".join(told), stuck or unexpected, orphans, watch.seconds)
 
     def finish(self, num_rollout: int, layout: Layout) -> Outcome:
         """A session without a kill, to the run's end."""
-        with self._started(layout, num_rollout) as (process, log):
-            stuck = not _wait(lambda: process.poll() is not None, START_S + 20.0 * num_rollout)
-        how = f"status {process.returncode} ({log.name})"
-        return Outcome(killed=False, how=how, stuck=stuck or process.returncode != 0, orphans=self._orphans())
+        self.settle_down()
+        before, watch = self._before_last, Stopwatch()
+        session = self._start(layout, num_rollout)
+        ended = _wait(session.is_over, self._patience.start + 20.0 * num_rollout)
+        watch.ended("finish")
+        status = session.process.poll()
+        orphans = [*before.orphans, *self._leave(session, watch)]
+        stuck = before.stuck or not ended or status != 0
+        return Outcome(False, f"status {status} ({session})", stuck, orphans, watch.seconds)
 
-    @contextlib.contextmanager
-    def _started(self, layout: Layout, num_rollout: int) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-        """A session's process and its log; at the end nothing of it runs."""
+    def settle_down(self) -> None:
+        """Have the session that runs stop in order, if one does."""
+        if self._session is not None:
+            self._before_last = self._stop(Stopwatch())
+
+    def num_steps(self) -> int:
+        """Steps of all sessions so far."""
+        return self._steps.count()
+
+    def last_rollout(self) -> int:
+        """The highest rollout that was ever trained; -1 before the first."""
+        self._steps.count()
+        return self._steps.last_rollout
+
+    def _start(self, layout: Layout, num_rollout: int) -> _Session:
         flags = {
             **self.job.flags,
             "--actor-num-gpus-per-node": layout.num_trainers,
             "--rollout-num-gpus": layout.num_engines,
         }
         job = replace(self.job, num_rollout=num_rollout, flags=flags)
-        command = job.standin_command() if self._standin else job.command()
         logs = self.folder / "sessions"
         logs.mkdir(exist_ok=True)
         log = logs / f"{len(list(logs.iterdir())):04d}.log"
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
-            MARK_VARIABLE: self._mark,
-            KILL_FILE_VARIABLE: str(self._kill_file.resolve()),
-        }
         self._disarm()
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=REPOSITORY,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+        variables = {KILL_FILE_VARIABLE: str(self._kill_file.resolve())}
+        process = launch(job, log, self._processes.mark, standin=self._standin, **variables)
+        self._session = _Session(process, log, layout, self.num_steps())
+        return self._session
+
+    def _kill(self, kill: Kill, session: _Session, watch: Stopwatch) -> bool:
+        """Wait for the moment and kill; False when the session ended before, or no step came."""
+        if not kill.from_start:
+            started = _wait(
+                lambda: session.is_over() or self.num_steps() > session.steps_at_start, self._patience.start
             )
-        try:
-            yield process, log
-        finally:
-            self._disarm()
-            if process.poll() is None:
-                self._end_tree(process)
+            watch.ended("start")
+            wanted = self.num_steps() + kill.steps_before
+            came = _wait(lambda: session.is_over() or self.num_steps() >= wanted, self._patience.survive)
+            if not (started and came) or session.is_over():
+                return False
+        done = self._kill_at_point(kill, session) if kill.point is not None else self._kill_victim(kill, session)
+        watch.ended("wait")
+        return done
 
-    def _kill(self, kill: Kill, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for the moment and kill; False when the session ended before."""
-        steps = self._num_steps()
+    def _kill_at_point(self, kill: Kill, session: _Session) -> bool:
+        assert kill.point is not None
+        write_atomically(self._kill_file, kill.point.value.encode())
+        taken = self._kill_file.with_suffix(".taken")
+        _wait(lambda: session.is_over() or taken.exists(), self._patience.survive)
+        done = taken.exists()
+        self._disarm()
+        return done
 
-        def over() -> bool:
-            return process.poll() is not None
-
-        wanted = 0 if kill.from_start else 1 if kill.point is None else kill.steps_before
-        if not _wait(lambda: over() or self._num_steps() >= steps + wanted, START_S) or over():
+    def _kill_victim(self, kill: Kill, session: _Session) -> bool:
+        _wait(session.is_over, kill.delay_s)
+        if session.is_over():
             return False
-        if kill.point is not None:
-            write_atomically(self._kill_file, kill.point.value.encode())
-            return _wait(lambda: over() or not self._kill_file.exists(), SURVIVE_S) and not self._kill_file.exists()
-        if _wait(over, kill.delay_s):
-            return False
-        for pid in self._victims(kill, process):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return True
+        if kill.victim is Victim.DRIVER or kill.victim is None:
+            session.process.kill()
+            return True
+        deadline = time.monotonic() + self._patience.survive
+        while time.monotonic() < deadline and not session.is_over():
+            found = self._processes.of_role(kill.victim)
+            chosen = found if kill.victim is Victim.TREE else found[int(kill.draw * len(found)) :][:1]
+            if kill_all(chosen):
+                return True
+            time.sleep(SCAN_S)  # one that was killed before may not be back yet
+        return False
 
-    def _victims(self, kill: Kill, process: subprocess.Popen[bytes]) -> list[int]:
-        if kill.victim is Victim.DRIVER:
-            return [process.pid]
-        if kill.victim is Victim.TREE or kill.victim is None:
-            return [found.pid for found in self._alive()]
-        ids = self.job.processes()[{Victim.COORDINATOR: "coordinator"}.get(kill.victim, f"{kill.victim.value}s")]
-        candidates = list(_flat(ids))
-        return [candidates[int(kill.draw * len(candidates))]]
-
-    def _aftermath(self, process: subprocess.Popen[bytes], *, killed: bool) -> tuple[str, bool]:
+    def _aftermath(self, session: _Session) -> tuple[str, bool]:
         """How the session went on, in words; and whether it got stuck."""
-        steps = self._num_steps()
+        steps = self.num_steps()
+        if not _wait(lambda: session.is_over() or self.num_steps() >= steps + SURVIVING_STEPS, self._patience.survive):
+            return f"no step and no end in {self._patience.survive:g} s", True
+        return ("ended" if session.is_over() else "went on"), False
 
-        def is_settled() -> bool:
-            return process.poll() is not None or (killed and self._num_steps() >= steps + SURVIVING_STEPS)
+    def _stop(self, watch: Stopwatch) -> Outcome:
+        """Have the session that runs stop in order, unless it has ended since the last kill."""
+        session = self._session
+        assert session is not None
+        if session.is_over():
+            how, stuck = "the session before had ended of its last kill", False
+        else:
+            os.killpg(session.process.pid, signal.SIGINT)
+            stuck = not _wait(session.is_over, self._patience.stop)
+            how = f"stopped with status {session.process.poll()}"
+        orphans = self._leave(session, watch)
+        watch.ended("stop")
+        return Outcome(False, how, stuck, orphans)
 
-        if not _wait(is_settled, SURVIVE_S):
-            return f"no step and no end in {SURVIVE_S:g} s", True
-        if process.poll() is not None:
-            return f"ended with status {process.returncode}", False
-        os.killpg(process.pid, signal.SIGINT)
-        if not _wait(lambda: process.poll() is not None, STOP_S):
-            return f"went on, and did not stop in {STOP_S:g} s", True
-        return f"went on, and stopped with status {process.returncode}", False
-
-    def _num_steps(self) -> int:
-        return len(steps_of(self.job.run))
-
-    def _orphans(self) -> list[str]:
-        """Processes of the session that are still there; they are ended."""
-        _wait(lambda: not self._alive(), ORPHAN_S)
-        left = self._alive()
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        return [f"{process.pid} {' '.join(_command(process))}" for process in left]
-
-    def _end_tree(self, process: subprocess.Popen[bytes]) -> None:
-        for found in self._alive():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found.kill()
-        process.wait(STOP_S)
-
-    def _alive(self) -> list[psutil.Process]:
-        """All processes that inherited the campaign's mark."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                marked = process.environ().get(MARK_VARIABLE) == self._mark
-                if marked and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+    def _leave(self, session: _Session, watch: Stopwatch) -> list[str]:
+        """Processes of the session that are still there some time after its driver's end; they are ended."""
+        over = session.is_over()
+        if over:
+            _wait(lambda: not self._processes.alive(), self._patience.orphan, SCAN_S)
+        left = self._processes.end()
+        session.process.wait(self._patience.stop)
+        self._session = None
+        watch.ended("leave")
+        return left if over else []  # of a stuck session everything is left
 
     def _disarm(self) -> None:
         for path in (self._kill_file, self._kill_file.with_suffix(".taken")):
@@ -189,40 +253,21 @@ class Campaign:
 
 
 def _flags(*, standin: bool) -> dict[str, Any]:
-    flags: dict[str, Any] = {"--save-interval": 2, "--rollout-queue-lease-seconds": 6, "--update-weight-timeout": 60}
+    flags: dict[str, Any] = {
+        "--save-interval": 2,
+        "--rollout-queue-lease-seconds": 6,
+        "--update-weight-timeout": 60,
+        "--rollout-batch-size": 4,
+        "--n-samples-per-prompt": 2,
+        "--rollout-cleanup-timeout": 5,
+    }
     return {**flags, "--parity-probes": 0} if standin else flags  # no trainer agrees with a stand-in
 
 
-def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+def _wait(condition: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return True
-
-
-def _flat(ids: Any) -> Iterator[int]:
-    if isinstance(ids, list):
-        for item in ids:
-            yield from _flat(item)
-    else:
-        yield int(ids)
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline()[:4])
-    except psutil.Error:
-        return ["(ended)"]
-
-
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    """The records of all steps of all sessions, in the order they were written; a torn line is left out."""
-    path, found = run / "metrics.jsonl", []
-    for line in path.read_bytes().split(b"\n") if path.exists() else []:
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if "policy_version" in record:
-                found.append(record)
-    return found

@@ -23,6 +23,7 @@ from pipeline.step_metrics import StepClock, step_record
 from pipeline.workers import Workers
 from recovery.branch import read_branches
 from recovery.commit import TRACKER, commit_path, committed_rollouts, iteration_directory, read_commit
+from recovery.commit_lock import kept_commit
 from recovery.restore import parse_load
 from storage.checks import check_enqueue
 from storage.columns import encode_group
@@ -67,6 +68,7 @@ def train_stored(settings: Settings, view: ProgressView) -> Ending:
             first_rollout=first,
             subsample=settings.debug.load_debug_rollout_data_subsample,
         ) as stored,
+        kept_commit(start),
         Interrupts(view) as interrupts,
         Cluster(demand_of(_without_engines(settings, stored)), 0) as cluster,
     ):
@@ -130,7 +132,7 @@ class _Session:
                 directory, committed = str(start[0]), start[1]
                 await workers.on_trainers(lambda trainer: trainer.load.remote(directory, committed))
                 self._view.note(f"Training goes on from the commit of rollout {committed} in {directory}.")
-            workers.watch_trainers()
+            workers.trainers.watch()
             self._clock.start()
             with self._interrupts.finishing_steps():
                 for rollout_id in rollouts:

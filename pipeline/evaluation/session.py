@@ -53,7 +53,7 @@ class Evaluations:
     ) -> None:
         """`publication_wait_s`: how long after its beginning an evaluation may hold up publications."""
         self._producers, self._folder, self._view = producers, folder, view
-        self.schedule, self._branch, self._publication_wait_s = schedule, branch, publication_wait_s
+        self.schedule, self.branch, self._publication_wait_s = schedule, branch, publication_wait_s
         self._running: list[_Running] = []
 
     @property
@@ -62,7 +62,7 @@ class Evaluations:
 
     def begin(self, step: int) -> None:
         """Begin to evaluate the policy that serves now, after `step` rollout batches."""
-        task = asyncio.create_task(self._producers.evaluate(step, self._branch))
+        task = asyncio.create_task(self._producers.evaluate(step, self.branch))
         generating = asyncio.create_task(self._producers.evaluation_generated(step))
         self._running.append(_Running(step, task, generating, time.monotonic()))
 

@@ -13,7 +13,9 @@ from pipeline.replay.compare import Comparison, SampleChange, compare, sample_ch
 from pipeline.replay.job import ReplayJob, Stage, write_job
 from pipeline.replay.ranks import run_ranks
 from pipeline.replay.source import ReplaySource, with_threads
+from pipeline.session_plan import start_source
 from pipeline.step_results import RolloutResult, read_results
+from recovery.commit_lock import kept_commit
 from storage.files import make_folder
 from storage.pool import Pool
 from vime.errors import NoRunError, SettingsError
@@ -78,14 +80,16 @@ def replay(source: ReplaySource, scratch: Path, options: ReplayOptions) -> Repla
     make_folder(scratch / "training_log")
     make_folder(scratch / "logs")
     write_job(scratch, ReplayJob(world_size, stages))
-    run_ranks(scratch, world_size)
+    with kept_commit(source.commit):
+        run_ranks(scratch, world_size)
     return _report(source, scratch, options)
 
 
 def _of_replay(source: ReplaySource, scratch: Path, options: ReplayOptions) -> Settings:
     """The run's settings with everything that is written in `scratch`, and without what a replay leaves out."""
     settings = with_threads(source.settings, source.layout)
-    checkpoint = dataclasses.replace(settings.checkpoint, save=str(scratch), save_hf=None)
+    load = settings.checkpoint.load if start_source(settings) is not None else None
+    checkpoint = dataclasses.replace(settings.checkpoint, load=load, save=str(scratch), save_hf=None)
     if options.hf_checkpoint is not None:
         checkpoint = dataclasses.replace(checkpoint, hf_checkpoint=options.hf_checkpoint)
     queue = dataclasses.replace(

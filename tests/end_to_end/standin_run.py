@@ -23,7 +23,7 @@ DIES_VARIABLE = "VIME_TEST_ENGINE_DIES_AFTER_S"
 
 
 class StandinEngineActor:
-    """What `pipeline.actors.EngineActor` is to the driver."""
+    """What `pipeline.actors.engine.EngineActor` is to the driver."""
 
     def __init__(self, settings: bytes, number: int, engine: bytes) -> None:
         del engine

@@ -23,8 +23,9 @@ from pipeline.training_log import log_step
 from pipeline.transports.memory import open_memory_coordinator
 from recovery.branch import Branch, append_branch
 from recovery.commit import CommitParent, commit_path, iteration_directory, read_commit, read_queue_state, write_commit
-from recovery.restore import RestoreMode, plan_restore, scan_run
+from recovery.restore import RestoreMode, plan_restore
 from recovery.retention import releasable
+from recovery.run_on_disk import scan_run
 from storage import segment_list
 from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool

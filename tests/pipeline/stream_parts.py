@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.failed_groups import FailedGroups
 from pipeline.group_maker import GroupMaker, GroupSettings
-from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
+from pipeline.messages import AcceptReply, AcceptRequest, HeldLease, LeaseReply
 from pipeline.producer import Producer, ProducerSettings
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.request_gate import RequestGate
@@ -76,6 +76,12 @@ class LocalQueue:
 
     async def lease(self, worker_id: str, max_groups: int, policy_version: int) -> LeaseReply:
         return self.coordinator.lease(worker_id, max_groups, policy_version)
+
+    async def epoch(self) -> int:
+        return self.coordinator.epoch
+
+    async def take_over(self, worker_id: str, held: list[HeldLease]) -> list[bytes | None]:
+        return self.coordinator.take_over(worker_id, held)
 
     async def heartbeat(self, leases: list[bytes]) -> list[bool]:
         return self.coordinator.heartbeat(leases)
@@ -220,7 +226,7 @@ async def stream(
             finally:
                 producer.stop()
                 await asyncio.wait([running], timeout=20)
-                coordinator.close()
+                queue.coordinator.close()
 
 
 def _known(settings: Any, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The coordinator's rules beyond those that producers and crashes exercise."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import msgspec
 import pytest
 import straw
 
-from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
-from pipeline.messages import AcceptRequest, LeaseStatus, Work
+from pipeline.coordinator import TAKE_OVER_S, Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.messages import AcceptRequest, HeldLease, LeaseStatus, Work
 from storage.columns import encode_group
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
@@ -28,6 +29,7 @@ def opened(
     lease_seconds: float = 60,
     max_groups: int = 4,
     groups_wanted: int = 6,
+    clock: Callable[[], float] = time.monotonic,
     **rules: Any,
 ) -> Coordinator:
     root = folder / "pool"
@@ -36,6 +38,7 @@ def opened(
         source=PromptSource(write_prompts(folder), n_samples_per_prompt=2),
         owner="test",
         config=CoordinatorConfig(branch, [], groups_wanted, max_groups, lease_seconds, **rules),
+        clock=clock,
     )
 
 
@@ -278,3 +281,49 @@ async def test_surplus_groups_of_a_fast_producer_wait_and_the_identity_holds_at_
     assert trained + pending == coordinator.counts().generated - filtered
     assert pending >= 8  # what no batch has taken is still there
     coordinator.close()
+
+
+async def test_a_restarted_coordinator_hands_out_nothing_until_producers_had_time_to_take_their_groups_over(
+    tmp_path: Path,
+) -> None:
+    first = opened(tmp_path)
+    work = first.lease("w", 2, policy_version=3).work
+    first.close()
+    now = [0.0]
+    second = opened(tmp_path, clock=lambda: now[0])
+    try:
+        assert second.lease("v", 1).status is LeaseStatus.BACKPRESSURE
+        taken = second.take_over("w", [HeldLease(item.lease, 3) for item in work])
+        assert None not in taken
+        assert second.counts().in_flight == 2
+        now[0] = TAKE_OVER_S
+        assert {item.group_index for item in second.lease("v", 2).work} == {2, 3}
+    finally:
+        second.close()
+
+
+async def test_what_a_dead_producer_leased_waits_again_at_once(coordinator: Coordinator) -> None:
+    coordinator.lease("producer-1-700", 1)
+    mine = {item.group_index for item in coordinator.lease("producer-10-701", 1).work}
+    coordinator.retire("producer-1")
+    (again,) = coordinator.lease("producer-1-702", 1).work
+    assert again.group_index == 0
+    assert mine == {1}
+
+
+async def test_on_a_new_branch_what_the_commit_does_not_call_trained_is_pending_and_leases_go_on(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    positions = [await accept_one(coordinator, tmp_path, 1) for _ in range(3)]
+    coordinator.training_completed(0, 1, positions[:1])
+    coordinator.training_completed(1, 2, positions[1:])
+    (work,) = coordinator.lease("w", 1).work
+    config = CoordinatorConfig("b", [(0, 0)], 6, 4, 60, session="a")
+    for _ in range(2):  # the answer to the first call may be lost
+        coordinator.begin_branch(config)
+        assert (coordinator.counts().trained, coordinator.counts().pending) == (1, 2)
+    coordinator.training_completed(1, 3, positions[1:])
+    assert coordinator.counts().pending == 0
+    assert coordinator.highest_version() == 3
+    (reply,) = await coordinator.accept([published(tmp_path, work, 3)])
+    assert reply.position is not None

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.actors import CoordinatorActor, encode_settings
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.actors.coordinator import CoordinatorActor
+from pipeline.actors.settings import encode_settings
+from pipeline.coordinator import TAKE_OVER_S, CoordinatorConfig
 from pipeline.messages import LeaseReply, LeaseStatus, QueueCounts, decode, encode
 from recovery.commit import QueueState
 from tests.pipeline.mini_stream import write_prompts
@@ -69,3 +70,15 @@ async def ask_for_ever(coordinator: CoordinatorActor) -> None:
     while True:
         await counts(coordinator)
         await asyncio.sleep(0.01)
+
+
+async def test_a_successor_goes_on_with_the_branch_that_was_begun_last(tmp_path: Path) -> None:
+    first = actor(tmp_path)
+    await first.begin_branch(encode(CoordinatorConfig("b", [], 0, 8, 60, online_gc=True, session="a")))
+    await first.close()
+    successor = actor(tmp_path)
+    await asyncio.sleep(TAKE_OVER_S)
+    reply = decode(await successor.lease("w", 1, 1), LeaseReply)
+    assert reply.status is LeaseStatus.DONE, "the new branch wants no group, the first one wants 8"
+    assert await successor.epoch() == 2
+    await successor.close()

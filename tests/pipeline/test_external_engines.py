@@ -84,7 +84,7 @@ async def test_the_wait_for_engines_is_reported_and_ends(monkeypatch: pytest.Mon
 async def test_registered_engines_serve_only_with_the_runs_weights(tmp_path: Path, engine: StandinEngine) -> None:
     given = settings(f"--save {tmp_path} --rollout-num-gpus 0")
     notes: list[str] = []
-    routers = Routers(given, RunFolder.of(given), notes.append)
+    routers = Routers(given, RunFolder.of(given), notes.append, lambda: asyncio.sleep(0))
     await routers.start(["default"], "127.0.0.1")
     (router,) = routers.of_models
     workers = RouterWorkers(router.host, router.port)

@@ -67,7 +67,7 @@ def test_same_groups_in_any_order_give_the_same_plan_bytes() -> None:
 
 def test_oldest_policy_version_goes_first_then_first_accepted() -> None:
     groups = [group(0, version=3), group(1, version=1), group(2, version=3), group(3, version=1), group(4, version=2)]
-    assert plan(groups).positions == [1, 3, 4, 0]
+    assert plan(groups).positions == [0, 1, 3, 4], "chosen by age, in the order of their prompts"
 
 
 def test_every_chosen_sample_is_planned_once() -> None:

@@ -9,8 +9,9 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from pipeline import actors
-from pipeline.actors import CoordinatorActor, encode_settings
+from pipeline.actors import coordinator as coordinator_actor
+from pipeline.actors.coordinator import CoordinatorActor
+from pipeline.actors.settings import encode_settings
 from pipeline.cluster import Cluster, answer
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.messages import encode
@@ -34,7 +35,7 @@ def settings(folder: Path, *more: str) -> Settings:
 async def test_a_queue_that_cannot_be_opened_is_told_by_its_own_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actors, "log_to_file", lambda _: None)
+    monkeypatch.setattr(coordinator_actor, "log_to_file", lambda _: None)
     given = settings(tmp_path, "--rollout-data-transport", "straw")
     with (
         Pool.create(RunFolder.of(given).queue, "rollout") as pool,

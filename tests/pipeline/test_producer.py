@@ -396,7 +396,9 @@ async def test_a_producer_whose_writer_has_no_room_is_blocked_and_loses_nothing(
     async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
         async with asyncio.timeout(20):
             # One group is being written, four more fill the producer.
-            while len(parts.producer._generated) < 4 or parts.producer.stats().in_flight_requests:
+            while (
+                sum(held.is_outgoing for held in parts.producer._held) < 4 or parts.producer.stats().in_flight_requests
+            ):
                 await asyncio.sleep(0.01)
             assert asked.is_set()
             before = parts.producer.stats().blocked_s
@@ -424,7 +426,9 @@ async def test_finished_groups_that_wait_for_room_are_published_when_the_produce
     monkeypatch.setattr(Pool, "publish_groups", wait_for_disk)
     async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
         async with asyncio.timeout(20):
-            while parts.coordinator.counts().in_flight < 5 or len(parts.producer._generated) < 4:
+            while (
+                parts.coordinator.counts().in_flight < 5 or sum(held.is_outgoing for held in parts.producer._held) < 4
+            ):
                 await asyncio.sleep(0.01)
         parts.producer.stop()
         free.set()

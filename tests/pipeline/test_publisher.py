@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pipeline.publisher import MAX_FAILED
+from pipeline.weight_transports.transport import Failures
 from tests.pipeline.publication_rig import Rig, Trainer, is_running
 from tests.support.standin_engine import StandinEngine
 from vime.errors import PublicationError
@@ -185,3 +187,41 @@ async def test_without_engines_a_publication_only_counts() -> None:
         assert (publication.version, publication.wire_bytes, rig.publisher.version) == (5, 0, 5)
         assert publication.raised
         assert rig.admission.said == ["resume 5"]
+
+
+async def test_the_first_version_of_a_trainer_that_was_started_again_builds_on_nothing(
+    engines: list[StandinEngine], tmp_path: Path
+) -> None:
+    async with Rig(engines, folder=tmp_path) as rig:
+        await rig.publish()
+        await rig.publish()
+        rig.publisher.sender_is_new()
+        assert (await rig.publish()).version == 3
+        await rig.publish()
+        assert rig.source.written == [(1, False), (2, False), (3, True), (4, False)]
+        await rig.check_standing()
+
+
+async def test_engines_whose_publication_is_cut_short_get_no_requests_before_the_next_version(
+    engines: list[StandinEngine],
+) -> None:
+    async with Rig(engines) as rig:
+        await rig.publish()
+        loading = asyncio.Event()
+
+        async def never(*_: object) -> Failures:
+            loading.set()
+            await asyncio.Event().wait()
+            return {}
+
+        load, rig.transport.load = rig.transport.load, never  # type: ignore[method-assign]
+        cut_short = asyncio.create_task(rig.publish())
+        await asyncio.wait_for(loading.wait(), 20)
+        cut_short.cancel()
+        await asyncio.gather(cut_short, return_exceptions=True)
+        assert rig.admission.serving == []
+        assert set(rig.publisher.fenced) == {engine.address for engine in engines}
+        rig.transport.load = load  # type: ignore[method-assign]
+        assert (await rig.publish()).version == 3
+        assert len(rig.admission.serving) == 2
+        await rig.check_standing()

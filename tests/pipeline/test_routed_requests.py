@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from pipeline import serving_engines
 from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
 from pipeline.serving_engines import ServingEngines
@@ -69,7 +72,7 @@ class Rig:
 @asynccontextmanager
 async def routed(folder: Path, engines: list[StandinEngine], words: str = "") -> AsyncIterator[Rig]:
     settings = parse_settings(f"--save {folder} {words}".split())
-    routers = Routers(settings, RunFolder.of(settings), lambda _: None)
+    routers = Routers(settings, RunFolder.of(settings), lambda _: None, lambda: asyncio.sleep(0))
     await routers.start(["default"], "127.0.0.1")
     rig = Rig(routers, engines)
     try:
@@ -131,11 +134,11 @@ async def test_workers_that_others_registered_stay(tmp_path: Path, engines: list
         assert await workers.addresses() == [engines[1].address]
 
 
-async def test_a_router_that_ends_is_named_and_one_that_does_not_start_shows_why(
+async def test_a_router_that_ends_too_often_is_named_and_one_that_does_not_start_shows_why(
     tmp_path: Path, engines: list[StandinEngine]
 ) -> None:
-    async with routed(tmp_path, engines) as rig:
-        watching = asyncio.create_task(rig.routers.watch())
+    async with routed(tmp_path, engines, "--max-process-restarts 0") as rig:
+        watching = asyncio.create_task(rig.routers.keep())
         server = rig.routers._running["default"].server
         assert server is not None
         server.stop()
@@ -155,3 +158,40 @@ def test_hooks_find_the_routers_of_all_models() -> None:
     assert get_model_url(args, "actor", "/v1/chat/completions") == "http://h:1/v1/chat/completions"
     with pytest.raises(Exception, match="No router serves a model named 'judge'; there is 'actor', 'ref'"):
         get_model_url(args, "judge")
+
+
+async def test_a_router_that_dies_is_replaced_at_its_address_with_the_engines_that_serve(
+    tmp_path: Path, engines: list[StandinEngine]
+) -> None:
+    async with routed(tmp_path, engines) as rig:
+        await rig.set(rig.addresses[:1])
+        keeping = asyncio.create_task(rig.routers.keep())
+        before = (rig.routers.of_models, rig.routers.pids)
+        (pid,) = rig.routers.pids
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while rig.routers.pids == before[1]:
+                await asyncio.sleep(0.02)
+            while not await rig.client.answers():
+                await asyncio.sleep(0.02)
+        await rig.set(rig.addresses[:1])
+        assert rig.routers.of_models == before[0]
+        assert {await rig.served_by(group) for group in range(NUM_GROUPS)} == {0}, "a fenced engine is left out"
+        keeping.cancel()
+
+
+async def test_requests_that_lose_their_router_are_aborted_and_not_failed(
+    tmp_path: Path, engines: list[StandinEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_engines, "ROUTER_TRIES", 1)
+    for engine in engines:
+        engine.faults.step_s = 60.0
+    async with routed(tmp_path, engines) as rig:
+        await rig.set(rig.addresses)
+        asking = rig.ask(0)
+        async with asyncio.timeout(20):
+            while not any([(await client.metrics()).num_running for client in rig.clients]):
+                await asyncio.sleep(0.02)
+        os.kill(rig.routers.pids[0], signal.SIGKILL)
+        with pytest.raises(GenerationAborted, match="the router failed"):
+            await asyncio.wait_for(asking, 60)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run_folder import RunFolder
 from pipeline.session_plan import plan_session, start_source
+from recovery.branch import Branch, append_branch
+from recovery.home import live_at
 from recovery.restore import RestoreMode
 from vime.errors import RestoreError, SettingsError
 from vime.settings.groups import Settings
@@ -83,13 +86,39 @@ def test_the_own_folder_is_a_run_and_never_weights(run: Path) -> None:
     assert start_source(settings(run, "--load", run / "rollout" / "committed_3.json")) is None
 
 
-def test_another_run_goes_on_in_its_own_folder(run: Path, tmp_path: Path) -> None:
+def test_another_run_goes_on_where_it_is_and_only_its_commits_go_to_save(run: Path, tmp_path: Path) -> None:
     other = megatron(tmp_path / "other")
     (other / "rollout").mkdir()
-    (other / "rollout" / "committed_3.json").touch()
-    assert start_source(settings(run, "--load", other)) is None
-    with pytest.raises(RestoreError, match="a run goes on in its own folder"):
-        plan_session(settings(run, "--load", other), new_branch="n")
+    (other / "rollout" / "committed_2.json").touch()
+    given = settings(run, "--load", other)
+    assert start_source(given) is None
+    plan, folder = plan_session(given, new_branch="n"), RunFolder.of(given)
+    assert (plan.commit_directory, plan.commit_rollout, plan.directory) == (".", 2, str(run))
+    assert (folder.root, folder.queue) == (other, other / "rollout_data" / "pool")
+    live_at(folder.root, run)
+    assert RunFolder.of(settings(run)) == folder, "the next start needs no --load"
+    append_branch(other, Branch("a", None, str(run), 0))
+    (run / "rollout" / "committed_3.json").touch()
+    assert plan_session(settings(run, "--num-rollout", 9), new_branch="n").commit_rollout == 3
+    assert plan_session(settings(other), new_branch="n").commit_rollout == 2
+
+
+def test_a_save_with_a_run_of_its_own_does_not_take_over_another(run: Path, tmp_path: Path) -> None:
+    other = megatron(tmp_path / "other")
+    (other / "rollout").mkdir()
+    (other / "rollout" / "committed_2.json").touch()
+    append_branch(run, Branch("a", None, ".", 0))
+    with pytest.raises(RestoreError, match=r"is of the run in .*/other, and --save .*/run holds the run in"):
+        RunFolder.of(settings(run, "--load", other))
+
+
+@pytest.mark.parametrize("flag", ["--finetune", "--no-load-optim", "--no-load-rng"])
+def test_a_commit_is_taken_whole_or_not_at_all(run: Path, flag: str) -> None:
+    assert plan_session(settings(run, flag), new_branch="n").mode is RestoreMode.NEW
+    (run / "rollout").mkdir(parents=True)
+    (run / "rollout" / "committed_1.json").touch()
+    with pytest.raises(RestoreError, match=f"{flag} with a commit to go on from"):
+        plan_session(settings(run, flag), new_branch="n")
 
 
 def test_a_folder_that_holds_nothing_leaves_the_start_to_the_reference(run: Path, tmp_path: Path) -> None:

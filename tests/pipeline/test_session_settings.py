@@ -1,7 +1,8 @@
 """What a session tells its coordinator, and what it counts as its own."""
 
 from pipeline.messages import QueueCounts
-from pipeline.run import Start, coordinator_config, this_session
+from pipeline.run import this_session
+from pipeline.session_start import Start, coordinator_config
 from recovery.accounting import Identity
 from recovery.commit import QueueState
 from recovery.restore import RestoreMode, RestorePlan
@@ -20,13 +21,13 @@ def resumed(trained: int, start_rollout: int) -> Start:
 
 def test_a_new_run_wants_all_its_batches() -> None:
     start = Start(RestorePlan(RestoreMode.NEW, ".", 0), "branch", None, None, None)
-    config = coordinator_config(settings("--rollout-batch-size", "8"), start)
+    config = coordinator_config(settings("--rollout-batch-size", "8"), start, "s")
     assert (config.groups_wanted, config.max_groups, config.trained) == (48, 16, [])
 
 
 def test_a_resume_with_another_batch_size_wants_what_its_own_batches_need() -> None:
     for batch in (4, 8, 16):
-        config = coordinator_config(settings("--rollout-batch-size", str(batch)), resumed(24, 3))
+        config = coordinator_config(settings("--rollout-batch-size", str(batch)), resumed(24, 3), "s")
         assert config.groups_wanted - 24 == 3 * batch
 
 

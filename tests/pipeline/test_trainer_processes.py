@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import load
 
-from pipeline.actors import TrainerActor
+from pipeline.actors.trainer import TrainerActor
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.node_devices import ProcessPlace

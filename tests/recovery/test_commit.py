@@ -104,6 +104,17 @@ def test_damage_to_the_only_commit_says_that_there_is_no_other(tmp_path: Path) -
         read_commit(path)
 
 
+def test_record_of_another_rollout_or_one_that_is_not_resumable_is_refused(tmp_path: Path) -> None:
+    path = commit(tmp_path, 9)
+    copied = path.with_name("committed_8.json")
+    copied.write_bytes(path.read_bytes())
+    with pytest.raises(CommitError, match=r"committed_8\.json: it is the record of rollout 9"):
+        read_commit(copied)
+    path.write_text(path.read_text().replace('"resumable": true', '"resumable": false'))
+    with pytest.raises(CommitError, match="marked as not resumable"):
+        read_commit(path)
+
+
 def test_record_of_a_newer_version_is_refused_with_its_number(tmp_path: Path) -> None:
     path = commit(tmp_path, 9)
     path.write_text(path.read_text().replace('"version": 1', '"version": 7'))

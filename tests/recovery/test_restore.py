@@ -6,7 +6,8 @@ import pytest
 
 from recovery.branch import Branch, ancestry, append_branch, branches_path, read_branches
 from recovery.commit import CommitParent
-from recovery.restore import RestoreMode, RestorePlan, RunOnDisk, parse_load, plan_restore
+from recovery.restore import RestoreMode, RestorePlan, parse_load, plan_restore
+from recovery.run_on_disk import RunOnDisk
 from vime.errors import RestoreError
 
 ROOT = Branch("a", None, ".", 0)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import straw
 from straw.errors import QuotaExceeded
@@ -208,3 +209,31 @@ def test_only_leases_that_come_near_their_end_are_extended_before_their_results_
         now_s = 9.9
         assert finish(pool, queue, late).position == 1
         assert asked == [1]
+
+
+def test_a_worker_goes_on_under_the_next_coordinator_with_leases_for_the_same_groups(
+    opened: tuple[Pool, GroupQueue],
+) -> None:
+    pool, queue = opened
+    first, second = queue.lease("w", 2)
+    with reopen(pool, queue) as restarted:
+        taken = restarted.take_over("w", [first.lease, second.lease])
+        assert None not in taken
+        assert [group.group_index for group in restarted.lease("w", 4)] == [2, 3]
+        assert restarted.heartbeat([lease or b"" for lease in taken]) == [LeaseState.EXTENDED] * 2
+        assert restarted.take_over("w", [lease or b"" for lease in taken]) == taken, "a lease that holds stays"
+        summary = summarize(samples_of(0))
+        again = msgspec.structs.replace(first, lease=taken[0] or b"")
+        assert restarted.accept(again.lease, publish(pool, again), summary).group_index == 0
+
+
+def test_a_group_that_was_leased_again_or_has_ended_is_not_taken_over(opened: tuple[Pool, GroupQueue]) -> None:
+    pool, queue = opened
+    first, second, third = queue.lease("w", 3)
+    finish(pool, queue, second)
+    queue.release([third.lease], "x")
+    queue.lease("v", 1)
+    with reopen(pool, queue) as restarted:
+        (other,) = restarted.lease("v", 1)
+        assert other.group_index == 0
+        assert restarted.take_over("w", [first.lease, second.lease, third.lease]) == [None] * 3

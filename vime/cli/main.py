@@ -22,6 +22,7 @@ commands:
   demo            learn to reverse strings on this machine, be killed twice, and go on without losing a sample
   doctor          check this machine, and whether the flags of a job fit it
   parity          compare the engines of a job with its trainer, token by token
+  runs            list the sessions of a run with their commits, and what keeps each of these
   queue           look into a run's queue: groups, leases, dead letters, versions; requeue or drop groups
   sample          show a sample's tokens, or follow it from prompt line to optimizer step and back
   replay          train one stored rollout again, and compare every number with what the run logged
@@ -43,6 +44,7 @@ def _run(words: list[str]) -> int:
         "demo": _demo,
         "doctor": _doctor,
         "parity": _parity,
+        "runs": _runs,
         "queue": _queue,
         "sample": _sample,
         "replay": _replay,
@@ -109,6 +111,12 @@ def _parity(words: list[str]) -> int:
     from vime.cli.parity import parity
 
     return parity(words)
+
+
+def _runs(words: list[str]) -> int:
+    from vime.cli.runs import runs
+
+    return runs(words)
 
 
 def _queue(words: list[str]) -> int:

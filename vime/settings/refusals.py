@@ -136,7 +136,6 @@ REFUSALS: tuple[Refusal, ...] = (
             "" if settings.checkpoint.no_save_optim and not settings.trainer.use_stateless_adam else None
         ),
     ),
-    *unless_default("--async-save", "A commit is written at once.", "commits that are written in the background"),
     # Queue and weights
     *unless_default(
         "--rollout-io-concurrency",

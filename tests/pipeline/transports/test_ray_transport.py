@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import ray
 
-from pipeline.actors import CoordinatorActor, encode_settings
+from pipeline.actors.coordinator import CoordinatorActor
+from pipeline.actors.settings import encode_settings
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.messages import QueueCounts, decode, encode
 from pipeline.run_folder import RunFolder

@@ -44,9 +44,9 @@ def test_no_default_is_refused() -> None:
 
 def test_several_refusals_come_in_one_message(argv: list[str]) -> None:
     with pytest.raises(
-        SettingsError, match=r"(?s)--use-distributed-post is not built yet.*--async-save is not built yet"
+        SettingsError, match=r"(?s)--use-distributed-post is not built yet.*--rollout-session-id x is not built yet"
     ) as caught:
-        validate(parse_settings([*argv, "--async-save", "--use-distributed-post"]))
+        validate(parse_settings([*argv, "--rollout-session-id", "x", "--use-distributed-post"]))
     assert caught.value.next_step
 
 

@@ -24,6 +24,7 @@ from megatron.core.utils import unwrap_model
 from megatron.training import checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
+from vime.backends.megatron_utils.background_save import BackgroundSave
 from vime.backends.megatron_utils.optimizer import Learner, ensure_state, load_optimizer_state
 from vime.backends.megatron_utils.parallel import on_all_ranks
 from vime.backends.megatron_utils.weight_source import TRACKER
@@ -36,7 +37,13 @@ def checkpoint_folder(directory: Path, iteration: int) -> Path:
 
 
 def save_checkpoint(
-    learner: Learner, args: argparse.Namespace, directory: Path, iteration: int, *, write_tracker: bool = False
+    learner: Learner,
+    args: argparse.Namespace,
+    directory: Path,
+    iteration: int,
+    *,
+    write_tracker: bool = False,
+    background: BackgroundSave | None = None,
 ) -> Path:
     """Write model, optimizer, schedule and random state; collective over all ranks.
 
@@ -44,16 +51,30 @@ def save_checkpoint(
     Megatron's own loader chooses. Returns the checkpoint's folder; otherwise as `save_into`.
     """
     folder = checkpoint_folder(directory, iteration)
-    save_into(learner, args, folder, iteration)
-    if write_tracker and dist.get_rank() == 0:
-        (directory / TRACKER).write_text(str(iteration))
+    save_into(learner, args, folder, iteration, background=background)
+    if write_tracker and background is not None:
+        background.then(lambda: _write_tracker(directory, iteration))
+    elif write_tracker and dist.get_rank() == 0:
+        _write_tracker(directory, iteration)
     dist.barrier()
     return folder
 
 
-def save_into(learner: Learner, args: argparse.Namespace, folder: Path, iteration: int) -> None:
+def _write_tracker(directory: Path, iteration: int) -> None:
+    (directory / TRACKER).write_text(str(iteration))
+
+
+def save_into(
+    learner: Learner,
+    args: argparse.Namespace,
+    folder: Path,
+    iteration: int,
+    *,
+    background: BackgroundSave | None = None,
+) -> None:
     """Write the checkpoint of `iteration` into `folder`, which may exist but must be empty; collective.
 
+    With `background` it is only copied, as a part of that, and nothing but the folder is made yet.
     Raises `TrainerError` when it isn't empty.
     """
     filled = [dist.get_rank() == 0 and folder.exists() and any(folder.iterdir())]
@@ -68,23 +89,34 @@ def save_into(learner: Learner, args: argparse.Namespace, folder: Path, iteratio
     if any(on_all_ranks(learner.has_frozen_parameters)):
         # Layers are stored as one tensor unless they are told apart, and then no layer may lack optimizer state.
         metadata["non_homogeneous_layers"] = True
-    write_state(_state(learner, args, metadata, iteration=iteration), args, metadata, folder)
+    state = _state(learner, args, metadata, iteration=iteration)
+    write_state(state, args, metadata, folder, background=background)
     dist.barrier()
 
 
-def write_state(state: dict[str, Any], args: argparse.Namespace, metadata: dict[str, Any], folder: Path) -> None:
-    """Write a sharded state of `metadata` into the empty `folder`; collective over all ranks."""
+def write_state(
+    state: dict[str, Any],
+    args: argparse.Namespace,
+    metadata: dict[str, Any],
+    folder: Path,
+    *,
+    background: BackgroundSave | None = None,
+) -> None:
+    """Write a sharded state of `metadata` into the empty `folder`, or add it to `background`; collective."""
     _use_results_queue_of_this_process()
     strategy: Any = TorchDistSaveShardedStrategy()
     if args.ckpt_fully_parallel_save and parallel_state.get_data_parallel_world_size(with_context_parallel=True) > 1:
         strategy = FullyParallelSaveStrategyWrapper(strategy, metadata["dp_cp_group"], False)
-    dist_checkpointing.save(
+    planned = dist_checkpointing.save(
         state,
         str(folder),
         strategy,
+        async_sharded_save=background is not None,
         content_metadata=checkpointing._clean_metadata_for_serialization(metadata),
         async_strategy="mcore",
     )
+    if background is not None:
+        background.add(planned)
 
 
 def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path, iteration: int) -> None:
@@ -192,11 +224,10 @@ def _set_rng(saved: dict[str, Any]) -> None:
 
 
 def _use_results_queue_of_this_process() -> None:
-    """Let the writer hand its results over through an ordinary queue.
+    """Let the next writer hand its results over through an ordinary queue of its own.
 
     Megatron's default is a queue of a spawned manager process, which re-imports the main script: seconds per process,
     and a failure where that script has no main guard. It is only needed when another process writes; ours is saved by
     threads of this one.
     """
-    if filesystem_async._results_queue is None:
-        filesystem_async._results_queue = queue.Queue()
+    filesystem_async._results_queue = queue.Queue()

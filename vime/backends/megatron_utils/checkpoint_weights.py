@@ -16,6 +16,7 @@ from megatron.training import checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vime.backends.megatron_utils import hf_weights
+from vime.backends.megatron_utils.background_save import BackgroundSave
 from vime.backends.megatron_utils.checkpoint import write_state
 from vime.backends.megatron_utils.open_weights import open_weights
 from vime.backends.megatron_utils.weight_source import WeightSource
@@ -51,13 +52,19 @@ def load_weights(chunks: Sequence[torch.nn.Module], folder: Path) -> None:
         unwrap_model(chunk).load_state_dict(state[name])
 
 
-def save_weights(chunks: Sequence[torch.nn.Module], args: argparse.Namespace, folder: Path) -> None:
-    """Write a checkpoint that `load_weights` reads into a new folder; collective over all ranks."""
+def save_weights(
+    chunks: Sequence[torch.nn.Module],
+    args: argparse.Namespace,
+    folder: Path,
+    *,
+    background: BackgroundSave | None = None,
+) -> None:
+    """Write a checkpoint that `load_weights` reads into a new folder, or add it to `background`; collective."""
     if dist.get_rank() == 0:
         folder.mkdir()
     dist.barrier()
     metadata = checkpointing._build_sharded_state_dict_metadata(args)
-    write_state(_model_state(chunks, metadata), args, metadata, folder)
+    write_state(_model_state(chunks, metadata), args, metadata, folder, background=background)
 
 
 def _model_state(chunks: Sequence[torch.nn.Module], metadata: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from vime.algorithms.value_objective import MOMENTS, explained_variance
 from vime.backends.megatron_utils import checkpoint
 from vime.backends.megatron_utils.advantages import with_token_advantages
 from vime.backends.megatron_utils.arguments import parse_megatron_args
+from vime.backends.megatron_utils.background_save import BackgroundSave
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.hf_config import read_hf_config
@@ -142,12 +143,12 @@ class Critic:
         """See `TrainedModel.parameter_digests`."""
         return self._model.parameter_digests()
 
-    def save(self, directory: Path, iteration: int) -> None:
+    def save(self, directory: Path, iteration: int, *, background: BackgroundSave | None = None) -> None:
         """Write into the folder of the actor's checkpoint of `iteration`, and to `CriticConfig.save` where given."""
         folder = checkpoint.checkpoint_folder(directory, iteration) / FOLDER
-        self._model.save_into(folder, iteration)
+        self._model.save_into(folder, iteration, background=background)
         if self._config.save is not None:
-            self._model.save(self._config.save, iteration, write_tracker=True)
+            self._model.save(self._config.save, iteration, write_tracker=True, background=background)
 
     def load(self, directory: Path, iteration: int) -> None:
         """Restore what `save` wrote beside the actor. Raises `RestoreError` when that checkpoint has no critic."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vime.backends.megatron_utils.background_save import BackgroundSave
 from vime.backends.megatron_utils.checkpoint_weights import load_source, load_weights, save_weights
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.frozen_weights import FrozenWeights
@@ -57,11 +58,12 @@ class FrozenModels:
                     self._load(self._config.reference)
         self._load_teacher()
 
-    def save(self, checkpoint: Path) -> None:
+    def save(self, checkpoint: Path, *, background: BackgroundSave | None = None) -> None:
         """Add what can't be loaded from elsewhere to a checkpoint that is otherwise complete."""
         if self.reference is not None and self._reference_has_moved:
             with self.reference.in_place():
-                save_weights(self._learner.chunks, self._args, checkpoint / REFERENCE_FOLDER)
+                folder = checkpoint / REFERENCE_FOLDER
+                save_weights(self._learner.chunks, self._args, folder, background=background)
 
     def rollout_trained(self, rollout_id: int) -> None:
         """The actor as it is after this rollout batch becomes the reference, at the interval of the settings."""

@@ -14,6 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from vime.backends.megatron_utils import checkpoint
+from vime.backends.megatron_utils.background_save import BackgroundSave
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.host_memory import HostMemory
@@ -100,20 +101,29 @@ class TrainedModel:
             self.take_turn()
             clear_state(self.learner)
 
-    def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
+    def save(
+        self,
+        directory: Path,
+        iteration: int,
+        *,
+        write_tracker: bool = False,
+        background: BackgroundSave | None = None,
+    ) -> Path:
         """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
         self.take_turn()
-        return checkpoint.save_checkpoint(self.learner, self.args, directory, iteration, write_tracker=write_tracker)
+        return checkpoint.save_checkpoint(
+            self.learner, self.args, directory, iteration, write_tracker=write_tracker, background=background
+        )
 
     def load(self, directory: Path, iteration: int) -> None:
         """Restore the state that `save` wrote; see `checkpoint.load_checkpoint`."""
         self.take_turn()
         checkpoint.load_checkpoint(self.learner, self.args, directory, iteration)
 
-    def save_into(self, folder: Path, iteration: int) -> None:
+    def save_into(self, folder: Path, iteration: int, *, background: BackgroundSave | None = None) -> None:
         """Write a checkpoint into `folder`; see `checkpoint.save_into`."""
         self.take_turn()
-        checkpoint.save_into(self.learner, self.args, folder, iteration)
+        checkpoint.save_into(self.learner, self.args, folder, iteration, background=background)
 
     def load_from(self, folder: Path) -> None:
         """Restore the checkpoint in `folder`; see `checkpoint.load_from`."""

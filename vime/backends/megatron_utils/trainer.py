@@ -27,6 +27,7 @@ prepare_megatron()
 from megatron.core import parallel_state  # noqa: E402
 
 from vime.backends.megatron_utils import checkpoint, hf_export, hf_weights  # noqa: E402
+from vime.backends.megatron_utils.background_save import BackgroundSave  # noqa: E402
 from vime.backends.megatron_utils.checkpoint_weights import load_source  # noqa: E402
 from vime.backends.megatron_utils.frozen_models import FrozenModels  # noqa: E402
 from vime.backends.megatron_utils.frozen_weights import FrozenWeights  # noqa: E402
@@ -233,10 +234,17 @@ class MegatronTrainer:
                 pass
         dist.barrier()
 
-    def save(self, directory: Path, iteration: int, *, write_tracker: bool = False) -> Path:
+    def save(
+        self,
+        directory: Path,
+        iteration: int,
+        *,
+        write_tracker: bool = False,
+        background: BackgroundSave | None = None,
+    ) -> Path:
         """Write `<directory>/iter_<iteration>` and return it; see `checkpoint.save_checkpoint`."""
-        folder = self._model.save(directory, iteration, write_tracker=write_tracker)
-        self._frozen.save(folder)
+        folder = self._model.save(directory, iteration, write_tracker=write_tracker, background=background)
+        self._frozen.save(folder, background=background)
         return folder
 
     def load(self, directory: Path, iteration: int) -> None:

@@ -8,9 +8,14 @@ from vime.backends.vllm_utils import wire_columns
 from vime.backends.vllm_utils.engine_http import EngineHttp
 from vime.backends.vllm_utils.protocol import GeneratedPiece, GenerateRequest, GenerateResult
 from vime.backends.vllm_utils.sample_stream import sample_stream
+from vime.errors import EngineError, EngineUnavailable
 
 SESSION_HEADER = "x-session-id"
 """What vllm-router's policy consistent_hash hashes first."""
+
+
+LIVENESS_S = 5.0
+"""How long a router may take to say that it is there."""
 
 
 class RoutedClient:
@@ -25,6 +30,16 @@ class RoutedClient:
     async def close(self) -> None:
         """Close the connections; running calls fail."""
         await self._http.close()
+
+    async def answers(self) -> bool:
+        """Whether the router itself answers, whatever its engines do."""
+        try:
+            await self._http.call("GET", "/liveness", timeout_s=LIVENESS_S)
+        except EngineUnavailable:
+            return False
+        except EngineError:
+            return True
+        return True
 
     def session(self, session_id: str) -> RoutedSession:
         """The engines as one session sees them."""

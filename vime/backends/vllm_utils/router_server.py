@@ -72,13 +72,13 @@ def router_command(launch: RouterLaunch, prometheus_port: int) -> list[str]:
 class RouterServer:
     """Owns one router without workers. Synchronous."""
 
-    def __init__(self, launch: RouterLaunch) -> None:
-        """Start it, and wait until it answers.
+    def __init__(self, launch: RouterLaunch, *, port_timeout_s: float = 0.0) -> None:
+        """Start it, and wait until it answers. A router before it may take `port_timeout_s` to free the port.
 
         Raises:
             EngineStartError: the port is taken, or the router did not come up; with its last log lines.
         """
-        self._port = claim_port(launch.host, launch.port)
+        self._port = claim_port(launch.host, launch.port, port_timeout_s)
         self._host, self._log_path = launch.host, launch.log_path
         started = RouterLaunch(launch.host, self._port, launch.log_path, launch.extra_args)
         argv = router_command(started, claim_port(launch.host, 0))

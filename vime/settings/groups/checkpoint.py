@@ -29,6 +29,16 @@ class CheckpointSettings:
     )
     save: str | None = flag(None, "Run folder: checkpoints, queue, logs and metrics.", common=True)
     save_interval: int | None = flag(None, "Commit after every N rollout batches.", check=at_least(1))
+    keep_checkpoints: int | None = flag(
+        None,
+        "Commits that are kept in each folder of the run, the newest ones; older checkpoints are removed unless a "
+        "branch or a reader needs them. All when left out.",
+        check=at_least(1),
+    )
+    keep_every: int | None = flag(
+        None, "With --keep-checkpoints: also keep the commit after every N rollout batches, for good.",
+        check=at_least(1),
+    )  # fmt: skip
     ckpt_step: int | None = flag(
         None, "Resume from the commit of this rollout instead of the newest.", check=at_least(0)
     )

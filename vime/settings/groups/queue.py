@@ -26,9 +26,20 @@ class QueueSettings:
         300.0, "Seconds without a heartbeat after which a group is handed out again.", check=above(0)
     )
     stall_timeout: float = flag(
-        1800.0, "Seconds without a new group after which a waiting run stops and says what it waits for.",
+        1800.0,
+        "Seconds without progress (a new group, an optimizer step, another stage of the run) after which the run stops "
+        "and says what it waits for.",
         check=above(0),
-    )  # fmt: skip
+    )
+    stall_after: float = flag(
+        120.0, "Seconds without progress after which the run says what waits for what, again and again.", check=above(0)
+    )
+    max_process_restarts: int = flag(
+        3,
+        "Times in an hour that a producer, a router or the trainer's ranks are started again after a process died; the "
+        "next death ends the run.",
+        check=at_least(0),
+    )
     rollout_queue_segment_mib: int | None = flag(
         None, "Size of one segment file in MiB; straw's own (1 GiB) when left out.", check=at_least(1)
     )

@@ -56,6 +56,18 @@ def a_recoverable_run_saves_its_random_state(settings: Settings) -> Iterator[Pro
         )
 
 
+def commits_are_removed_before_some_are_kept(settings: Settings) -> Iterator[Problem]:
+    """Without --keep-checkpoints every commit is kept anyway."""
+    if settings.checkpoint.keep_every is not None and settings.checkpoint.keep_checkpoints is None:
+        yield problem(
+            settings,
+            "--keep-every --keep-checkpoints",
+            allowed="both",
+            reason="Without --keep-checkpoints nothing is removed.",
+            next_step="Give --keep-checkpoints, or leave out --keep-every.",
+        )
+
+
 def checkpoints_can_be_resharded(settings: Settings) -> Iterator[Problem]:
     """Only torch_dist is read under another parallel layout, and only it is what commits hold."""
     value = option(settings.megatron_args, "--ckpt-format")
@@ -129,6 +141,7 @@ def parameter_names_are_expressions(settings: Settings) -> Iterator[Problem]:
 
 
 RULES = (
+    commits_are_removed_before_some_are_kept,
     there_is_something_to_train,
     a_recoverable_run_saves_its_optimizer,
     a_recoverable_run_saves_its_random_state,

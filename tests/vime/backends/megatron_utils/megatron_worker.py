@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,9 @@ from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.parity import Readings, compare
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
 from vime.backends.megatron_utils.config import TrainerConfig
-from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.backends.megatron_utils.trainer import MegatronTrainer  # isort: split
+
+from vime.backends.megatron_utils.background_save import BackgroundSave
 from vime.data.batch import PackedMicrobatch
 from vime.errors import VimeError
 
@@ -135,7 +138,6 @@ def compare_with_one_rank(world: World, *argv: str, split: Any, steps: int = 3, 
 
 def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
     from tests.vime.backends.megatron_utils.dense_reference import dense_logits, load_double
-
     from vime.backends.megatron_utils.model import training_device
     from vime.backends.megatron_utils.packing import to_tensors
 
@@ -263,6 +265,37 @@ def resume_and_replay(world: World) -> dict[str, dict[str, Any]]:
             "learning_rates": [step["lr"] for step in uninterrupted],
             "draws": draws,
         }
+    return found
+
+
+def background_save(world: World) -> dict[str, dict[str, Any]]:
+    """Take a copy, train on before anything is written, then write it, load it and train the same again."""
+    found = {}
+    split = ONE_RANK if world.size == 1 else TWO_RANKS
+    for name, argv in (("plain", ()), ("distributed", ("--use-distributed-optimizer",))):
+        directory, may_write, saving = world.folder / f"background_{name}", threading.Event(), BackgroundSave()
+        with world.trainer(*argv) as trainer:
+            train(trainer, range(2), split)
+            saved = weights_of(trainer)
+            folder = trainer.save(directory, 2, write_tracker=True, background=saving)
+            saving.start(may_write.wait, lambda: None)
+            later, final = train(trainer, range(2, 4), split), weights_of(trainer)
+            early = sorted(path.name for path in directory.rglob("*") if path.is_file())
+            torch.distributed.barrier()  # each rank has an event of its own
+            may_write.set()
+            saving.wait()
+            saving.finish()
+        with world.trainer(*argv, load=False) as trainer:
+            trainer.load(directory, 2)
+            found[name] = {
+                "early": early,
+                "saved": largest_difference(saved, weights_of(trainer)),
+                "metrics": metric_difference(later, train(trainer, range(2, 4), split)),
+                "final": largest_difference(final, weights_of(trainer)),
+                "moved": largest_difference(saved, final),
+                "tracker": (directory / "latest_checkpointed_iteration.txt").read_text(),
+                "whole": (folder / "metadata.json").is_file(),
+            }
     return found
 
 
@@ -620,6 +653,7 @@ SCENARIOS = {
         gradients_match_dense_reference,
         weights_round_trip,
         resume_and_replay,
+        background_save,
         weights_only_load,
         refusals,
         planted_faults,

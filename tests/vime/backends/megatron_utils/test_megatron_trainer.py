@@ -18,6 +18,7 @@ def one_rank(run_world: Any) -> dict[str, Any]:
             "gradients_match_dense_reference",
             "weights_round_trip",
             "resume_and_replay",
+            "background_save",
             "weights_only_load",
             "refusals",
             "planted_faults",
@@ -29,7 +30,14 @@ def one_rank(run_world: Any) -> dict[str, Any]:
 def two_ranks(run_world: Any) -> dict[str, Any]:
     return run_world(
         2,
-        ["data_parallel", "objectives", "resume_on_fewer_ranks", "unequal_microbatches", "bad_sample_on_other_rank"],
+        [
+            "data_parallel",
+            "objectives",
+            "resume_on_fewer_ranks",
+            "background_save",
+            "unequal_microbatches",
+            "bad_sample_on_other_rank",
+        ],
     )
 
 
@@ -70,6 +78,18 @@ def test_resumed_training_equals_uninterrupted_training(one_rank: dict[str, Any]
     assert found["metrics"] == 0.0
     assert found["weights"] == 0.0
     assert found["learning_rates"] == sorted(set(found["learning_rates"]), reverse=True), "the schedule must go on"
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "distributed"])
+@pytest.mark.parametrize("world", ["one_rank", "two_ranks"])
+def test_a_checkpoint_in_the_background_holds_what_was_true_when_it_was_begun(
+    world: str, optimizer: str, request: pytest.FixtureRequest
+) -> None:
+    found = request.getfixturevalue(world)["background_save"][optimizer]
+    assert found["moved"] > 1e-3, "training must have gone on before the first byte was written"
+    assert found["early"] == []
+    assert (found["saved"], found["metrics"], found["final"]) == (0.0, 0.0, 0.0)
+    assert (found["tracker"], found["whole"]) == ("2", True)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -1,0 +1,1 @@
+"""How long a run stands still after a crash. `python -m benchmarks.recovery --help`."""

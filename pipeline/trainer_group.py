@@ -1,0 +1,140 @@
+"""The trainer's ranks as one: started, released and ended together, and called together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pipeline.actors.settings import encode_settings
+from pipeline.actors.trainer import TrainerActor
+from pipeline.cluster import Cluster, answer, closed
+from pipeline.messages import decode
+from pipeline.process_watch import ProcessWatch
+from pipeline.weight_transports.disk import PublishedVersion
+from vime.errors import ProcessDiedError, TrainerDiedError
+from vime.settings.groups import Settings
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 30.0
+
+
+class TrainerGroup:
+    """Handles of all ranks. A call to a rank whose process died raises `TrainerDiedError`."""
+
+    def __init__(self, settings: Settings, cluster: Cluster, watch: ProcessWatch) -> None:
+        self._settings, self._cluster, self._watch = settings, cluster, watch
+        self._encoded = encode_settings(settings)
+        self.ranks = self._spawn()
+        self._following: asyncio.Future[list[None]] | None = None
+        """Ranks above 0 that gather with rank 0 while it shares weights."""
+
+    async def start(self, coordinator: Any) -> int:
+        """Build the ranks' models, in new processes where there are none; the data-parallel size."""
+        if not self.ranks:
+            self.ranks = self._spawn()
+        init_method = await self._on_first(lambda trainer: trainer.rendezvous.remote())
+        sizes: list[int] = await self.on_all(
+            lambda trainer: trainer.build.remote(init_method, len(self.ranks), coordinator)
+        )
+        return sizes[0]
+
+    def watch(self) -> None:
+        """From now on a rank that dies is missed."""
+        for rank, trainer in enumerate(self.ranks):
+            self._watch.add(f"trainer_{rank}", trainer.watch.remote(), TrainerDiedError)
+
+    async def release(self) -> None:
+        """End the ranks' processes, and with them all that they hold; nobody misses them until the next start."""
+        ending = self._watch.forget("trainer_")
+        closing = [
+            asyncio.create_task(closed(trainer.close.remote(), f"trainer rank {rank}"))
+            for rank, trainer in enumerate(self.ranks)
+        ]
+        await asyncio.wait(closing, timeout=STOP_TIMEOUT_S)
+        await self._end(ending)
+
+    async def abandon(self) -> None:
+        """End what is left of the ranks when one has died: the others may wait for it for ever."""
+        self._following = None
+        await self._end(self._watch.forget("trainer_"))
+
+    async def on_all(self, call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
+        """The same call on every rank, at once."""
+        return list(await asyncio.gather(*(self._on(rank, call) for rank in range(len(self.ranks)))))
+
+    # The trainer's side of a publication.
+
+    async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
+        joining: list[dict[str, object]] = await self._on_first(
+            lambda trainer: trainer.open_sender.remote(engine_names, timeout_s)
+        )
+        return joining
+
+    async def connect_sender(self) -> None:
+        await self._on_first(lambda trainer: trainer.connect_sender.remote())
+
+    async def send_weights(self) -> int:
+        sent: list[int] = await self.on_all(lambda trainer: trainer.send_weights.remote())
+        return sent[0]
+
+    async def highest_version_on_disk(self) -> int:
+        version: int = await self._on_first(lambda trainer: trainer.highest_version_on_disk.remote())
+        return version
+
+    async def write_version(self, version: int, *, full: bool) -> PublishedVersion:
+        told = await self.on_all(lambda trainer: trainer.write_version.remote(version, full))
+        return decode(told[0], PublishedVersion)
+
+    async def run_post_write_hook(self, folder: str, engine_names: list[str]) -> None:
+        await self.on_all(lambda trainer: trainer.run_post_write_hook.remote(folder, engine_names))
+
+    async def remove_version(self, version: int) -> None:
+        await self._on_first(lambda trainer: trainer.remove_version.remote(version))
+
+    async def share_next_part(self, version: int) -> dict[str, object] | None:
+        if self._following is None:
+            self._following = asyncio.gather(
+                *(self._on(rank, lambda trainer: trainer.follow_sharing.remote()) for rank in range(1, len(self.ranks)))
+            )
+        part: dict[str, object] | None = await self._on_first(lambda trainer: trainer.share_next_part.remote(version))
+        if part is None:
+            await self._stop_following()
+        return part
+
+    async def stop_sharing(self) -> None:
+        await self._on_first(lambda trainer: trainer.stop_sharing.remote())
+        await self._stop_following()
+
+    async def _stop_following(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            await following
+
+    async def _on_first(self, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await self._on(0, call)
+
+    async def _on(self, rank: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        try:
+            return await answer(call(self.ranks[rank]), f"trainer rank {rank}")
+        except ProcessDiedError as error:
+            raise TrainerDiedError(error.message, next_step=error.next_step) from error
+
+    async def _end(self, watchers: list[asyncio.Task[Any]]) -> None:
+        for trainer in self.ranks:
+            self._cluster.end(trainer)
+        self.ranks = []
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await asyncio.gather(*watchers, return_exceptions=True)
+        except TimeoutError:
+            logger.warning("trainer ranks have not ended %.0f s after they were told to", STOP_TIMEOUT_S)
+
+    def _spawn(self) -> list[Any]:
+        environment = {name: str(value) for name, value in self._settings.trainer.train_env_vars.items()}
+        return [
+            self._cluster.spawn_worker(TrainerActor, rank, self._encoded, rank, env=environment)
+            for rank in range(self._settings.cluster.num_trainer_ranks)
+        ]

@@ -1,0 +1,65 @@
+"""Readers of a commit keep it from being removed: a shared lock on its record."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+from recovery.commit import commit_path
+from vime.errors import CommitError
+
+
+def kept_commit(commit: tuple[Path, int] | None) -> AbstractContextManager[None]:
+    """`reading_commit` of a folder and rollout; of None, nothing."""
+    return nullcontext() if commit is None else reading_commit(commit_path(*commit))
+
+
+@contextmanager
+def reading_commit(record: Path) -> Iterator[None]:
+    """Keep the commit of a record while its files are read; any number may.
+
+    Raises:
+        CommitError: it is gone.
+    """
+    gone = CommitError(f"{record}: the commit was removed.", next_step="Choose one that `vime runs` lists.")
+    try:
+        descriptor = os.open(record, os.O_RDONLY)
+    except FileNotFoundError as error:
+        raise gone from error
+    try:
+        _lock(descriptor, fcntl.LOCK_SH)
+        if os.fstat(descriptor).st_nlink == 0:
+            raise gone
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def removing_commit(record: Path) -> Iterator[bool]:
+    """Keep readers out while a commit is removed; False when somebody reads it."""
+    descriptor = os.open(record, os.O_RDONLY)
+    try:
+        yield _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+
+
+def is_read(record: Path) -> bool:
+    """Whether somebody reads the commit of a record now."""
+    with removing_commit(record) as is_free:
+        return not is_free
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    """Whether nobody holds the opposite lock; True, too, where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, kind)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
