@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ def most_telling(failures: Sequence[Failure]) -> Failure:
     return next((failure for failure in failures if not isinstance(failure.error, EngineError)), failures[0])
 
 
+logger = logging.getLogger(__name__)
+
+
 class PayloadStore(Protocol):
     """What is needed of a pool."""
 
@@ -48,11 +52,30 @@ class PayloadStore(Protocol):
 class FailedGroups:
     """Writes the letters of one producer."""
 
-    def __init__(self, box: DeadLetterBox, payloads: PayloadStore | None) -> None:
+    def __init__(self, box: DeadLetterBox, payloads: PayloadStore | None, max_attempts: int) -> None:
         """Without `payloads` (a pool that keeps only what is trained) the letters hold the samples themselves."""
-        self._box, self._payloads = box, payloads
+        self._box, self._payloads, self._max_attempts = box, payloads, max_attempts
+        self._attempts: Counter[int] = Counter()
         self.num_samples_by_reason: Counter[str] = Counter()
         """Failed samples of every attempt, also of those that were tried again."""
+
+    async def attempt_failed(self, work: Work, failures: Sequence[Failure]) -> bool:
+        """Write letters of the samples that failed; whether the group has failed too often to be tried again.
+
+        An engine's failure says nothing of a sample: it gets a letter only when its group is dropped. Raises
+        `StorageError`.
+        """
+        group_index, cause = work.group_index, most_telling(failures)
+        self._attempts[group_index] += 1
+        attempts = self._attempts[group_index]
+        logger.warning("group %d failed, attempt %d (%s): %s", group_index, attempts, cause.reason, cause.error)
+        is_last = attempts >= self._max_attempts
+        await self.record(work, [each for each in failures if is_last or not isinstance(each.error, EngineError)])
+        return is_last
+
+    def finished(self, group_index: int) -> None:
+        """A group needs no further attempt."""
+        self._attempts.pop(group_index, None)
 
     async def record(self, work: Work, failures: Sequence[Failure]) -> None:
         """Make a letter of each failure durable, and count. Raises `StorageError`."""

@@ -22,7 +22,7 @@ from storage.columns import EncodedGroup
 from storage.contracts import PayloadPool
 from storage.queue_types import GroupReturn, Stage
 from storage.writer import GroupWriter, WriteLimits
-from vime.errors import EngineError, SampleError
+from vime.errors import SampleError
 from vime.rollout.dynamic_filter import DynamicFilter, rejection
 from vime.utils.kill_points import KillPoint, reach
 
@@ -56,7 +56,6 @@ class ProducerSettings:
     n_samples_per_prompt: int
     max_groups_in_flight: int
     lease_seconds: float
-    max_attempts: int
 
 
 @dataclass(eq=False)
@@ -107,7 +106,6 @@ class Producer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[_Held] = []
         self._failed = failed_groups
-        self._failures: dict[int, int] = {}
         self._writer: GroupWriter[_Outgoing] = GroupWriter(pool, settings.worker_id, write_limits)
         self._num_putting = 0
         self._queue_is_full = False
@@ -206,7 +204,7 @@ class Producer:
             failures = [Failure(made.samples, error)]
             await self._group_failed(held, UnfinishedGroup(made.samples, failures, error.message))
             return
-        self._failures.pop(held.work.group_index, None)
+        self._failed.finished(held.work.group_index)
         if judged.keep:
             await self._put(held, made, made.group)
         else:
@@ -243,18 +241,9 @@ class Producer:
         self._blocked.set(self._queue_is_full or self._num_putting > 0)
 
     async def _group_failed(self, held: _Held, unfinished: UnfinishedGroup) -> None:
-        """Write letters of the samples that failed, then try the group again or drop it for good.
-
-        An engine's failure says nothing of a sample: it gets a letter only when the group is dropped.
-        """
-        group_index, failures = held.work.group_index, unfinished.failures
-        cause = most_telling(failures)
-        attempts = self._failures[group_index] = self._failures.get(group_index, 0) + 1
-        logger.warning("group %d failed, attempt %d (%s): %s", group_index, attempts, cause.reason, cause.error)
-        dropping = attempts >= self._settings.max_attempts
-        await self._failed.record(held.work, [f for f in failures if dropping or not isinstance(f.error, EngineError)])
-        if dropping:
-            await self._drop(held, cause.reason)
+        """Try the group again or drop it for good."""
+        if await self._failed.attempt_failed(held.work, unfinished.failures):
+            await self._drop(held, most_telling(unfinished.failures).reason)
         else:
             await asyncio.sleep(RETRY_S)
             await self._give_back(held, unfinished)

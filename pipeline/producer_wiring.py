@@ -112,45 +112,45 @@ async def build_producer(
     closers += [*(engine.close for engine in engines), *([] if router is None else [router.close])]
     closers += [*([] if rewards is None else [rewards.close]), close_functions]
     in_flight, worker_id = max_groups_in_flight(settings, len(engines)), f"{worker_name(number)}-{os.getpid()}"
-    if not is_stream(settings):
-        return _build_runner(settings, coordinator, gate, groups, dynamic_filter, in_flight, worker_id), closers
     pool = open_bounded_pool(settings, coordinator)
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
+    failed = FailedGroups(box, pool if keeps_all else None, rollout.rollout_max_attempts)
+
+    async def close_pool() -> None:
+        pool.close()
+
+    closers.append(close_pool)
+    if not is_stream(settings):
+        attempts = GroupAttempts(groups, failed)
+        return _build_runner(settings, coordinator, gate, attempts, dynamic_filter, in_flight, worker_id), closers
     producer = Producer(
         ProducerSettings(
             worker_id=worker_id,
             n_samples_per_prompt=settings.data.n_samples_per_prompt,
             max_groups_in_flight=in_flight,
             lease_seconds=settings.queue.rollout_queue_lease_seconds,
-            max_attempts=rollout.rollout_max_attempts,
         ),
         queue,
         pool,
         gate,
         groups,
-        FailedGroups(box, pool if keeps_all else None),
+        failed,
         dynamic_filter,
         activity=activity,
     )
-
-    async def close_pool() -> None:
-        pool.close()
-
-    return producer, [*closers, close_pool]
+    return producer, closers
 
 
 def _build_runner(
     settings: Settings,
     coordinator: Any,
     gate: RequestGate,
-    groups: GroupMaker,
+    attempts: GroupAttempts,
     dynamic_filter: DynamicFilter,
     in_flight: int,
     worker_id: str,
 ) -> RolloutRunner:
-    attempts = GroupAttempts(groups)
-
     def open_source() -> QueueDataSource:
         branch = read_branches(RunFolder.of(settings).root)[-1].branch
         return build_data_source(
@@ -169,9 +169,7 @@ def _build_runner(
         RunnerSettings(settings.rollout.rollout_function_path, first_rollout, open_source),
         gate,
         attempts,
-        GroupCollector(
-            attempts, dynamic_filter, max_attempts=settings.rollout.rollout_max_attempts, max_running=in_flight
-        ),
+        GroupCollector(attempts, dynamic_filter, max_running=in_flight),
         HookArgs(settings),
     )
 

@@ -63,9 +63,6 @@ class StepRecord(msgspec.Struct, frozen=True):
     reports: dict[str, float] = {}
     """What `--log-passrate` (`pass@k`), `--log-correct-samples` (`correct/...`), `--log-multi-turn` (`multi_turn/...`)
     and `--log-reward-category` (`reward_category/...`) ask for."""
-    rollout: dict[str, float] = {}
-    """Of the batch's samples: `response_len/median`, `response_len/max`, `response_len/min`, and
-    `zero_std/R`, the number of groups whose members all have the reward R (rounded to a tenth)."""
     alarms: list[str] = []
     """What is wrong with this batch though it was trained: a sentence each."""
     drifted_tokens: int = 0

@@ -57,14 +57,16 @@ def set_bad_prompts_aside(source: PromptStream, path: Path) -> list[str]:
 
 
 def with_num_rollout(resolved: Resolved, source: PromptStream) -> Resolved:
-    """The settings with --num-rollout as --num-epoch makes it, where it was left out.
+    """The settings with --num-rollout as --num-epoch makes it, where it was left out; else --num-epoch says nothing.
 
     Raises:
         DataError: an epoch is smaller than a rollout batch.
     """
     data = resolved.settings.data
-    if data.num_rollout is not None or data.num_epoch is None:
+    if data.num_epoch is None:
         return resolved
+    if data.num_rollout is not None:
+        return resolved.derive("--num-rollout", num_epoch=None)
     batch = data.rollout_batch_size or 1
     if len(source) < batch:
         raise DataError(

@@ -228,6 +228,7 @@ class QueueDataSource:
             _stamp(
                 sample,
                 _queue_lease=work.lease,
+                _queue_work=work,
                 _queue_generation_start=len(sample.tokens),
                 _queue_branch=self._settings.branch,
                 _queue_source_positions=[],

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from pipeline.failed_groups import most_telling
+from pipeline.failed_groups import FailedGroups, Failure, most_telling
 from pipeline.group_maker import GroupMaker, MadeGroup
-from pipeline.messages import ProducerStats
+from pipeline.messages import ProducerStats, Work
 from pipeline.producer_counts import ProducerCounts
-from pipeline.queue_data_source import QueueDataSource, inherit_stamps
+from pipeline.queue_data_source import MAX_GROUPS_PER_CALL, QueueDataSource, inherit_stamps
 from pipeline.request_gate import RequestGate
 from vime.errors import FailedSampleError, RunFailedError, VimeError
 from vime.rollout.base_types import RolloutFnTrainOutput, flat_group
@@ -42,9 +41,8 @@ class RunnerSettings:
 class GroupAttempts:
     """A `GroupMaker` as rollout functions use it: groups keep the stamps of their lease."""
 
-    def __init__(self, groups: GroupMaker) -> None:
-        self._groups = groups
-        self.failed_samples: Counter[str] = Counter()
+    def __init__(self, groups: GroupMaker, failed: FailedGroups) -> None:
+        self._groups, self.failed = groups, failed
         self.counts = ProducerCounts()
 
     @property
@@ -58,15 +56,20 @@ class GroupAttempts:
         samples = list(outcome.samples)
         inherit_stamps(samples, group)
         if isinstance(outcome, MadeGroup):
+            self.failed.finished(samples[0].group_index or 0)
             return Attempt(samples)
         if not outcome.failures:
             self.counts.groups_aborted += 1
             return Attempt(samples, aborted=True)
-        for failure in outcome.failures:
-            self.failed_samples[failure.reason] += len(failure.samples)
         cause = most_telling(outcome.failures)
-        await asyncio.sleep(RETRY_S)
-        return Attempt(samples, cause.reason, str(cause.error))
+        gives_up = await self.failed.attempt_failed(_work_of(group), outcome.failures)
+        if not gives_up:
+            await asyncio.sleep(RETRY_S)
+        return Attempt(samples, failure=cause.reason, gives_up=gives_up)
+
+    async def set_aside(self, group: Group, error: Exception) -> None:
+        """Write a letter of a finished group that something failed on."""
+        await self.failed.record(_work_of(group), [Failure(group, error)])
 
 
 class RolloutRunner:
@@ -80,7 +83,7 @@ class RolloutRunner:
         collector: GroupCollector,
         hook_args: Any,
     ) -> None:
-        """`collector` uses `attempts`, whose requests go through `gate`, which is closed at first."""
+        """`collector` uses `attempts`, whose requests go through `gate`; it is closed at first: resume it to begin."""
         self._settings, self.gate = settings, gate
         self._source: QueueDataSource | None = None
         self._attempts, self._collector, self._hook_args = attempts, collector, hook_args
@@ -98,7 +101,7 @@ class RolloutRunner:
         return self._attempts.counts.stats(
             self.gate,
             blocked_s=0.0,
-            failed_samples=self._attempts.failed_samples,
+            failed_samples=self._attempts.failed.num_samples_by_reason,
             drifted_tokens=self._attempts.num_drifted_tokens,
         )
 
@@ -124,7 +127,7 @@ class RolloutRunner:
                 return
             if output.metrics:
                 logger.info("rollout %d: %s", rollout_id, dict(output.metrics))
-            await asyncio.to_thread(self._accept, output, source)
+            await self._accept(output, source)
             rollout_id += 1
 
     def _called(
@@ -143,6 +146,10 @@ class RolloutRunner:
             raise self._failed(
                 rollout_id, f"returned a value of type {type(output).__name__}, allowed: lists of samples"
             )
+        for ids in (ids for group in groups for item in group if len(ids := _rollout_ids(item)) > 1):
+            raise self._failed(
+                rollout_id, f"returned segments of one rollout with the ids {', '.join(ids)}, allowed: one for all"
+            )
         return output if isinstance(output, RolloutFnTrainOutput) else RolloutFnTrainOutput(groups)
 
     def _failed(self, rollout_id: int, what: str) -> RunFailedError:
@@ -150,19 +157,51 @@ class RolloutRunner:
             f"{FLAG} {self._settings.path}, rollout {rollout_id}: it {what}.", next_step="Correct the function."
         )
 
-    def _accept(self, output: RolloutFnTrainOutput, source: QueueDataSource) -> None:
-        """Hand the groups to the trainer; one that can't be trained is set aside."""
-        for group in map(flat_group, output.samples):
+    async def _accept(self, output: RolloutFnTrainOutput, source: QueueDataSource) -> None:
+        """Hand the groups to the trainer, many in one transaction; one that can't be trained is set aside."""
+        groups = list(map(flat_group, output.samples))
+        for start in range(0, len(groups), MAX_GROUPS_PER_CALL):
+            together = groups[start : start + MAX_GROUPS_PER_CALL]
             try:
-                (position,) = source.accept_samples([group])
-            except FailedSampleError as error:
-                logger.warning("group %s is set aside: %s", group[0].group_index, error.message)
-                source.drop_samples([group], error.reason)
-            else:
-                self._attempts.counts.answered(group, accepted=position is not None)
+                await self._accept_together(together, source)
+            except FailedSampleError:  # nothing of them was accepted
+                for group in together:
+                    await self._accept_or_drop(group, source)
         if output.on_accepted is not None:
-            output.on_accepted()
+            await asyncio.to_thread(output.on_accepted)
+
+    async def _accept_together(self, groups: Sequence[Group], source: QueueDataSource) -> None:
+        positions = await asyncio.to_thread(source.accept_samples, groups)
+        for group, position in zip(groups, positions, strict=True):
+            self._attempts.counts.answered(group, accepted=position is not None)
+
+    async def _accept_or_drop(self, group: Group, source: QueueDataSource) -> None:
+        try:
+            await self._accept_together([group], source)
+        except FailedSampleError as error:
+            await self._attempts.set_aside(group, error)
+            await asyncio.to_thread(source.drop_samples, [group], error.reason)
 
 
 def _is_group(group: Any) -> bool:
     return isinstance(group, Sequence) and bool(group) and all(isinstance(s, Sample) for s in flat_group(group))
+
+
+def _rollout_ids(item: Any) -> list[str]:
+    """Those that the segments of one rollout have, in order; segments without any get that of the first sample."""
+    segments = list(item) if isinstance(item, Sequence) else []
+    if segments and all(segment.rollout_id is None for segment in segments):
+        for segment in segments:
+            segment.rollout_id = segments[0].index
+    return sorted({str(segment.rollout_id) for segment in segments})
+
+
+def _work_of(group: Group) -> Work:
+    """What a group was leased as, by the stamps of its samples. Raises `RunFailedError` where none has any."""
+    for sample in group:
+        if "_queue_work" in vars(sample):
+            return cast(Work, vars(sample)["_queue_work"])
+    raise RunFailedError(
+        f"No sample of group {group[0].group_index} is from the data source.",
+        next_step="Return the samples that get_samples gave out, or copies of them.",
+    )

@@ -11,6 +11,7 @@ from pipeline.activity import ActivityBoard, Phase
 from pipeline.group_start import is_generated
 from pipeline.request_gate import RequestGate
 from vime.backends.vllm_utils.protocol import Sampler
+from vime.rollout.generate import HandOver
 from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import RewardFunction, score
 from vime.rollout.sample_hooks import SampleHooks
@@ -22,7 +23,14 @@ class Generator(Protocol):
     """What fills a sample, by asking an engine or without one."""
 
     async def generate(
-        self, engine: Any, sample: Sample, sampling: SamplingSettings, *, cache_salt: str | None, evaluation: bool
+        self,
+        engine: Any,
+        sample: Sample,
+        sampling: SamplingSettings,
+        *,
+        cache_salt: str | None,
+        evaluation: bool,
+        hand_over: HandOver | None = None,
     ) -> None: ...
 
 
@@ -116,17 +124,21 @@ class SampleMaker:
         if path is None or self._own is None:
             return None
 
-        async def ask(its: Sample, its_sampling: SamplingSettings) -> None:
-            await self._ask(its, its_sampling, evaluation=evaluation)
+        async def ask(its: Sample, its_sampling: SamplingSettings, hand_over: HandOver | None = None) -> None:
+            await self._ask(its, its_sampling, evaluation=evaluation, hand_over=hand_over)
 
         with self._gate.busy():
             await self._gate.opened()
             return await self._own.generate(path, sample, sampling, ask, evaluation=evaluation)
 
-    async def _ask(self, sample: Sample, sampling: SamplingSettings, *, evaluation: bool) -> None:
+    async def _ask(
+        self, sample: Sample, sampling: SamplingSettings, *, evaluation: bool, hand_over: HandOver | None = None
+    ) -> None:
+        streamed = {} if hand_over is None else {"hand_over": hand_over}
+
         async def generate(engine: Sampler | None, policy_version: int) -> None:
             salt = f"v{policy_version}" if self._settings.salt_by_version else None
-            await self._generator.generate(engine, sample, sampling, cache_salt=salt, evaluation=evaluation)
+            await self._generator.generate(engine, sample, sampling, cache_salt=salt, evaluation=evaluation, **streamed)
 
         await self._gate.request(sample.group_index or 0, generate)
 

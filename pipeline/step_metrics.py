@@ -118,7 +118,6 @@ def step_record(
         / max(1, sum(stat.prompt_tokens for stat in stats)),
         reward_by_source=_reward_by_source(plan),
         train=train_reports[0].metrics,
-        rollout=rollout_numbers(plan),
         reports=dict(reports),
         alarms=[alarm] if (alarm := routes_alarm(train_reports)) else [],
     )
@@ -132,21 +131,6 @@ def routes_alarm(reports: Sequence[TrainReport]) -> str | None:
         return None
     named = f"{counted(len(samples), 'sample')} without routes: {', '.join(map(str, samples))}."
     return f"Routes were replayed for {fraction:.1%} of the tokens of the last step; {named}"
-
-
-def rollout_numbers(plan: BatchPlan) -> dict[str, float]:
-    """See `StepRecord.rollout`."""
-    lengths = [sample.response_length for sample in plan.samples]
-    rewards: dict[int, set[float]] = {}
-    for sample in plan.samples:
-        rewards.setdefault(sample.group, set()).add(sample.reward)
-    equal = Counter(round(next(iter(found)), 1) for found in rewards.values() if len(found) == 1)
-    return {
-        "response_len/median": float(np.median(lengths)),
-        "response_len/max": float(max(lengths)),
-        "response_len/min": float(min(lengths)),
-        **{f"zero_std/{reward:g}": float(count) for reward, count in sorted(equal.items())},
-    }
 
 
 def _reward_by_source(plan: BatchPlan) -> dict[str, float]:

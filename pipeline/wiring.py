@@ -62,7 +62,7 @@ def create_or_open_pool(settings: Settings) -> Pool:
     """The run's pool, made when it doesn't exist; for the coordinator, which comes first."""
     root, queue = RunFolder.of(settings).queue, settings.queue
     if (root / "vime" / "pool.json").exists():
-        return _open_on_disk(settings)
+        return open_pool_on_disk(settings)
     return Pool.create(
         root,
         queue.rollout_queue_run_id,
@@ -78,7 +78,7 @@ def open_pool(settings: Settings, coordinator: Any) -> PayloadPool:
     if queue.is_in_memory:
         carrier = carrier_of(queue.rollout_data_transport)
         return MemoryPool(queue.rollout_queue_run_id, RayParts(coordinator, carrier))
-    return _open_on_disk(settings)
+    return open_pool_on_disk(settings)
 
 
 def open_bounded_pool(settings: Settings, coordinator: Any) -> PayloadPool:
@@ -86,7 +86,8 @@ def open_bounded_pool(settings: Settings, coordinator: Any) -> PayloadPool:
     return BoundedPool(open_pool(settings, coordinator), settings.queue.rollout_io_concurrency)
 
 
-def _open_on_disk(settings: Settings) -> Pool:
+def open_pool_on_disk(settings: Settings) -> Pool:
+    """The run's pool, where it is on disk."""
     root, run_id = RunFolder.of(settings).queue, settings.queue.rollout_queue_run_id
     return Pool.open(root, run_id, segment_bytes=_segment_bytes(settings))
 

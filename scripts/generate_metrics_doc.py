@@ -174,7 +174,6 @@ def series_rows(source: str) -> list[str]:
     }
     lines += [f"| `{name}` | `{field}` |" for name, field in tables["SERIES"].items()]
     lines += [f"| `{prefix}NAME` | `{field}` |" for prefix, field in tables["FAMILIES"].items()]
-    lines += [f"| `{prefix}NAME` | `rollout`: `{part}/NAME` |" for prefix, part in tables["OF_PLAN"].items()]
     return lines
 
 

@@ -6,6 +6,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${1:-$root/runs/gym}
 export PATH="$root/.venv/bin:$PATH"
+command -v vime > /dev/null || { echo "error: vime is not installed. Run first: make -C $root setup" >&2; exit 1; }
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
 mkdir -p "$folder"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Train a tiny model to reverse five digits, on a CPU: bash examples/reverse/run.sh [FOLDER]
+# Train a tiny model to reverse five digits, on a CPU: bash examples/reverse/run.sh [FOLDER [FLAG ...]]
 # Started again with the same folder, it continues the run that is there.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${1:-$root/runs/reverse}
 export PATH="$root/.venv/bin:$PATH"
+command -v vime > /dev/null || { echo "error: vime is not installed. Run first: make -C $root setup" >&2; exit 1; }
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" # for --custom-rm-path
 
 [ -e "$folder/example" ] || python "$root/examples/reverse/prepare.py" --output "$folder/example" --seed 0
@@ -54,4 +55,4 @@ WEIGHTS=(
     --flush-cache-interval 0 # running requests keep their KV cache through an update
 )
 
-exec vime train "${MODEL[@]}" "${CLUSTER[@]}" "${ROLLOUT[@]}" "${OBJECTIVE[@]}" "${TRAINER[@]}" "${WEIGHTS[@]}"
+exec vime train "${MODEL[@]}" "${CLUSTER[@]}" "${ROLLOUT[@]}" "${OBJECTIVE[@]}" "${TRAINER[@]}" "${WEIGHTS[@]}" "${@:2}"

@@ -62,12 +62,28 @@ class RolloutDumps:
             self._save_archive(path, own, moved, plan)
 
     def _save_archive(self, path: Path, pool: Pool, groups: Sequence[ArchivedGroup], plan: BatchPlan) -> None:
-        try:
-            RolloutArchive.save(path, pool, groups, rollout_id=plan.rollout_id)
-        except FileExistsError:
-            own = path.with_name(f"{path.name.removesuffix(SUFFIX)}.{plan.branch}{SUFFIX}")
-            RolloutArchive.save(own, pool, groups, rollout_id=plan.rollout_id)
-            self._note(f"{path} is of an earlier session and stays; this one's samples are in {own.name}.")
+        told = write_archive(path, pool, groups, rollout_id=plan.rollout_id, branch=plan.branch)
+        if told:
+            self._note(told)
+
+
+def write_archive(
+    path: Path,
+    pool: Pool,
+    groups: Sequence[ArchivedGroup],
+    *,
+    rollout_id: int,
+    branch: str,
+    evaluation: bool = False,
+) -> str:
+    """Write an archive, under the branch's own name where an earlier session has one there; what to tell then."""
+    try:
+        RolloutArchive.save(path, pool, groups, rollout_id=rollout_id, evaluation=evaluation)
+    except FileExistsError:
+        own = path.with_name(f"{path.name.removesuffix(SUFFIX)}.{branch}{SUFFIX}")
+        RolloutArchive.save(own, pool, groups, rollout_id=rollout_id, evaluation=evaluation)
+        return f"{path} is of an earlier session and stays; this one's samples are in {own.name}."
+    return ""
 
 
 def archived_groups(plan: BatchPlan) -> list[ArchivedGroup]:

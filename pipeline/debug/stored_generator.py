@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.debug.stored import grouped, read_stored
 from vime.backends.vllm_utils.protocol import START_VERSION
 from vime.errors import DataError, SampleError
+from vime.rollout.generate import HandOver
 from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
@@ -43,8 +44,9 @@ class StoredGenerator:
         *,
         cache_salt: str | None,  # noqa: ARG002
         evaluation: bool = False,  # noqa: ARG002
+        hand_over: HandOver | None = None,
     ) -> None:
-        """Copy tokens, columns, status and reward; there is no request. Raises `DataError` or `SampleError`."""
+        """Copy tokens, columns, status and reward; there is no request, and one piece. Raises `DataError` or `SampleError`."""
         rollout_id, place = divmod(sample.group_index or 0, self._batch_size)
         groups = await asyncio.to_thread(self._groups, rollout_id)
         stored = groups[place % len(groups)][(sample.index or 0) % self._group_size]
@@ -58,6 +60,8 @@ class StoredGenerator:
             setattr(sample, field, vars(stored)[field])
         sample.version_spans = [(START_VERSION, start, stop) for _, start, stop in stored.version_spans]
         sample.weight_versions = [str(START_VERSION)] if stored.version_spans else []
+        if hand_over is not None:
+            await hand_over()
 
     def _read(self, rollout_id: int) -> list[list[Sample]]:
         path = self._path(rollout_id)

@@ -6,14 +6,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pipeline.evaluation.answers import answer_of, write_answers
-from pipeline.evaluation.log_function import EvalLog
+from pipeline.evaluation.answers import answer_of
+from pipeline.evaluation.keeper import ResultKeeper
 from pipeline.evaluation.prompts import EvalSet
 from pipeline.evaluation.records import EvalAnswer, EvaluationRecord
-from pipeline.evaluation.scores import evaluation_record
 from pipeline.group_start import anew
 from pipeline.sample_maker import SampleMaker
 from vime.errors import EngineError, GenerationAborted
@@ -29,7 +27,6 @@ MAX_ABORTS = 50
 class EvaluatorSettings:
     """The settings that evaluations depend on."""
 
-    run_folder: Path
     max_requests: int
     """Answers that are generated at once."""
     max_attempts: int
@@ -77,45 +74,49 @@ class Evaluator:
         sets: Sequence[EvaluatedSet],
         maker: SampleMaker,
         hook_args: Any,
-        log: EvalLog | None = None,
+        keeper: ResultKeeper,
     ) -> None:
-        self._log = log
         self._settings, self._sets, self._maker, self._hook_args = settings, list(sets), maker, hook_args
+        self._keeper = keeper
         self._requests = asyncio.Semaphore(settings.max_requests)
         self._going_on: dict[int, _Answering] = {}
 
     async def evaluate(self, step: int, branch: str) -> EvaluationRecord:
-        """Answer every prompt of every data set, score, and keep the answers in `evaluations/<step>.jsonl`.
+        """Answer every prompt of every data set, score, and keep what came of it.
 
         An answer that fails is counted under its reason, and nowhere else. Raises `StorageError`.
         """
-        names = [each.prompts.name for each in self._sets]
-        number = sum(len(each.prompts.source) * each.prompts.num_attempts for each in self._sets)
-        answering = self._going_on[step] = _Answering(number, asyncio.Event(), time.monotonic())
+        answering = self._going_on[step] = self._begun()
         try:
-            every = await asyncio.gather(*(self._answer_set(each, answering) for each in self._sets))
+            answered = await self._answer_all(answering)
         finally:
             answering.generated.set()
             del self._going_on[step]
-        answers = {name: [answer for answer, _ in made] for name, made in zip(names, every, strict=True)}
-        path = self._settings.run_folder / "evaluations" / f"{step}.jsonl"
-        await asyncio.to_thread(write_answers, path, [answer for of_set in answers.values() for answer in of_set])
-        record = evaluation_record(
-            answers,
-            evaluation=step,
+        return await self._keeper.keep(
+            {name: [answer for answer, _ in made] for name, made in answered.items()},
+            {name: _for_hooks(made) for name, made in answered.items()},
+            step=step,
             branch=branch,
+            started=answering.started,
             generate_s=answering.generate_s,
-            seconds=time.monotonic() - answering.started,
-            answers_file=str(path.relative_to(self._settings.run_folder)),
         )
-        if self._log is None:
-            return record
-        return await self._log(record, {name: _for_hooks(made) for name, made in zip(names, every, strict=True)})
+
+    async def results(self) -> dict[str, dict[str, list[Any]]]:
+        """Name of a data set -> its rewards, truncated and samples, all answered and scored; nothing is kept."""
+        return {name: _for_hooks(made) for name, made in (await self._answer_all(self._begun())).items()}
 
     async def generated(self, step: int) -> None:
         """Wait until every response of an evaluation that goes on is there; rewards may be missing."""
         if step in self._going_on:
             await self._going_on[step].generated.wait()
+
+    def _begun(self) -> _Answering:
+        number = sum(len(each.prompts.source) * each.prompts.num_attempts for each in self._sets)
+        return _Answering(number, asyncio.Event(), time.monotonic())
+
+    async def _answer_all(self, answering: _Answering) -> dict[str, list[_Answered]]:
+        every = await asyncio.gather(*(self._answer_set(each, answering) for each in self._sets))
+        return {each.prompts.name: made for each, made in zip(self._sets, every, strict=True)}
 
     async def _answer_set(self, evaluated: EvaluatedSet, answering: _Answering) -> list[_Answered]:
         """Answers in the order of their prompts; the first error of the evaluation itself ends all."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import copy
-from pathlib import Path
 from typing import Any
 
-from pipeline.evaluation.answers import answer_of, write_answers
-from pipeline.evaluation.log_function import EvalLog
+from pipeline.evaluation.answers import answer_of
+from pipeline.evaluation.keeper import ResultKeeper
 from pipeline.evaluation.records import EvalAnswer, EvaluationRecord
-from pipeline.evaluation.scores import evaluation_record
 from vime.errors import RewardError, VimeError
 from vime.rollout.base_types import RolloutFnEvalOutput
+from vime.rollout.evaluation_call import EvaluationCall, bind
 from vime.rollout.rewards import reward_value
 from vime.rollout.rewards.own_functions import is_async
 from vime.settings.groups import Settings
@@ -25,6 +24,9 @@ from vime.utils.types import Sample
 logger = logging.getLogger(__name__)
 
 FLAG = "--eval-function-path"
+
+StockResults = Callable[[], Coroutine[Any, Any, Mapping[str, Mapping[str, Any]]]]
+"""Name of a data set -> its rewards, truncated and samples."""
 
 
 def own_eval_function(settings: Settings) -> str | None:
@@ -42,11 +44,11 @@ class OwnEvaluator:
     """Calls `f(args, rollout_id, data_source, evaluation=True)` and keeps what it returned as vime's own would be."""
 
     def __init__(
-        self, path: str, hook_args: Any, run_folder: Path, attempts: Mapping[str, int], log: EvalLog | None = None
+        self, path: str, hook_args: Any, attempts: Mapping[str, int], keeper: ResultKeeper, stock: StockResults
     ) -> None:
-        """`attempts`: data set -> answers to each prompt; 1 for others."""
-        self._path, self._hook_args, self._run_folder, self._attempts = path, hook_args, run_folder, attempts
-        self._log = log
+        """`attempts`: data set -> answers to each prompt; 1 for others. `stock` is vime's own evaluation."""
+        self._path, self._hook_args, self._attempts, self._keeper = path, hook_args, attempts, keeper
+        self._stock = stock
         self._going_on: dict[int, asyncio.Event] = {}
 
     async def evaluate(self, step: int, branch: str) -> EvaluationRecord:
@@ -63,20 +65,16 @@ class OwnEvaluator:
             problem = f"{FLAG} {self._path} raised {type(error).__name__}: {error}"
         finally:
             self._going_on.pop(step).set()
-        path = self._run_folder / "evaluations" / f"{step}.jsonl"
-        if answers:
-            await asyncio.to_thread(write_answers, path, [answer for of_set in answers.values() for answer in of_set])
-        record = evaluation_record(
+        return await self._keeper.keep(
             answers,
-            evaluation=step,
+            output.data,
+            step=step,
             branch=branch,
+            started=started,
             generate_s=time.monotonic() - started,
-            seconds=time.monotonic() - started,
-            answers_file=str(path.relative_to(self._run_folder)) if answers else "",
             more_metrics={name: float(value) for name, value in (output.metrics or {}).items()},
             problem=problem,
         )
-        return record if self._log is None or problem else await self._log(record, output.data)
 
     async def generated(self, step: int) -> None:
         """Wait until the function has returned."""
@@ -86,8 +84,10 @@ class OwnEvaluator:
     async def _call(self, step: int) -> RolloutFnEvalOutput:
         """The function's answer; it runs on a thread of its own, and takes no training prompts."""
         function = load_function(FLAG, self._path)
+        call_of_stock = EvaluationCall(self._stock, asyncio.get_running_loop())
 
         def call() -> Any:
+            bind(call_of_stock)
             called = function(self._hook_args, step, None, evaluation=True)
             return asyncio.run(called) if is_async(function) else called
 

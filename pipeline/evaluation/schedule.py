@@ -19,6 +19,8 @@ class EvaluationSchedule:
     """None: never, but in a run that only evaluates."""
     num_rollout: int
     before_training: bool
+    rollouts_per_epoch: int | None = None
+    """None where the run's length is not given in epochs."""
 
     @classmethod
     def of(cls, settings: Settings, *, has_data: bool) -> EvaluationSchedule:
@@ -27,6 +29,7 @@ class EvaluationSchedule:
             evaluation.eval_interval if has_data else None,
             num_rollout,
             before_training=not evaluation.skip_eval_before_train,
+            rollouts_per_epoch=settings.data.rollouts_per_epoch,
         )
 
     @property
@@ -34,14 +37,18 @@ class EvaluationSchedule:
         return self.num_rollout == 0
 
     def is_due(self, step: int) -> bool:
-        """Before training, after every `interval` batches, and after the last one; always where nothing is trained."""
+        """Before training, after every `interval` batches, at the end of an epoch, and after the last batch.
+
+        Always where nothing is trained.
+        """
         if self.evaluates_only:
             return True
         if self.interval is None:
             return False
         if step == 0:
             return self.before_training
-        return step % self.interval == 0 or step == self.num_rollout
+        ends_epoch = self.rollouts_per_epoch is not None and step % self.rollouts_per_epoch == 0
+        return step % self.interval == 0 or ends_epoch or step == self.num_rollout
 
 
 def is_evaluated(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
 
+from pipeline.evaluation.dumps import EvaluationDumps
 from pipeline.evaluation.evaluator import EvaluatedSet, Evaluator, EvaluatorSettings
+from pipeline.evaluation.keeper import ResultKeeper
 from pipeline.evaluation.log_function import EvalLog
 from pipeline.evaluation.own_function import OwnEvaluator, own_eval_function
 from pipeline.evaluation.prompts import EvalSet, eval_sampling, open_eval_sets
@@ -14,6 +18,8 @@ from pipeline.producer_wiring import build_generator
 from pipeline.request_gate import RequestGate
 from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import MakerSettings, SampleMaker
+from pipeline.wiring import open_pool_on_disk
+from storage.pool import Pool
 from vime.rollout.own_functions import OwnFunctions
 from vime.rollout.own_generate import OwnGenerate
 from vime.rollout.rewards import Rewards
@@ -32,12 +38,38 @@ def build_evaluator(
     opened, own = open_eval_sets(settings), own_eval_function(settings)
     if not opened:
         return None
-    path = settings.logging.custom_eval_rollout_log_function_path
-    log = None if path is None else EvalLog(path, hook_args)
+    path, template = settings.logging.custom_eval_rollout_log_function_path, settings.debug.rollout_data_template
+    keeper = ResultKeeper(
+        RunFolder.of(settings).root,
+        None if path is None else EvalLog(path, hook_args),
+        None if template is None else EvaluationDumps(template, _pool_opener(settings)),
+    )
     if own is None:
-        return _built_in_evaluator(settings, opened, gate, num_engines, hook_args, log)
+        return _built_in_evaluator(settings, opened, gate, num_engines, hook_args, keeper)
     attempts = {each.name: each.num_attempts for each in opened}
-    return OwnEvaluator(own, hook_args, RunFolder.of(settings).root, attempts, log), []
+    stock = _BuiltInResults(lambda: _built_in_evaluator(settings, opened, gate, num_engines, hook_args, keeper))
+    return OwnEvaluator(own, hook_args, attempts, keeper, stock), [stock.close]
+
+
+class _BuiltInResults:
+    """Results of vime's own evaluation, which is made when a function of the user's own asks for it first."""
+
+    def __init__(self, build: Callable[[], tuple[Evaluator, list[Closer]]]) -> None:
+        self._build = build
+        self._built: tuple[Evaluator, list[Closer]] | None = None
+
+    async def __call__(self) -> Mapping[str, Mapping[str, Any]]:
+        if self._built is None:
+            self._built = self._build()
+        return await self._built[0].results()
+
+    async def close(self) -> None:
+        for close in [] if self._built is None else self._built[1]:
+            await close()
+
+
+def _pool_opener(settings: Settings) -> Callable[[], Pool] | None:
+    return None if settings.queue.is_in_memory else partial(open_pool_on_disk, settings)
 
 
 def _built_in_evaluator(
@@ -46,7 +78,7 @@ def _built_in_evaluator(
     gate: RequestGate,
     num_engines: int,
     hook_args: HookArgs,
-    log: EvalLog | None,
+    keeper: ResultKeeper,
 ) -> tuple[Evaluator, list[Closer]]:
     """vime's own, which asks through `gate`.
 
@@ -80,7 +112,6 @@ def _built_in_evaluator(
     )
     evaluator = Evaluator(
         EvaluatorSettings(
-            run_folder=RunFolder.of(settings).root,
             max_requests=rollout.vllm_server_concurrency * max(1, num_engines),
             max_attempts=rollout.rollout_max_attempts,
             reward_timeout_s=rollout.reward_timeout,
@@ -88,7 +119,7 @@ def _built_in_evaluator(
         sets,
         maker,
         hook_args,
-        log,
+        keeper,
     )
 
     async def close_functions() -> None:

@@ -14,6 +14,10 @@ SERIES: Mapping[str, str] = {
     "rollout/reward_std": "reward_std",
     "rollout/signal_share": "signal_share",
     "rollout/response_len/mean": "response_tokens_mean",
+    "rollout/response_len/median": "response_tokens_median",
+    "rollout/response_len/max": "response_tokens_max",
+    "rollout/response_len/min": "response_tokens_min",
+    "rollout/prefix_cache_hit_rate": "prefix_cache_hit_rate",
     "rollout/truncated_ratio": "truncated_share",
     "rollout/staleness/mean": "staleness_mean",
     "rollout/staleness/max": "staleness_max",
@@ -44,15 +48,10 @@ FAMILIES: Mapping[str, str] = {
     "rollout/": "reports",
     "rollout/reward_by_source/": "reward_by_source",
     "rollout/failed_samples/": "failed_samples",
+    "rollout/zero_std/count_": "zero_std",
     "queue/dropped/": "dropped",
 }
 """Beginning of the names of several series -> field of `StepRecord` that holds them by name."""
-
-OF_PLAN: Mapping[str, str] = {
-    "rollout/response_len/": "response_len",
-    "rollout/zero_std/count_": "zero_std",
-}
-"""The same, of `StepRecord.rollout`, whose keys begin with the second and a slash."""
 
 
 def batch_point(record: StepRecord, steps_per_rollout: int, *, is_told: bool) -> Point:
@@ -65,9 +64,6 @@ def batch_point(record: StepRecord, steps_per_rollout: int, *, is_told: bool) ->
         values |= {name: float(getattr(record, field)) for name, field in SERIES.items()}
         for prefix, field in FAMILIES.items():
             values |= {f"{prefix}{name}": float(value) for name, value in getattr(record, field).items()}
-        for prefix, part in OF_PLAN.items():
-            named = {key.removeprefix(f"{part}/"): v for key, v in record.rollout.items() if key.startswith(f"{part}/")}
-            values |= {f"{prefix}{name}": value for name, value in named.items()}
     last_step = (record.rollout_id + 1) * steps_per_rollout - 1
     return _point(Kind.BATCH, record.rollout_id, last_step, record.time_s, values)
 

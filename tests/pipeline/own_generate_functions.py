@@ -7,10 +7,14 @@ import copy
 import time
 from typing import Any
 
-from vime.rollout.vllm_rollout import generate
+from tests.pipeline.stream_parts import CharTokenizer
+from vime.rollout.turns import Turns
+from vime.rollout.vllm_rollout import generate, generate_in_pieces
 from vime.utils.types import Sample
 
 TOOL_TOKENS = [7, 8, 9]
+PIECES: list[list[tuple[int, int]]] = []
+"""Of each call of `leaving_early`, tokens and characters of the response when it saw them."""
 FAILED: set[int | None] = set()
 """Samples whose first attempt `failing_once` ended."""
 
@@ -27,10 +31,35 @@ async def two_turns(args: Any, sample: Sample, sampling_params: dict[str, Any]) 
     return await generate(args, sample, {**sampling_params, "max_new_tokens": 13})
 
 
+async def three_turns(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Three answers of the model with a tool's between them; what was sampled is noted in the metadata."""
+    turns = Turns(CharTokenizer())
+    for turn in range(3):
+        if turn:
+            reply = turns.reply(sample, [{"role": "tool", "content": "tool says"}])
+            sample.append_response_tokens(args, reply, trainable=False)
+        start = len(sample.tokens) or len(turns.prompt(sample.prompt))
+        await generate(args, sample, {**sampling_params, "max_new_tokens": sample.response_length + 5})
+        sample.metadata.setdefault("sampled", []).extend(sample.tokens[start:])
+    return sample
+
+
 async def two_segments(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
     """A rollout whose context is begun anew in its middle."""
     second = copy.deepcopy(sample)
     return [await generate(args, sample, sampling_params), await generate(args, second, sampling_params)]
+
+
+async def leaving_early(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Looks at the answer while it is made, ends it, and has the model go on after a tool's tokens."""
+    seen: list[tuple[int, int]] = []
+    PIECES.append(seen)
+    async for piece in generate_in_pieces(args, sample, sampling_params):
+        seen.append((piece.response_length, len(piece.response)))
+        if piece.response_length >= 10:
+            break
+    sample.append_response_tokens(args, TOOL_TOKENS, trainable=False)
+    return await generate(args, sample, {**sampling_params, "max_new_tokens": sample.response_length + 2})
 
 
 async def retokenising(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:

@@ -37,6 +37,22 @@ def doubling(args: Any, rollout_id: int, data_source: Any, evaluation: bool = Fa
     return output
 
 
+def cutting(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Spoils group 0 after vime's own function has made it."""
+    output = generate_rollout(args, rollout_id, data_source, evaluation)
+    for group in output.samples:
+        if group[0].group_index == 0:
+            group[0].response_length = 0
+    return output
+
+
+def two_ids(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Segments of one rollout that say they are of two."""
+    groups = by_hand(args, rollout_id, data_source)
+    groups[0][0][1].rollout_id = 77  # type: ignore[index]
+    return groups
+
+
 def raising(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
     raise KeyError("no such environment")
 

@@ -45,9 +45,7 @@ from vime.rollout.sample_hooks import SampleHooks
 from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
 
-SETTINGS = ProducerSettings(
-    worker_id="producer", n_samples_per_prompt=2, max_groups_in_flight=4, lease_seconds=60.0, max_attempts=2
-)
+SETTINGS = ProducerSettings(worker_id="producer", n_samples_per_prompt=2, max_groups_in_flight=4, lease_seconds=60.0)
 GROUP_SETTINGS = GroupSettings(reward_timeout_s=0.5, reward_key=None, needs=EnqueueRequirements(), sc_dtype="float16")
 
 
@@ -163,6 +161,7 @@ async def stream(
     group_reward: GroupRewardFunction | None = None,
     in_memory: bool = False,
     paused: bool = False,
+    num_prompts: int = 40,
     write_limits: WriteLimits | None = None,
     generator: Generator | None = None,
     teacher: Teacher | None = None,
@@ -175,7 +174,7 @@ async def stream(
     With `rollout_args` rollouts are made by the function that they name, one after another.
     """
     prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(40)))
+    prompts.write_text("".join(f'{{"input": "prompt {number}"}}\n' for number in range(num_prompts)))
     source = PromptSource(prompts, n_samples_per_prompt=changes.get("n_samples_per_prompt", 2))
     config = CoordinatorConfig(
         "branch", [], groups_wanted, max_groups, lease_seconds=60.0, surplus=changes.get("surplus", 0)
@@ -211,11 +210,14 @@ async def stream(
                 hooks,
             )
             groups = GroupMaker(grouped, samples, None, group_reward)
-            failed = FailedGroups(DeadLetterBox(letters_folder(folder), "producer"), pool)
+            box = DeadLetterBox(letters_folder(folder), "producer")
+            failed = FailedGroups(box, pool, changes.get("max_attempts", 2))
             dynamic_filter = DynamicFilter(functions, SimpleNamespace(reward_key=None), changes.get("filter_path"))
             producer: Any = Producer(settings, queue, pool, gate, groups, failed, dynamic_filter, write_limits)
             if rollout_args is not None:
-                producer = _runner(folder, rollout_args, queue, pool, gate, groups, dynamic_filter)
+                attempts = GroupAttempts(groups, failed)
+                sizes = num_prompts, settings.n_samples_per_prompt
+                producer = _runner(folder, rollout_args, queue, pool, gate, attempts, dynamic_filter, *sizes)
             running = asyncio.create_task(producer.run())
             if not paused:
                 producer.gate.resume(1)
@@ -238,20 +240,21 @@ def _runner(
     queue: LocalQueue,
     pool: Any,
     gate: RequestGate,
-    groups: GroupMaker,
+    attempts: GroupAttempts,
     dynamic_filter: DynamicFilter,
+    num_prompts: int,
+    num_members: int,
 ) -> RolloutRunner:
     loop = asyncio.get_running_loop()
 
     def open_source() -> QueueDataSource:
-        settings = DataSourceSettings("runner", "branch", 40, 2, 60.0, folder / "state")
+        settings = DataSourceSettings("runner", "branch", num_prompts, num_members, 60.0, folder / "state")
         check = partial(check_enqueue, needs=EnqueueRequirements())
         blocking: Any = BlockingLocalQueue(queue, loop)
         return QueueDataSource(
             blocking, pool, settings, check=check, encode=encode_group, policy_version=lambda: gate.policy_version
         )
 
-    attempts = GroupAttempts(groups)
-    collector = GroupCollector(attempts, dynamic_filter, max_attempts=2, max_running=4)
+    collector = GroupCollector(attempts, dynamic_filter, max_running=4)
     settings = RunnerSettings(args.rollout_function_path, lambda: 3, open_source)
     return RolloutRunner(settings, gate, attempts, collector, args)

@@ -13,7 +13,7 @@ async def test_without_a_pool_that_outlives_the_run_letters_hold_the_samples(tmp
     pool, queue = new_queue(tmp_path / "pool", 1)
     with pool, queue:
         (leased,) = queue.lease("worker", 1)
-    failed = FailedGroups(DeadLetterBox(tmp_path / "letters", "worker"), None)
+    failed = FailedGroups(DeadLetterBox(tmp_path / "letters", "worker"), None, max_attempts=1)
     error = RewardError("the reward is None", reason="reward_none")
     await failed.record(Work(leased.lease, 0, leased.prompt_ref), [Failure(samples_of(0), error)])
     ((letter,), _) = read_letters(tmp_path / "letters")
@@ -22,6 +22,20 @@ async def test_without_a_pool_that_outlives_the_run_letters_hold_the_samples(tmp
     assert [sample["tokens"] for sample in letter.samples] == [sample.tokens for sample in samples_of(0)]
     assert (letter.group_index, letter.attempt, letter.sample_indices) == (0, 1, [0, 1])
     assert failed.num_samples_by_reason == {"reward_none": 2}
+
+
+async def test_an_engines_failure_gets_a_letter_when_its_group_is_given_up_and_not_before(tmp_path: Path) -> None:
+    pool, queue = new_queue(tmp_path / "pool", 1)
+    with pool, queue:
+        (leased,) = queue.lease("worker", 1)
+    failed = FailedGroups(DeadLetterBox(tmp_path / "letters", "worker"), None, max_attempts=2)
+    work, failures = Work(leased.lease, 0, leased.prompt_ref), [Failure(samples_of(0)[:1], EngineError("gone"))]
+    assert not await failed.attempt_failed(work, failures)
+    assert failed.num_samples_by_reason == {}
+    assert await failed.attempt_failed(work, failures)
+    assert [letter.reason for letter in read_letters(tmp_path / "letters")[0]] == ["engine"]
+    failed.finished(0)
+    assert not await failed.attempt_failed(work, failures)
 
 
 def test_a_group_is_dropped_for_what_its_sample_did_rather_than_for_its_engine() -> None:

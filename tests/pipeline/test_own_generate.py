@@ -12,7 +12,7 @@ import pytest
 from storage.columns import decode_group
 from tests.pipeline import own_generate_functions
 from tests.pipeline.own_generate_functions import TOOL_TOKENS
-from tests.pipeline.stream_parts import Parts, stream
+from tests.pipeline.stream_parts import CharTokenizer, Parts, stream
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.protocol import SampleColumns
 from vime.utils.types import Sample
@@ -61,6 +61,21 @@ async def test_turns_of_a_tool_lie_between_the_models_own_tokens_and_are_not_tra
         assert sample.version_spans == [(1, 0, 5), (1, 8, 13)]
 
 
+async def test_three_turns_keep_the_sampled_tokens_where_the_tokenizer_would_choose_others(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async with stream(tmp_path, engine, groups_wanted=2, response_tokens=60, **own("three_turns")) as parts:
+        samples = [sample for group in await accepted(parts, 2) for sample in group]
+        assert parts.producer.stats().drifted_tokens == 0
+    tokenizer = CharTokenizer()
+    for sample in samples:
+        response, sampled = sample.tokens[sample.prompt_length :], sample.metadata["sampled"]
+        assert [token for token, own in zip(response, sample.loss_mask or [], strict=True) if own] == sampled
+        assert len(sampled) == 15
+        text = tokenizer.decode(sampled, skip_special_tokens=False)
+        assert tokenizer.encode(text, add_special_tokens=False) != sampled
+
+
 async def test_a_conversation_that_was_aborted_in_its_middle_goes_on_there(
     tmp_path: Path, engine: StandinEngine
 ) -> None:
@@ -77,6 +92,67 @@ async def test_a_conversation_that_was_aborted_in_its_middle_goes_on_there(
     for sample in samples:
         check_two_turns(sample)
         assert {version for version, _, _ in sample.version_spans} == {1, 2}
+
+
+async def test_an_answer_is_seen_while_it_is_made_and_left_early(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[tuple[int, int]]] = []
+    monkeypatch.setattr(own_generate_functions, "PIECES", seen)
+    async with stream(tmp_path, engine, groups_wanted=1, response_tokens=400, **own("leaving_early")) as parts:
+        ((first, _),) = await accepted(parts, 1)
+        assert parts.producer.stats().drifted_tokens == 0
+        async with asyncio.timeout(20):
+            while (await parts.client.metrics()).num_running:
+                await asyncio.sleep(0.01)
+    assert seen == [[(5, 5), (10, 10)]] * 2
+    assert first.tokens[first.prompt_length + 10 : first.prompt_length + 13] == TOOL_TOKENS
+    assert first.version_spans == [(1, 0, 10), (1, 13, 15)]
+    assert first.weight_versions == ["1", "1", "1"]
+
+
+STREAMING = {"generate_function_path": "vime.rollout.vllm_rollout.generate_streaming"}
+
+
+async def test_a_streamed_answer_is_the_one_that_comes_at_once(tmp_path: Path, engine: StandinEngine) -> None:
+    found = []
+    for name, changes in (("at_once", {}), ("streamed", STREAMING)):
+        (tmp_path / name).mkdir()
+        async with stream(tmp_path / name, engine, groups_wanted=2, response_tokens=12, **changes) as parts:
+            samples = [sample for group in await accepted(parts, 2) for sample in group]
+        found.append({s.index: (s.tokens, s.rollout_log_probs, s.version_spans, s.response, s.status) for s in samples})
+    assert found[0] == found[1]
+
+
+async def test_what_an_engine_said_before_it_failed_is_kept_of_a_stream(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.serving_engines.GIVE_BACK_S", 0.02)
+    engine.faults.step_s = 0.01
+    async with stream(
+        tmp_path, engine, groups_wanted=1, response_tokens=200, replaces_engines=True, continues_aborted=True,
+        **STREAMING,
+    ) as parts:  # fmt: skip
+        async with asyncio.timeout(20):
+            while engine.num_pieces < 6:
+                await asyncio.sleep(0.01)
+            engine.faults.dead = True
+            while not parts.queue.yielded:
+                await asyncio.sleep(0.01)
+        stored = parts.pool.read_group(parts.queue.yielded[0].ref)
+        samples = decode_group(stored.header, stored.columns)
+        assert sum(sample.response_length for sample in samples) >= 20
+        assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
+        assert parts.producer.stats().failed_samples == {}
+
+
+async def test_a_stream_is_refused_where_training_needs_more_of_each_token(
+    tmp_path: Path, engine: StandinEngine
+) -> None:
+    async with stream(tmp_path, engine, columns=COLUMNS, max_attempts=1, **STREAMING) as parts:
+        while not parts.coordinator.counts().dropped:
+            await asyncio.sleep(0.01)
+        assert set(parts.coordinator.counts().dropped) == {"streamed_columns"}
 
 
 async def test_segments_of_one_rollout_are_planned_and_trained_as_one(tmp_path: Path, engine: StandinEngine) -> None:

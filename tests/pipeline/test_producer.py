@@ -395,13 +395,16 @@ async def test_a_producer_whose_writer_has_no_room_is_blocked_and_loses_nothing(
     monkeypatch.setattr(Pool, "publish_groups", wait_for_disk)
     async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
         async with asyncio.timeout(20):
-            while not asked.is_set() or parts.coordinator.counts().in_flight < 5:
+            # One group is being written, four more fill the producer.
+            while (
+                sum(held.is_outgoing for held in parts.producer._held) < 4 or parts.producer.stats().in_flight_requests
+            ):
                 await asyncio.sleep(0.01)
+            assert asked.is_set()
             before = parts.producer.stats().blocked_s
             while parts.producer.stats().blocked_s < before + 0.05:
                 await asyncio.sleep(0.01)
             counts = parts.coordinator.counts()
-            # One group is being written, four more fill the producer.
             assert (counts.pending, counts.in_flight, parts.producer.stats().in_flight_requests) == (0, 5, 0)
         free.set()
         await parts.until_pending(8)

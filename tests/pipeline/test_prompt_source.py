@@ -65,7 +65,7 @@ def test_epochs_become_rollouts_and_the_record_says_why(tmp_path: Path) -> None:
     path.write_bytes(GOOD * 5)
     resolved = resolved_for(path, "--num-epoch", "3")
     derived = with_num_rollout(resolved, build_prompt_source(resolved.settings))
-    assert derived.settings.data.num_rollout == 6
+    assert (derived.settings.data.num_rollout, derived.settings.data.rollouts_per_epoch) == (6, 2)
     assert str(derived.sources["--num-rollout"]) == "derived:--num-epoch"
 
 
@@ -73,7 +73,8 @@ def test_a_given_number_of_rollouts_wins_over_epochs(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(GOOD)
     resolved = resolved_for(path, "--num-epoch", "3", "--num-rollout", "4")
-    assert with_num_rollout(resolved, build_prompt_source(resolved.settings)) is resolved
+    data = with_num_rollout(resolved, build_prompt_source(resolved.settings)).settings.data
+    assert (data.num_rollout, data.num_epoch, data.rollouts_per_epoch) == (4, None, None)
 
 
 def test_an_epoch_that_fills_no_batch_is_refused(tmp_path: Path) -> None:

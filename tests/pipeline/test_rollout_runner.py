@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from storage.columns import decode_group
+from storage.dead_letters import letters_folder, read_letters
 from tests.pipeline import own_rollout_functions
 from tests.pipeline.stream_parts import Parts, stream
 from tests.support.standin_engine import StandinEngine
@@ -52,8 +53,9 @@ async def test_vimes_own_functions_make_rollouts_until_the_run_has_what_it_needs
     async with stream(tmp_path, engine, rollout_args=args_of(path), groups_wanted=6, in_memory=in_memory) as parts:
         groups = await accepted(parts, 6)
         assert {group[0].group_index for group in groups} == set(range(6))
-        while parts.producer.stats().groups_published < 6:  # the answer of the queue comes after the fact
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while parts.producer.stats().groups_published < 6:  # the answer of the queue comes after the fact
+                await asyncio.sleep(0.01)
         assert parts.producer.stats().samples_published == 12
         assert parts.coordinator.identity().holds
 
@@ -102,6 +104,7 @@ async def test_a_function_may_wrap_vimes_own(tmp_path: Path, engine: StandinEngi
     [
         ("raising", "rollout 3: it raised KeyError: 'no such environment'"),
         ("wrong", "rollout 3: it returned a value of type int, allowed: lists of samples"),
+        ("two_ids", "rollout 3: it returned segments of one rollout with the ids 0, 77, allowed: one for all"),
     ],
 )
 async def test_a_function_that_fails_ends_the_run_with_its_error(
@@ -140,6 +143,24 @@ async def test_a_group_that_fails_too_often_is_set_aside_under_its_reason(
         await accepted(parts, 2)
         assert parts.coordinator.counts().dropped == {"reward_none": 1}
         assert parts.producer.stats().failed_samples == {"reward_none": 4}
+    letters, _ = read_letters(letters_folder(tmp_path))
+    assert {(letter.group_index, letter.reason, letter.attempt) for letter in letters} == {(0, "reward_none", 1)}
+    assert sorted(letter.sample_indices[0] for letter in letters) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "filter_name", "reason"),
+    [(SYNC, "fail_on_the_first", "failing_filter"), (f"{OWN}.cutting", None, "response_length")],
+)
+async def test_a_finished_group_that_a_filter_or_the_queue_refuses_leaves_a_letter(
+    tmp_path: Path, engine: StandinEngine, function: str, filter_name: str | None, reason: str
+) -> None:
+    path = None if filter_name is None else f"{FILTERS}.{filter_name}"
+    async with stream(tmp_path, engine, rollout_args=args_of(function), groups_wanted=2, filter_path=path) as parts:
+        await accepted(parts, 2)
+        assert parts.coordinator.counts().dropped == {reason: 1}
+    ((letter,), _) = read_letters(letters_folder(tmp_path))
+    assert (letter.group_index, letter.reason, letter.sample_indices) == (0, reason, [0, 1])
 
 
 def test_the_fully_asynchronous_function_makes_no_evaluation() -> None:

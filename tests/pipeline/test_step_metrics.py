@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from pipeline.messages import TrainReport
-from pipeline.planner import BatchPlan, PlannedSample
-from pipeline.step_metrics import rollout_numbers, routes_alarm
+from pipeline.messages import ProducerStats, QueueCounts, TrainReport
+from pipeline.step_metrics import StepClock, routes_alarm, step_record
+from storage.pool import Pool
+from tests.pipeline.debug.test_dumps import planned
 
 
 def report(fraction: float | None, *samples: int) -> TrainReport:
@@ -28,16 +32,24 @@ def test_there_is_no_alarm_where_all_routes_were_replayed_or_none_are(fraction: 
     assert routes_alarm([report(fraction), report(fraction)]) is None
 
 
-def planned(group: int, response_length: int, reward: float) -> PlannedSample:
-    return PlannedSample(group, 0, 0, 100, response_length, 0.0, 1.0, reward, 0, False)
-
-
-def test_groups_of_equal_rewards_are_counted_by_reward() -> None:
-    samples = [planned(0, 3, 1.0), planned(0, 9, 1.0), planned(1, 4, 0.0), planned(1, 5, 1.0), planned(2, 4, 1.04)]
-    plan = BatchPlan(1, "b", 0, 0, [], samples, [])
-    assert rollout_numbers(plan) == {
-        "response_len/median": 4.0,
-        "response_len/max": 9.0,
-        "response_len/min": 3.0,
-        "zero_std/1": 2.0,
-    }
+def test_lengths_equal_rewards_and_the_prefix_cache_are_told(tmp_path: Path) -> None:
+    with Pool.create(tmp_path / "pool", "run") as pool:
+        plan = planned(pool)
+    samples = [
+        msgspec.structs.replace(sample, response_length=length, reward=1.0 if sample.group == 0 else sample.reward)
+        for sample, length in zip(plan.samples, (1, 2, 3, 10), strict=True)
+    ]
+    made = [ProducerStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 1.0, cached_prompt_tokens=1, prompt_tokens=n) for n in (1, 3)]
+    record = step_record(
+        msgspec.structs.replace(plan, samples=samples),
+        1,
+        [report(None)],
+        None,
+        QueueCounts(2, 0, 2, 0, {}, 0, False),
+        made,
+        StepClock(),
+        {},
+    )
+    assert (record.response_tokens_min, record.response_tokens_median, record.response_tokens_max) == (1, 2.5, 10)
+    assert record.zero_std == {"1.0": 1}
+    assert record.prefix_cache_hit_rate == 0.5

@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -35,6 +36,7 @@ from vime.backends.vllm_utils.wire_columns import (
     Span,
     decode_call,
 )
+from vime.backends.vllm_utils.wire_stream import STREAM, encode_frame, stream_piece
 from vime.errors import PublicationError
 
 Misbehaviour = Literal["hang", "error", "error after", "die"]
@@ -42,6 +44,8 @@ Misbehaviour = Literal["hang", "error", "error after", "die"]
 
 UNLIKELIER = 2.0
 """By so much other tokens are less probable than the likeliest, as natural logarithms."""
+PIECE_TOKENS = 5
+"""Of a stream."""
 BLOCK_TOKENS = 128
 """Prefix blocks are cached whole, as in vLLM."""
 
@@ -62,6 +66,8 @@ class Faults:
     """Requests to stage a version that are answered, but not followed."""
     steps: dict[str, Misbehaviour] = field(default_factory=dict)
     """Route, or worker method of /collective_rpc -> what happens to calls of it."""
+    failing_prompts: set[tuple[int, ...]] = field(default_factory=set)
+    """Requests for samples of these token ids are answered 500."""
     dead: bool = False
     """No call is answered."""
     keeps_cache: bool = False
@@ -124,6 +130,8 @@ class StandinEngine:
         self._num_running = 0
         self.num_served = 0
         """Requests for samples that have begun."""
+        self.num_pieces = 0
+        """Pieces of streams that have been sent."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._started = threading.Event()
@@ -180,6 +188,7 @@ class StandinEngine:
                 web.post("/inference/v1/generate", self._generate),
                 web.get(SAMPLE, self._tell_abilities),
                 web.post(SAMPLE, self._generate_columns),
+                web.post(STREAM, self._stream),
                 web.get(VERSION, lambda _: _answer(version=self.version)),
                 web.post(VERSION, self._set_label),
                 web.post("/abort_requests", self._abort),
@@ -334,6 +343,42 @@ class StandinEngine:
         )
         return web.Response(body=msgspec.msgpack.encode(answer))
 
+    async def _stream(self, http_request: web.Request) -> web.StreamResponse:
+        """Pieces of five tokens."""
+        self._require_columns()
+        call = decode_call(await http_request.read(), http_request.content_type)
+        prompt = np.frombuffer(call.token_ids, "<i4").tolist()
+        answer, sent = web.StreamResponse(), 0
+
+        async def send(sampled: _Sampled, *, is_last: bool) -> None:
+            nonlocal sent
+            fresh = range(sent, len(sampled.tokens))
+            if not is_last and len(fresh) < PIECE_TOKENS:
+                return
+            piece = stream_piece(
+                sampled.tokens[sent:],
+                sampled.log_probs[sent:],
+                [next(str(version) for version, _, stop in sampled.spans if token < stop) for token in fresh],
+                finish_reason=sampled.reason if is_last else None,
+                num_prompt_tokens=len(prompt),
+                num_cached_tokens=sampled.num_cached,
+            )
+            sent = len(sampled.tokens)
+            if self.faults.dead and http_request.transport is not None:
+                http_request.transport.abort()
+                raise asyncio.CancelledError
+            if not answer.prepared:
+                await answer.prepare(http_request)
+            await answer.write(encode_frame(piece))
+            self.num_pieces += 1
+
+        sampled = await self._serve_request(
+            http_request, call.request_id, prompt, call.sampling, call.cache_salt, partial(send, is_last=False)
+        )
+        await send(sampled, is_last=True)
+        await answer.write_eof()
+        return answer
+
     def _require_columns(self) -> None:
         if not self.has_columns:
             raise web.HTTPNotFound
@@ -359,10 +404,19 @@ class StandinEngine:
         )
 
     async def _serve_request(
-        self, http_request: web.Request, request_id: str, prompt: list[int], sampling: dict[str, Any], salt: str | None
+        self,
+        http_request: web.Request,
+        request_id: str,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        salt: str | None,
+        show: Callable[[_Sampled], Awaitable[None]] | None = None,
     ) -> _Sampled:
+        """`show` sees what there is after each token."""
         if not prompt or any(not 0 <= token < self.vocab_size for token in prompt):
             raise web.HTTPBadRequest(text=f"Token ids must lie in [0, {self.vocab_size}).")
+        if tuple(prompt) in self.faults.failing_prompts:
+            raise web.HTTPInternalServerError(text="This request was told to fail.")
         if self.faults.num_dropped_connections:
             self.faults.num_dropped_connections -= 1
             if http_request.transport is not None:
@@ -372,13 +426,18 @@ class StandinEngine:
         self._num_running += 1
         self.num_served += 1
         try:
-            return await self._sample(request, prompt, sampling, salt)
+            return await self._sample(request, prompt, sampling, salt, show)
         finally:
             self._num_running -= 1
             del self._requests[request_id]
 
     async def _sample(
-        self, request: _Request, prompt: list[int], sampling: dict[str, Any], salt: str | None
+        self,
+        request: _Request,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        salt: str | None,
+        show: Callable[[_Sampled], Awaitable[None]] | None,
     ) -> _Sampled:
         sampled = _Sampled()
         limit = min(sampling["max_tokens"], self.max_model_len - len(prompt))
@@ -402,6 +461,8 @@ class StandinEngine:
             if token in sampling["stop_token_ids"] or _ends_with(sampled.tokens, sampling["stop"]):
                 sampled.reason = "stop"
                 break
+            if show is not None and len(sampled.tokens) < limit:
+                await show(sampled)
         return sampled
 
     def _sampled_token(self, prompt: list[int], tokens: list[int], sampling: dict[str, Any]) -> tuple[int, float]:
@@ -422,6 +483,11 @@ class StandinEngine:
     def next_token(self, tokens: list[int], weights_digest: str) -> int:
         """The token after `tokens` under the weights of a digest."""
         return self._next_token(tokens, weights_digest)[0]
+
+    @property
+    def num_running(self) -> int:
+        """Requests for samples that go on."""
+        return self._num_running
 
     @property
     def is_paused(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,8 +11,6 @@ from vime.errors import FailedSampleError
 from vime.rollout.dynamic_filter import DynamicFilter, rejection
 from vime.rollout.filter_hub.base_types import DynamicFilterOutput
 from vime.utils.types import Sample
-
-logger = logging.getLogger(__name__)
 
 Group = list[Sample]
 
@@ -25,7 +22,8 @@ class Attempt:
     samples: Group
     failure: str | None = None
     """The word that a failure is counted under."""
-    message: str = ""
+    gives_up: bool = False
+    """It has failed too often to be tried again."""
     aborted: bool = False
 
 
@@ -33,6 +31,7 @@ class MakesGroups(Protocol):
     """What works on groups."""
 
     async def attempt(self, group: Group) -> Attempt: ...
+    async def set_aside(self, group: Group, error: Exception) -> None: ...
 
 
 class GroupSource(Protocol):
@@ -57,8 +56,8 @@ class Collected:
 class GroupCollector:
     """Lives as long as the run. For one event loop."""
 
-    def __init__(self, maker: MakesGroups, dynamic_filter: DynamicFilter, *, max_attempts: int, max_running: int):
-        self._maker, self._filter, self._max_attempts = maker, dynamic_filter, max_attempts
+    def __init__(self, maker: MakesGroups, dynamic_filter: DynamicFilter, *, max_running: int) -> None:
+        self._maker, self._filter = maker, dynamic_filter
         self.max_running = max_running
         """Groups that may be worked on at once."""
         self._running: set[asyncio.Task[Group | None]] = set()
@@ -106,15 +105,12 @@ class GroupCollector:
 
     async def _finished(self, source: GroupSource, group: Group) -> Group | None:
         """The group with all members finished; None when it was dropped after too many failures."""
-        failures = 0
         while True:
             attempt = await self._maker.attempt(group)
             group = attempt.samples
             if attempt.failure is None and not attempt.aborted:
                 return group
-            failures += attempt.failure is not None
-            if attempt.failure is not None and failures >= self._max_attempts:
-                logger.warning("group %s is set aside: %s", group[0].group_index, attempt.message)
+            if attempt.failure is not None and attempt.gives_up:
                 await asyncio.to_thread(source.drop_samples, [group], attempt.failure)
                 return None
 
@@ -124,7 +120,7 @@ class GroupCollector:
         try:
             judged = await self._filter.judge(group)
         except FailedSampleError as error:
-            logger.warning("group %s is set aside: %s", group[0].group_index, error.message)
+            await self._maker.set_aside(group, error)
             await asyncio.to_thread(source.drop_samples, [group], error.reason)
             return
         found.seen.append(group)

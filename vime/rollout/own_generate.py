@@ -43,7 +43,10 @@ class OwnGenerate:
             keywords = {"evaluation": evaluation} if takes(function, "evaluation") else {}
             return await function(self._args, sample, sampling.for_hooks(), **keywords)
 
-        answer = await self._functions.run(called(), f"{FLAG} {path}", where, "generate_raised")
+        try:
+            answer = await self._functions.run(called(), f"{FLAG} {path}", where, "generate_raised")
+        finally:
+            call.end_streams()
         samples = _segments(answer, sample, where)
         if any(segment.status is Sample.Status.ABORTED for segment in samples):
             if len(samples) == 1 and samples[0] is not sample:

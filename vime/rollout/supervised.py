@@ -26,6 +26,7 @@ class RecordReader:
         *,
         cache_salt: str | None,  # noqa: ARG002
         evaluation: bool = False,  # noqa: ARG002
+        hand_over: Any = None,  # noqa: ARG002
     ) -> None:
         """Fill tokens, loss mask, response and status of `sample` from its prompt and label; there is no engine.
 

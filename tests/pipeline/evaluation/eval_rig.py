@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.evaluation.dumps import EvaluationDumps
 from pipeline.evaluation.evaluator import EvaluatedSet, Evaluator, EvaluatorSettings
+from pipeline.evaluation.keeper import ResultKeeper
 from pipeline.evaluation.log_function import EvalLog
 from pipeline.evaluation.prompts import eval_sampling, open_eval_set
 from pipeline.request_gate import RequestGate
@@ -65,6 +67,7 @@ async def evaluator(
     reward_timeout_s: float = 20.0,
     max_requests: int = 16,
     log: str | None = None,
+    dumps: EvaluationDumps | None = None,
 ) -> AsyncIterator[Rig]:
     """An evaluator of the data sets that `argv` names, admitted at policy version 1."""
     settings = parse_settings(["--eval-label-key", "answer", "--rollout-max-response-len", "6", *argv])
@@ -79,6 +82,7 @@ async def evaluator(
         gate = RequestGate(ServingEngines([client]))
         generator = SampleGenerator(CharTokenizer(), GenerateSettings(False, columns=columns))
         maker = SampleMaker(MakerSettings(SamplingSettings(1), 1.0, None, True), gate, generator, None, None)
-        limits = EvaluatorSettings(folder, max_requests, 3, reward_timeout_s, retry_s=0.01)
+        limits = EvaluatorSettings(max_requests, 3, reward_timeout_s, retry_s=0.01)
+        keeper = ResultKeeper(folder, EvalLog(log, None) if log else None, dumps)
         gate.resume(1)
-        yield Rig(folder, Evaluator(limits, sets, maker, None, EvalLog(log, None) if log else None), gate, client)
+        yield Rig(folder, Evaluator(limits, sets, maker, None, keeper), gate, client)

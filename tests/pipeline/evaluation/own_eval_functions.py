@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from vime.rollout.base_types import RolloutFnEvalOutput
+from vime.rollout.vllm_rollout import generate_rollout
 from vime.utils.types import Sample
 
 REPORTED: list[tuple[int, dict[str, Any], dict[str, float]]] = []
@@ -27,6 +28,12 @@ def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = Fa
 async def evaluate_later(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> dict[str, Any]:  # noqa: ARG001
     await asyncio.sleep(0)
     return {"a": {"rewards": [0.25]}}
+
+
+def halving(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> RolloutFnEvalOutput:
+    output: Any = generate_rollout(args, rollout_id, data_source, evaluation)
+    output.data["a"]["rewards"] = [reward / 2 for reward in output.data["a"]["rewards"]]
+    return output
 
 
 def raises(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> None:  # noqa: ARG001

@@ -34,6 +34,13 @@ def test_a_run_evaluates_before_training_at_its_interval_and_at_its_end() -> Non
     assert due("--num-rollout", "5", data=False) == []
 
 
+def test_the_end_of_each_epoch_is_evaluated_where_the_run_is_as_long_as_its_epochs() -> None:
+    in_epochs = ("--num-rollout", "5", "--num-epoch", "5")
+    assert due(*in_epochs, "--eval-interval", "4") == [0, 1, 2, 3, 4, 5]
+    assert due("--num-rollout", "6", "--num-epoch", "2", "--eval-interval", "2") == [0, 2, 3, 4]
+    assert due(*in_epochs, data=False) == []
+
+
 def test_a_run_without_training_evaluates_what_it_begins_with() -> None:
     assert EvaluationSchedule.of(settings("--num-rollout", "0"), has_data=True).is_due(3)
 

@@ -5,22 +5,42 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.evaluation.dumps import EvaluationDumps
+from pipeline.evaluation.keeper import ResultKeeper
 from pipeline.evaluation.log_function import EvalLog
-from pipeline.evaluation.own_function import OwnEvaluator, own_eval_function
+from pipeline.evaluation.own_function import OwnEvaluator, StockResults, own_eval_function
 from pipeline.evaluation.records import EvaluationRecord
 from tests.pipeline.evaluation import own_eval_functions
 from tests.pipeline.evaluation.eval_rig import evaluator, write_prompts
 from tests.support.standin_engine import StandinEngine
+from vime.errors import RunFailedError
+from vime.rollout.vllm_rollout import generate_rollout
 from vime.settings.parse import parse_settings
 
 OWN = "tests.pipeline.evaluation.own_eval_functions"
 
 
+async def nothing() -> dict[str, dict[str, Any]]:
+    return {}
+
+
+def own_evaluator(
+    folder: Path,
+    name: str,
+    attempts: dict[str, int],
+    stock: StockResults = nothing,
+    log: EvalLog | None = None,
+    dumps: EvaluationDumps | None = None,
+) -> OwnEvaluator:
+    return OwnEvaluator(f"{OWN}.{name}", "args", attempts, ResultKeeper(folder, log, dumps), stock)
+
+
 async def evaluated(folder: Path, name: str) -> EvaluationRecord:
-    return await OwnEvaluator(f"{OWN}.{name}", "args", folder, {"a": 2}).evaluate(4, "branch")
+    return await own_evaluator(folder, name, {"a": 2}).evaluate(4, "branch")
 
 
 async def test_what_the_function_returned_is_scored_labelled_and_kept(tmp_path: Path) -> None:
@@ -48,7 +68,7 @@ async def test_a_coroutine_that_returns_plain_data_is_taken_too(tmp_path: Path) 
     ],
 )
 async def test_what_goes_wrong_is_the_records_problem(tmp_path: Path, name: str, problem: str) -> None:
-    evaluator = OwnEvaluator(f"{OWN}.{name}", "args", tmp_path, {})
+    evaluator = own_evaluator(tmp_path, name, {})
     record = await evaluator.evaluate(4, "branch")
     assert record.metrics == {}
     assert re.search(problem, record.problem)
@@ -61,6 +81,19 @@ def test_a_rollout_function_evaluates_unless_requests_outlive_publications() -> 
     assert own_eval_function(parse_settings([*own, "--flush-cache-interval", "0"])) is None
     assert own_eval_function(parse_settings([*own, "--eval-function-path", "own.evaluate"])) == "own.evaluate"
     assert own_eval_function(parse_settings([])) is None
+
+
+async def test_a_function_may_change_the_results_of_vimes_own_evaluation(tmp_path: Path, engine: StandinEngine) -> None:
+    prompts = write_prompts(tmp_path / "a.jsonl", [1, 0])
+    async with evaluator(tmp_path, engine, ["--eval-prompt-data", "a", str(prompts)]) as rig:
+        record = await own_evaluator(tmp_path, "halving", {}, rig.evaluator.results).evaluate(4, "branch")
+    assert (record.metrics["eval/a"], record.policy_version, record.problem) == (0.25, 1, "")
+    assert record.data_sets[0].answers == 2
+
+
+def test_vimes_own_evaluation_is_asked_for_inside_an_evaluation_alone() -> None:
+    with pytest.raises(RunFailedError, match="where none is being made"):
+        generate_rollout(None, 0, None, evaluation=True)
 
 
 async def test_a_report_of_ones_own_gets_samples_and_replaces_vimes(tmp_path: Path, engine: StandinEngine) -> None:
@@ -77,6 +110,6 @@ async def test_a_report_of_ones_own_gets_samples_and_replaces_vimes(tmp_path: Pa
 
 async def test_a_report_that_raises_is_a_warning_beside_vimes_own(tmp_path: Path) -> None:
     log = EvalLog(f"{OWN}.report_badly", "args")
-    record = await OwnEvaluator(f"{OWN}.evaluate_later", "args", tmp_path, {}, log).evaluate(4, "branch")
+    record = await own_evaluator(tmp_path, "evaluate_later", {}, log=log).evaluate(4, "branch")
     assert not record.is_reported
     assert record.warnings == [f"--custom-eval-rollout-log-function-path {OWN}.report_badly raised KeyError: 'board'"]

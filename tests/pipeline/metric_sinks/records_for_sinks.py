@@ -15,7 +15,8 @@ _NAMED = {
     "reward_by_source": {"math": 0.5},
     "train": {"loss": 0.125, "grad_norm": 1.5},
     "reports": {"pass@1": 0.5},
-    "rollout": {"response_len/max": 9.0, "zero_std/1": 3.0},
+    "zero_std": {"1.0": 3},
+    "response_tokens_max": 9,
     "alarms": [],
     "branch": "b",
 }

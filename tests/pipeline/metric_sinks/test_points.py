@@ -15,7 +15,7 @@ def test_a_batch_has_the_documented_series() -> None:
         "rollout/raw_reward": 0.5,
         "rollout/response_len/mean": 1,
         "rollout/response_len/max": 9,
-        "rollout/zero_std/count_1": 3,
+        "rollout/zero_std/count_1.0": 3,
         "rollout/truncated_ratio": 1,
         "rollout/staleness/mean": 1,
         "rollout/staleness/max": 1,

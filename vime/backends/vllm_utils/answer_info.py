@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult
+from vime.backends.vllm_utils.protocol import GeneratedPiece, GenerateRequest, GenerateResult
 
 
 def answer_info(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
@@ -26,4 +26,17 @@ def answer_info(request: GenerateRequest, result: GenerateResult) -> dict[str, A
     if result.routed_experts is not None:
         info["routed_experts"] = result.routed_experts
         info["routed_experts_prompt_start"] = request.routes_from
+    return info
+
+
+def piece_info(piece: GeneratedPiece, *, is_first: bool) -> dict[str, Any]:
+    """The same of a piece of a stream; what holds for the whole request counts with its first."""
+    spans = piece.version_spans
+    info: dict[str, Any] = {"version_spans": [(span.version, span.start, span.stop) for span in spans]}
+    if piece.finish_reason is not None:
+        info["finish_reason"] = {"type": piece.finish_reason}
+    if spans:
+        info["weight_version"] = str(spans[-1].version)
+    if is_first:
+        info |= {"cached_tokens": piece.num_cached_tokens, "prompt_tokens": piece.num_prompt_tokens}
     return info

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -19,11 +19,13 @@ from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
     EngineMemory,
     EngineMetrics,
+    GeneratedPiece,
     GenerateRequest,
     GenerateResult,
     PauseMode,
     Sampling,
 )
+from vime.backends.vllm_utils.sample_stream import sample_stream
 from vime.backends.vllm_utils.updates import StageRequest, StageStatus, Update
 from vime.errors import EngineError, EngineUnavailable
 from vime.versions import version_at_least
@@ -153,6 +155,14 @@ class EngineClient:
             "POST", wire.GENERATE, data=wire.encode_generate(request), timeout_s=self._generate_timeout_s, samples=True
         )
         return wire.decode_generate(body, request)
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPiece]:
+        """As `generate`, in pieces while the engine samples; the request may ask for no columns.
+
+        Closing it early ends the request in the engine. Needs vime's plug-in. Raises `EngineUnavailable` when the
+        answer breaks off.
+        """
+        return sample_stream(self._http, request, {}, self._generate_timeout_s)
 
     async def score(self, token_ids: list[int], start: int) -> list[float]:
         """Natural-log probability of each of `token_ids[start:]` after those before it; `start` is at least 1.

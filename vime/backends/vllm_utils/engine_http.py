@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 import aiohttp
@@ -93,6 +94,49 @@ class EngineHttp:
         if samples and self._poster is not None and payload is not None:
             wait_s = timeout_s or self._control_timeout_s
             return await self._poster.post(self._name, self.address, route, payload, headers or {}, wait_s)
+        async with self._answer(method, route, payload, params, headers, timeout_s, samples=samples) as answer:
+            return await answer.read()
+
+    async def frames(
+        self,
+        route: str,
+        data: bytes,
+        *,
+        length_bytes: int,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[bytes]:
+        """The frames of an answer to a POST for tokens, as they come: each follows its length in `length_bytes`.
+
+        Closing this breaks the connection. Raises as `call`, and `EngineUnavailable` for an answer that ends inside of
+        a frame.
+        """
+        async with self._answer("POST", route, data, None, headers, timeout_s, samples=True) as answer:
+            while not answer.content.at_eof():
+                try:
+                    length = int.from_bytes(await answer.content.readexactly(length_bytes), "little")
+                    yield await answer.content.readexactly(length)
+                except asyncio.IncompleteReadError as error:
+                    if not error.partial and error.expected == length_bytes:
+                        return
+                    raise EngineUnavailable(
+                        f"{self._name} {self.address}: the answer of POST {route} ends inside of a frame.",
+                        next_step=f"See the log of the {self._name.lower()}.",
+                    ) from error
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        route: str,
+        payload: bytes | None,
+        params: Mapping[str, str] | Sequence[tuple[str, str]] | None,
+        headers: Mapping[str, str] | None,
+        timeout_s: float | None,
+        *,
+        samples: bool,
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """An answer with status 200, its body not read yet; raises as `call`, also for what fails while it is read."""
         sent = {"Content-Type": "application/json"} if payload is not None else {}
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._control_timeout_s, sock_connect=10.0)
         session = self._sampling if samples else self._control
@@ -105,7 +149,12 @@ class EngineHttp:
                 headers={**sent, **(headers or {})},
                 timeout=timeout,
             ) as answer:
-                body = await answer.read()
+                if answer.status != 200:
+                    excerpt = (await answer.read())[:_EXCERPT].decode(errors="replace")
+                    raise _kind(answer.status)(
+                        f"{self._name} {self.address}: {method} {route} answered {answer.status}: {excerpt}"
+                    )
+                yield answer
         except TimeoutError as error:
             raise EngineUnavailable(
                 f"{self._name} {self.address}: {method} {route} took longer than {timeout.total:g} s.",
@@ -116,12 +165,6 @@ class EngineHttp:
                 f"{self._name} {self.address}: {method} {route} failed: {type(error).__name__}: {error}.",
                 next_step=f"Check that the {self._name.lower()} is running.",
             ) from error
-        if answer.status != 200:
-            excerpt = body[:_EXCERPT].decode(errors="replace")
-            raise _kind(answer.status)(
-                f"{self._name} {self.address}: {method} {route} answered {answer.status}: {excerpt}"
-            )
-        return body
 
 
 def _kind(status: int) -> type[EngineError]:

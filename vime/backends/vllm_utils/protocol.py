@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -137,6 +138,19 @@ class GenerateResult:
     """Of a request with media: the prompt as the model got it, with as many placeholders as a medium takes."""
 
 
+@dataclass(frozen=True)
+class GeneratedPiece:
+    """The next n sampled tokens of a request, with what `GenerateResult` says of tokens; spans count from the first of
+    the piece. The last piece of a request has a finish reason."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    version_spans: list[VersionSpan]
+    finish_reason: FinishReason | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
 class Sampler(Protocol):
     """What answers requests for samples: an engine, or a router before several."""
 
@@ -144,6 +158,10 @@ class Sampler(Protocol):
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """See `EngineClient.generate`."""
+        ...
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPiece]:
+        """See `EngineClient.stream`."""
         ...
 
 

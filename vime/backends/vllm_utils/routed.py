@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 from vime.backends.vllm_utils import wire_columns
 from vime.backends.vllm_utils.engine_http import EngineHttp, Poster
 from vime.backends.vllm_utils.media_request import generate_with_media
-from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult
+from vime.backends.vllm_utils.protocol import GeneratedPiece, GenerateRequest, GenerateResult
+from vime.backends.vllm_utils.sample_stream import sample_stream
 from vime.errors import EngineError, EngineUnavailable
 
 SESSION_HEADER = "x-session-id"
@@ -58,6 +61,10 @@ class RoutedClient:
         )
         return wire_columns.decode_answer(body, request)
 
+    def stream(self, request: GenerateRequest, session_id: str) -> AsyncGenerator[GeneratedPiece]:
+        """As `EngineClient.stream`, at the engine that the router chooses."""
+        return sample_stream(self._http, request, {SESSION_HEADER: session_id}, self._generate_timeout_s)
+
 
 class RoutedSession:
     """What takes the place of an engine for requests that belong together."""
@@ -69,3 +76,7 @@ class RoutedSession:
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """See `RoutedClient.generate`."""
         return await self._client.generate(request, self.session_id)
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GeneratedPiece]:
+        """See `RoutedClient.stream`."""
+        return self._client.stream(request, self.session_id)

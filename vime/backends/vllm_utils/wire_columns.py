@@ -147,7 +147,7 @@ def _result(answer: SampleAnswer, request: GenerateRequest, where: str) -> Gener
     token_ids = np.frombuffer(answer.token_ids, "<i4")
     num_tokens, width = len(token_ids), answer.num_candidates
     log_probs = np.frombuffer(answer.log_probs, "<f4")
-    _check_log_probs(log_probs, num_tokens, where)
+    check_log_probs(log_probs, num_tokens, where)
     if width != request.columns.num_candidates:
         raise EngineError(f"{where}: {width} candidates came, {request.columns.num_candidates} were asked for.")
     return GenerateResult(
@@ -168,7 +168,8 @@ def _result(answer: SampleAnswer, request: GenerateRequest, where: str) -> Gener
     )
 
 
-def _check_log_probs(log_probs: npt.NDArray[np.float32], num_tokens: int, where: str) -> None:
+def check_log_probs(log_probs: npt.NDArray[np.float32], num_tokens: int, where: str) -> None:
+    """Raise `EngineError` unless there is one finite number, zero or less, for each token."""
     if len(log_probs) != num_tokens:
         raise EngineError(f"{where}: {len(log_probs)} log-probabilities don't belong to the {num_tokens} tokens.")
     bad = ~(np.isfinite(log_probs) & (log_probs <= 0.0))

@@ -79,6 +79,13 @@ class DataSettings:
     )
 
     @property
+    def rollouts_per_epoch(self) -> int | None:
+        """Rollout batches of one pass over the prompts, where --num-epoch gave the run its length."""
+        if self.num_epoch is None or self.num_rollout is None:
+            return None
+        return self.num_rollout // self.num_epoch
+
+    @property
     def samples_per_rollout(self) -> int:
         return (self.rollout_batch_size or 0) * self.n_samples_per_prompt
 

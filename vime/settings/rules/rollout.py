@@ -16,6 +16,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "reasoning_gym": ("reasoning_gym", "reasoning-gym==0.1.25"),
 }
 """Reward -> module and package that not every environment has."""
+STREAMING = "vime.rollout.vllm_rollout.generate_streaming"
 DAPO_KEYS = ("score", "acc")
 
 
@@ -103,6 +104,26 @@ def truncated_sampling_is_recorded(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def streams_have_no_columns(settings: Settings) -> Iterator[Problem]:
+    """A stream brings tokens, log-probabilities and policy versions; every sample would be set aside."""
+    rollout, objective = settings.rollout, settings.objective
+    needing = {
+        "--use-score-centering": objective.use_score_centering,
+        "--use-rollout-routing-replay": objective.use_rollout_routing_replay,
+        "--rollout-top-p": rollout.rollout_top_p < 1,
+    }
+    for flag in [
+        flag for flag, needs in needing.items() if needs and rollout.custom_generate_function_path == STREAMING
+    ]:
+        yield problem(
+            settings,
+            f"--custom-generate-function-path {flag}",
+            allowed="one of them",
+            reason="A stream has no candidates, nuclei or routes of its tokens.",
+            next_step="Leave out --custom-generate-function-path.",
+        )
+
+
 def distributed_rollouts_have_no_view_of_all_samples(settings: Settings) -> Iterator[Problem]:
     """Producers on several nodes each see their own groups, so nothing can see kept and dropped ones together."""
     if (
@@ -162,6 +183,7 @@ RULES = (
     a_reward_of_several_numbers_has_a_key,
     only_continued_responses_are_masked,
     truncated_sampling_is_recorded,
+    streams_have_no_columns,
     distributed_rollouts_have_no_view_of_all_samples,
 )
 FILE_RULES = (the_rewards_library_is_installed,)

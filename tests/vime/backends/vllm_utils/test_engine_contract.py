@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import time
@@ -125,6 +126,44 @@ class TestGenerate:
         with pytest.raises(EngineError, match=r"POST /inference/v1/sample answered 400") as error:
             await client.generate(greedy(3, prompt=[engine.vocab_size + 1000]))
         assert engine.address in str(error.value)
+
+    async def test_a_stream_brings_in_pieces_what_an_answer_brings_at_once(self, client: EngineClient) -> None:
+        version, whole = await client.weight_version(), await client.generate(greedy(40))
+        pieces = [piece async for piece in client.stream(greedy(40))]
+        assert len(pieces) > 2
+        assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
+        log_probs = [value for piece in pieces for value in piece.log_probs]
+        np.testing.assert_allclose(log_probs, whole.log_probs, atol=ROUNDING)
+        assert {span.version for piece in pieces for span in piece.version_spans} == {version}
+        assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+        assert {piece.num_prompt_tokens for piece in pieces} == {len(_PROMPT)}
+
+    async def test_a_stream_ends_with_a_stop_text_as_an_answer_does(self, client: EngineClient) -> None:
+        tokens = (await client.generate(greedy(40))).token_ids
+        stops = replace(greedy(40), sampling=replace(greedy(40).sampling, stop=(token_text(tokens[20]),)))
+        whole, pieces = await client.generate(stops), [piece async for piece in client.stream(stops)]
+        assert whole.finish_reason == pieces[-1].finish_reason == "stop"
+        assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
+
+    async def test_leaving_a_stream_ends_its_request(self, client: EngineClient) -> None:
+        async with contextlib.aclosing(client.stream(greedy(_LONG))) as pieces:
+            assert (await anext(pieces)).finish_reason is None
+        async with asyncio.timeout(20):
+            while (await client.metrics()).num_running:
+                await asyncio.sleep(0.01)
+
+    async def test_an_aborted_stream_tells_so_in_its_last_piece(self, client: EngineClient) -> None:
+        pieces = client.stream(greedy(_LONG))
+        first = await anext(pieces)
+        await client.pause("abort")
+        *_, last = [first, *[piece async for piece in pieces]]
+        assert last.finish_reason == "abort"
+
+    async def test_a_stream_that_is_refused_says_why(self, client: EngineClient, engine: EngineUnderTest) -> None:
+        with pytest.raises(EngineError, match=r"POST /inference/v1/sample_stream answered 400"):
+            await anext(client.stream(greedy(4, [engine.vocab_size + 1000])))
+        with pytest.raises(EngineError, match="a stream has no"):
+            await anext(client.stream(replace(greedy(4), columns=SampleColumns(num_candidates=2))))
 
     async def test_many_requests_at_once_keep_their_answers_apart(self, client: EngineClient) -> None:
         prompts = [[3 + number, 4, 5] for number in range(32)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
@@ -21,13 +23,19 @@ pytestmark = [pytest.mark.multiproc]
 
 
 @pytest.fixture
-def router(tmp_path: Path) -> Iterator[str]:
+def engine() -> Iterator[StandinEngine]:
+    with StandinEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def router(tmp_path: Path, engine: StandinEngine) -> Iterator[str]:
     """Address of a router before one stand-in engine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    with StandinEngine() as engine, (tmp_path / "router.log").open("wb") as log:
+    with (tmp_path / "router.log").open("wb") as log:
         command = [sys.executable, "-m", "vllm_router.launch_router", "--worker-urls", engine.address]
         process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(port)], stdout=log, stderr=log)
         try:
@@ -47,6 +55,17 @@ def _wait_until_healthy(address: str) -> None:
         except (urllib.error.URLError, OSError):
             assert time.monotonic() < deadline, "the router did not start"
             time.sleep(0.1)
+
+
+async def test_a_stream_comes_through_a_router_while_it_is_made(router: str, engine: StandinEngine) -> None:
+    engine.faults.step_s = 0.02
+    async with EngineClient(router) as client:
+        async with contextlib.aclosing(client.stream(GenerateRequest("streamed", [1, 2, 3], Sampling(500)))) as pieces:
+            assert len((await anext(pieces)).token_ids) == 5
+            assert engine.num_pieces < 10
+        async with asyncio.timeout(20):
+            while engine.num_running:
+                await asyncio.sleep(0.01)
 
 
 async def test_columns_come_through_a_router_unchanged(router: str) -> None:

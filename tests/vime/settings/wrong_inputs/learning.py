@@ -4,6 +4,7 @@ from tests.vime.settings.wrong_inputs.case import Case
 
 _REF = "--ref-load $DIR/model"
 _SC = "--use-score-centering"
+_STREAM = "--custom-generate-function-path vime.rollout.vllm_rollout.generate_streaming"
 _ALONE = "score_centering_stands_alone"
 _RECORDS = "supervised_loss_stands_alone"
 _SFT = "--loss-type sft_loss"
@@ -80,6 +81,10 @@ CASES = (
          "icepop_function", "Leave out --custom-tis-function-path", _ALONE),
     Case(f"{_SC} --rollout-top-k 20 --rollout-top-p 0.9", f"{_SC} with --rollout-top-k 20", "--rollout-top-k -1",
          "Leave out --rollout-top-k", _ALONE),
+    Case(f"{_SC} {_STREAM}", f"{_STREAM} with {_SC}", "one of them", "Leave out --custom-generate-function-path.",
+         "streams_have_no_columns"),
+    Case(f"--rollout-top-p 0.9 {_STREAM}", f"{_STREAM} with --rollout-top-p 0.9", "one of them",
+         "Leave out --custom-generate-function-path.", "streams_have_no_columns"),
     Case(f"{_SC} --vllm-max-logprobs 20", "--vllm-max-logprobs 20 with --score-centering-top-k 128", "129 or more",
          "Leave out --vllm-max-logprobs.", "engine_returns_as_many_candidates"),
     Case(f"{_SC} --rollout-temperature 0.7", "The environment has VLLM_RETURN_ORIGINAL_LOGPROB=1",

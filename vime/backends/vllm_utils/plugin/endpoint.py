@@ -15,8 +15,10 @@ from vime.backends.vllm_utils.plugin.core_columns import HAS_LABELS
 from vime.backends.vllm_utils.plugin.sample_route import SampleRoute
 from vime.backends.vllm_utils.plugin.self_test import NUM_TOKENS, check_route
 from vime.backends.vllm_utils.plugin.stock_answers import stock_answer
+from vime.backends.vllm_utils.plugin.stream_route import StreamRoute
 from vime.backends.vllm_utils.plugin.worker_methods import START_CAPTURE
 from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV, SAMPLE, VERSION, SampleAbilities
+from vime.backends.vllm_utils.wire_stream import STREAM
 
 
 class SampleEndpoint:
@@ -27,11 +29,13 @@ class SampleEndpoint:
 
     def __init__(self) -> None:
         self._route: SampleRoute | None = None
+        self._stream: StreamRoute | None = None
 
     def attach_router(self, app: Any) -> None:
         """Called before there is an engine."""
         app.router.add_route(SAMPLE, self._tell, methods=["GET"])
         app.router.add_route(SAMPLE, self._serve, methods=["POST"])
+        app.router.add_route(STREAM, self._serve_stream, methods=["POST"])
         app.router.add_route(VERSION, self._tell_label, methods=["GET"])
         app.router.add_route(VERSION, self._set_label, methods=["POST"])
 
@@ -55,13 +59,18 @@ class SampleEndpoint:
         dense = 0 if "routes" in captured else int(vars(model.hf_text_config).get("first_k_dense_replace") or 0)
         route, stock = SampleRoute(engine_client, abilities, dense), partial(stock_answer, engine_client, dense)
         await check_route(stock, route.sample, abilities, _prompt(engine_client.vllm_config), vllm_version)
-        self._route = route
+        self._route, self._stream = route, StreamRoute(engine_client)
 
     async def _tell(self, request: Request) -> Response:
         return await self._started().tell(request)
 
     async def _serve(self, request: Request) -> Response:
         return await self._started().serve(request)
+
+    async def _serve_stream(self, request: Request) -> Response:
+        if self._stream is None:
+            raise RuntimeError("The stream route was called before the engine was ready.")
+        return await self._stream.serve(request)
 
     async def _tell_label(self, _request: Request) -> Response:
         return await self._started().tell_label()

@@ -44,7 +44,14 @@ class SampleRoute:
         self._check(call)
         prompt = tokens_input(np.frombuffer(call.token_ids, "<i4").tolist(), cache_salt=call.cache_salt)
         name = engine_request_id(call.request_id)
-        result = await last_output(self._engine.generate(prompt, _parameters(call), name))
+        wanted = ColumnRequest(
+            num_candidates=call.num_candidates,
+            routes_from=call.routes_from,
+            nucleus=call.nucleus,
+            # The API server cuts at a stop string, and then has to have the rows up to it.
+            rows_per_block=1 if call.sampling.get("stop") else ROWS_PER_BLOCK,
+        )
+        result = await last_output(self._engine.generate(prompt, request_parameters(call, wanted), name))
         return _answer(call, result, self._num_dense_layers)
 
     async def tell_label(self) -> Response:
@@ -57,9 +64,9 @@ class SampleRoute:
         try:
             label = msgspec.json.decode(body, type=WeightLabel)
         except msgspec.MsgspecError as error:
-            return _refusal(error)
+            return refusal(error)
         if not self._abilities.keeps_version:
-            return _refusal(ValueError("This vLLM labels weights itself: finish_weight_update sets the label."))
+            return refusal(ValueError("This vLLM labels weights itself: finish_weight_update sets the label."))
         await self._engine.engine_core.call_utility_async("vime_set_weight_version", label.version)
         return await self.tell_label()
 
@@ -81,29 +88,23 @@ class SampleRoute:
         try:
             call = decode_call(await request.body(), request.headers.get("content-type", ""))
         except ValueError as error:
-            return _refusal(error)
+            return refusal(error)
         sampling = asyncio.create_task(self.sample(call))
-        leaving = asyncio.create_task(_left(request))
+        leaving = asyncio.create_task(left(request))
         try:
             await asyncio.wait((sampling, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not sampling.done():
                 return Response(status_code=499)
             return Response(msgspec.msgpack.encode(sampling.result()), media_type=MSGPACK)
         except ValueError as error:  # vLLM's word on a request that it doesn't take
-            return _refusal(error)
+            return refusal(error)
         finally:
             leaving.cancel()
             sampling.cancel()
 
 
-def _parameters(call: SampleCall) -> SamplingParams:
-    wanted = ColumnRequest(
-        num_candidates=call.num_candidates,
-        routes_from=call.routes_from,
-        nucleus=call.nucleus,
-        # The API server cuts at a stop string, and then has to have the rows up to it.
-        rows_per_block=1 if call.sampling.get("stop") else ROWS_PER_BLOCK,
-    )
+def request_parameters(call: SampleCall, wanted: ColumnRequest) -> SamplingParams:
+    """Parameters of a request whose rows come back as `wanted` says. Raises `ValueError`."""
     try:
         parameters = SamplingParams(**call.sampling | {"logprobs": call.num_candidates})
     except TypeError as error:
@@ -169,12 +170,13 @@ def _nucleus(columns: Columns) -> NucleusColumn | None:
     return NucleusColumn(nuclei.ids.tobytes(), nuclei.offsets.tobytes(), nuclei.log_probs.tobytes())
 
 
-def _refusal(error: Exception) -> Response:
+def refusal(error: Exception) -> Response:
+    """Status 400 with the reason."""
     body = msgspec.json.encode({"error": {"message": str(error), "code": 400}})
     return Response(body, status_code=400, media_type="application/json")
 
 
-async def _left(request: Request) -> None:
+async def left(request: Request) -> None:
     """Returns when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
