@@ -398,6 +398,24 @@ class TestCache:
         assert (first.num_cached_tokens, other.num_cached_tokens) == (0, 0)
         assert again.num_cached_tokens in (256, 288), "whole blocks, of 32 tokens or more on a CPU and of 16 on a GPU"
 
+    @pytest.mark.parametrize("flushes", [False, True])
+    async def test_a_prompt_that_comes_again_after_a_publication_is_answered_by_the_new_weights_alone(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest, flushes: bool
+    ) -> None:
+        """Keys and values of the old weights are never reused: not under the new version's salt, and not after a reset."""
+        prompt = [6 + position % 40 for position in range(300)]
+        for _ in range(2):
+            old = await client.generate(greedy(8, prompt, salt="version 1"))
+        assert old.num_cached_tokens > 0
+        await publisher.publish(engine.second)
+        if flushes:
+            await client.reset_prefix_cache()
+        again = await client.generate(greedy(8, prompt, salt="version 1" if flushes else "version 2"))
+        assert again.num_cached_tokens == 0
+        assert again.token_ids == engine.reference(engine.second, prompt, 8) != old.token_ids
+        scored = await client.score(prompt + again.token_ids, len(prompt))
+        assert again.log_probs == pytest.approx(scored, abs=ROUNDING), "a scored prompt is computed without the cache"
+
     async def test_a_reset_forgets_the_cache(self, client: EngineClient) -> None:
         prompt = [4 + position % 40 for position in range(300)]
         await client.generate(greedy(2, prompt))

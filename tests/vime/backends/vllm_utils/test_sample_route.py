@@ -77,7 +77,8 @@ def reference(model: Path) -> Reference:
 
 
 def request(prompt: list[int], num_tokens: int, **changes: Any) -> GenerateRequest:
-    sampling = Sampling(num_tokens, seed=next(_IDS), ignore_eos=True, top_p=changes.pop("top_p", 1.0))
+    shape = {"top_p": changes.pop("top_p", 1.0), "temperature": changes.pop("temperature", 1.0)}
+    sampling = Sampling(num_tokens, seed=next(_IDS), ignore_eos=True, **shape)
     return replace(GenerateRequest(f"request-{next(_IDS)}", prompt, sampling, columns=COLUMNS), **changes)
 
 
@@ -102,6 +103,23 @@ async def test_routes_and_candidates_are_those_of_the_model(client: EngineClient
     np.testing.assert_allclose(
         np.take_along_axis(rows, result.candidates.ids, 1), result.candidates.log_probs, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
+async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled(
+    client: EngineClient, reference: Reference, temperature: float
+) -> None:
+    """So the trainer's ratio begins at one, whatever the temperature."""
+    asked = request([12, 13, 14], 100, temperature=temperature)
+    result = await client.generate(asked)
+    _, log_probs = reference(asked.token_ids + result.token_ids)
+    scaled = log_probs[2:-1] / temperature
+    scaled -= np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    own = scaled[np.arange(100), result.token_ids]
+    assert np.abs(result.log_probs - own).mean() < 1e-4
+    assert np.exp(own - result.log_probs).mean() == pytest.approx(1.0, abs=1e-4)
+    assert result.candidates is not None
+    np.testing.assert_allclose(result.candidates.log_probs, -np.sort(-scaled, axis=1)[:, :8], atol=1e-4)
 
 
 async def test_nuclei_are_renormalised_over_what_top_p_leaves(client: EngineClient, reference: Reference) -> None:
