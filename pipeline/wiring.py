@@ -121,6 +121,7 @@ def build_engine_server(
             num_workers=workers.total,
             part=part,
             sleeps=settings.cluster.engines_leave_memory,
+            strict_parity=settings.engine.backend_parity == "strict",
             device="gpu" if visible_gpus() else "cpu",
             extra_args=tuple(engine_args),
             columns=engine_columns(settings, spec),

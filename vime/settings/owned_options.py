@@ -20,6 +20,9 @@ OWNED_VLLM_OPTIONS: Mapping[str, str] = {
     "enable-prompt-tokens-details": "Cache reuse is measured with it.",
 }
 
+STRICT_PARITY_OPTIONS = ("async-scheduling", "enable-prefix-caching", "hf-overrides")
+"""Options of vLLM that `--backend-parity strict` sets."""
+
 OWNED_ROUTER_OPTIONS: Mapping[str, str] = {
     "host": "It follows the router's placement; for a router of your own give --vllm-router-ip.",
     "port": "It follows the router's placement; for a router of your own give --vllm-router-port.",

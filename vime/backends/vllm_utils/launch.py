@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV
-from vime.backends.vllm_utils.plugin import PLUGIN, WEIGHT_BACKEND, WORKER_EXTENSION
+from vime.backends.vllm_utils.plugin import FP32_RESIDUAL_ENV, PLUGIN, WEIGHT_BACKEND, WORKER_EXTENSION
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV
 from vime.errors import SettingsError
-from vime.settings.owned_options import OWNED_VLLM_OPTIONS, option_name
+from vime.settings.owned_options import OWNED_VLLM_OPTIONS, STRICT_PARITY_OPTIONS, option_name
 from vime.versions import installed_version, version_at_least
 
 _MODULE = "vllm.entrypoints.openai.api_server"
@@ -50,7 +50,7 @@ class EngineLaunch:
     the choice to vime: float32 on a CPU, vLLM's own on a GPU. `columns` are the most that requests will ask for.
     `num_workers` are those of the whole engine, of which `tensor_size` share each layer. An engine on several nodes has
     a `part` on each, and only that of the first listens on `host` and `port`. With `sleeps` the engine can leave its
-    GPU's memory (vLLM's sleep mode); on a CPU there is nothing to leave.
+    GPU's memory (vLLM's sleep mode); on a CPU there is nothing to leave. `strict_parity` is `--backend-parity strict`.
     """
 
     hf_checkpoint: Path
@@ -63,6 +63,7 @@ class EngineLaunch:
     num_workers: int = 1
     part: EnginePart | None = None
     sleeps: bool = False
+    strict_parity: bool = False
     dtype: str | None = None
     max_model_len: int | None = None
     device: Literal["cpu", "gpu"] = "cpu"
@@ -86,6 +87,11 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     Raises `SettingsError` when `extra_args` sets something that vime sets itself.
     """
     user = user_options(launch.extra_args)
+    if launch.strict_parity and (doubled := sorted(user.intersection(STRICT_PARITY_OPTIONS))):
+        raise SettingsError(
+            f"--vllm-{doubled[0]} can't be set with --backend-parity strict, which sets it itself.",
+            next_step="Leave out one of the two.",
+        )
     module = _HEADLESS_MODULE if launch.part is not None and launch.part.number else _MODULE
     argv = [sys.executable, "-m", module, "--model", str(launch.hf_checkpoint)]
     argv += ["--served-model-name", launch.hf_checkpoint.name or "policy"]
@@ -99,7 +105,10 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
         argv += ["--enable-scale-out"]  # before, generation from token ids needed no word
     if launch.max_model_len is not None and "max-model-len" not in user:
         argv += ["--max-model-len", str(launch.max_model_len)]
-    if "enable-prefix-caching" not in user:
+    if launch.strict_parity:
+        argv += ["--no-enable-prefix-caching", "--no-async-scheduling"]
+        argv += ["--hf-overrides", '{"head_dtype": "float32"}']
+    elif "enable-prefix-caching" not in user:
         argv += ["--enable-prefix-caching"]
     dtype = launch.dtype or ("float32" if launch.device == "cpu" else None)
     if dtype is not None and "dtype" not in user:
@@ -147,7 +156,7 @@ def _columns(launch: EngineLaunch, user: frozenset[str]) -> list[str]:
         argv += ["--max-logprobs", str(wanted.num_candidates + 1)]
     if wanted.routes and launch.device == "gpu":
         argv += ["--enable-return-routed-experts"]
-    if wanted.nucleus and launch.device == "gpu" and "async-scheduling" not in user:
+    if wanted.nucleus and launch.device == "gpu" and "async-scheduling" not in user and not launch.strict_parity:
         argv += ["--no-async-scheduling"]  # the capture reads a step's results before the next one begins
     return argv
 
@@ -191,6 +200,8 @@ def _environment(launch: EngineLaunch) -> dict[str, str]:
         env["VLLM_HOST_IP"] = launch.host
     if launch.columns.nucleus:
         env["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # nuclei are captured from the first one
+    if launch.strict_parity:
+        env[FP32_RESIDUAL_ENV] = "1"
     if launch.device == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(launch.cpu_kv_cache_gib)
         env["OMP_NUM_THREADS"] = str(launch.cpu_threads)

@@ -29,6 +29,12 @@ class EngineSettings:
         "Mean absolute difference of trainer's and sampler's log-probabilities above which the run stops.",
         check=above(0),
     )
+    backend_parity: str = flag(
+        "default",
+        "What engines put first: their speed, or log-probabilities like the trainer's (head in float32, on a CPU the "
+        "residual stream too, no prefix caching, no asynchronous scheduling).",
+        choices=("default", "strict"),
+    )
     vllm_enable_deterministic_inference: bool = flag(
         False,
         "Give each request a seed, made of --rollout-seed and the number of its sample, so that a repeated generation "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from vime.settings.groups import Settings
-from vime.settings.owned_options import OWNED_VLLM_OPTIONS
+from vime.settings.owned_options import OWNED_VLLM_OPTIONS, STRICT_PARITY_OPTIONS, option_name
 from vime.settings.rules.problem import Problem, problem
 from vime.settings.rules.quantities import longest_sequence, num_rollout_gpus, option, size
 
@@ -83,6 +83,48 @@ def engine_flags_are_not_vimes(settings: Settings) -> Iterator[Problem]:
             )
 
 
+def strict_parity_is_for_engines_that_vime_starts(settings: Settings) -> Iterator[Problem]:
+    """Those of others run already, with options of their own."""
+    engine = settings.engine
+    if engine.backend_parity == "strict" and engine.rollout_external_engine_addrs is not None:
+        yield problem(
+            settings,
+            "--backend-parity --rollout-external-engine-addrs",
+            allowed="one of them",
+            reason="Engines that someone else started have options of their own.",
+            next_step="Leave out --backend-parity, and start those engines with a head in float32.",
+        )
+
+
+def strict_parity_sets_its_options_alone(settings: Settings) -> Iterator[Problem]:
+    """A second value for what it sets would undo it silently."""
+    given = [word for word in settings.vllm_args if _vllm_option(word) in STRICT_PARITY_OPTIONS]
+    if settings.engine.backend_parity == "strict" and given:
+        yield Problem(
+            ("--backend-parity",),
+            f"--backend-parity strict with {given[0].partition('=')[0]}",
+            "one of them",
+            "--backend-parity strict sets that option of vLLM itself.",
+            f"Leave out {given[0].partition('=')[0]}, or --backend-parity strict.",
+        )
+
+
+def _vllm_option(word: str) -> str:
+    return option_name(word).removeprefix("vllm-").removeprefix("no-")
+
+
+def strict_parity_excludes_routes(settings: Settings) -> Iterator[Problem]:
+    """vLLM returns the experts of a prompt from its prefix cache."""
+    if settings.engine.backend_parity == "strict" and settings.objective.use_rollout_routing_replay:
+        yield problem(
+            settings,
+            "--backend-parity --use-rollout-routing-replay",
+            allowed="one of them",
+            reason="Strict parity switches prefix caching off, and vLLM's return of routed experts needs it.",
+            next_step="Leave out --backend-parity strict; replayed routes remove the larger difference.",
+        )
+
+
 def engine_context_holds_a_sequence(settings: Settings) -> Iterator[Problem]:
     """The engine refuses requests beyond its context, which would fail every long group."""
     value = option(settings.vllm_args, "--vllm-max-model-len")
@@ -130,6 +172,9 @@ RULES = (
     prefill_servers_are_named_once,
     engine_sizes_divide_its_gpus,
     engine_flags_are_not_vimes,
+    strict_parity_is_for_engines_that_vime_starts,
+    strict_parity_sets_its_options_alone,
+    strict_parity_excludes_routes,
     engine_context_holds_a_sequence,
     router_host_has_a_port,
     router_flags_are_for_an_own_router,

@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 from vime.backends.vllm_utils.launch import EngineLaunch, EnginePart, engine_command
+from vime.backends.vllm_utils.plugin import FP32_RESIDUAL_ENV
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV
 from vime.errors import SettingsError
@@ -49,6 +50,23 @@ def test_prefix_caching_can_be_switched_off() -> None:
     argv = engine_command(replace(LAUNCH, extra_args=("--no-enable-prefix-caching",))).argv
     assert "--enable-prefix-caching" not in argv
     assert argv[-1] == "--no-enable-prefix-caching"
+
+
+def test_strict_parity_puts_head_and_residual_stream_in_float32_and_caches_no_prefix() -> None:
+    command = engine_command(replace(LAUNCH, strict_parity=True))
+    assert value(command.argv, "--hf-overrides") == '{"head_dtype": "float32"}'
+    assert {"--no-enable-prefix-caching", "--no-async-scheduling"} <= set(command.argv)
+    assert "--enable-prefix-caching" not in command.argv
+    assert command.env[FP32_RESIDUAL_ENV] == "1"
+    default = engine_command(LAUNCH)
+    assert "--hf-overrides" not in default.argv
+    assert FP32_RESIDUAL_ENV not in default.env
+
+
+@pytest.mark.parametrize("extra", [("--enable-prefix-caching",), ("--hf-overrides", "{}"), ("--async-scheduling",)])
+def test_what_strict_parity_sets_is_refused(extra: tuple[str, ...]) -> None:
+    with pytest.raises(SettingsError, match=r"--vllm-\S+ can't be set with --backend-parity strict"):
+        engine_command(replace(LAUNCH, strict_parity=True, extra_args=extra))
 
 
 def test_a_length_given_by_flag_wins() -> None:

@@ -3,6 +3,7 @@
 - the weight-transfer engine `vime`, which stages weights from a process group or from disk, verifies them, and loads;
 - methods of the workers that begin a staging and tell how it stands (by `--worker-extension-cls`);
 - repairs of what vLLM computes wrongly (`expert_prepack`, `tied_heads`, `rotary_repair`);
+- the residual stream in float32, where the launcher asks for it (`residual`);
 - a faster search for the most probable tokens on a CPU (`top_k`);
 - the sample route, which returns what a sample needs as columns (`endpoint`, loaded as an endpoint plug-in);
 - when vime's launcher asks for it, the end of every vLLM process together with its parent.
@@ -24,12 +25,22 @@ WEIGHT_BACKEND = "vime"
 WORKER_EXTENSION = "vime.backends.vllm_utils.plugin.worker.VimeWorker"
 """Value of vLLM's `--worker-extension-cls`."""
 
+FP32_RESIDUAL_ENV = "VIME_ENGINE_FP32_RESIDUAL"
+"""Set by the launcher in an engine's environment, where `--backend-parity strict` asks for it; see `residual`."""
+
 
 def register() -> None:
     """Entry point of the `vllm.general_plugins` group; may be called more than once in a process."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    from vime.backends.vllm_utils.plugin import core_columns, received_columns, rotary_repair, top_k, worker_methods
+    from vime.backends.vllm_utils.plugin import (
+        core_columns,
+        received_columns,
+        residual,
+        rotary_repair,
+        top_k,
+        worker_methods,
+    )
 
     if os.environ.get(DIE_WITH_PARENT_ENV):
         die_with_parent()
@@ -39,6 +50,7 @@ def register() -> None:
         )
     core_columns.install()
     received_columns.install()
+    residual.install()
     rotary_repair.install()
     top_k.install()
     worker_methods.install()

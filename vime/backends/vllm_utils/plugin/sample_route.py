@@ -128,9 +128,9 @@ def _answer(call: SampleCall, result: Any, num_dense_layers: int) -> SampleAnswe
     return SampleAnswer(
         num_candidates=call.num_candidates,
         token_ids=token_ids.tobytes(),
-        log_probs=columns.log_probs.tobytes(),
-        candidate_ids=columns.candidate_ids.tobytes(),
-        candidate_log_probs=columns.candidate_log_probs.tobytes(),
+        log_probs=_bytes(columns.log_probs),
+        candidate_ids=_bytes(columns.candidate_ids),
+        candidate_log_probs=_bytes(columns.candidate_log_probs),
         finish_reason=output.finish_reason,
         spans=_spans(columns.versions, num_tokens),
         num_prompt_tokens=len(result.prompt_token_ids),
@@ -138,6 +138,11 @@ def _answer(call: SampleCall, result: Any, num_dense_layers: int) -> SampleAnswe
         routes=_routes(moe_layers(columns.routes, num_dense_layers), call.routes_from),
         nucleus=_nucleus(columns),
     )
+
+
+def _bytes(column: npt.NDArray[Any]) -> bytes:
+    """`tobytes` alone takes ten times as long for a part of wider rows."""
+    return np.ascontiguousarray(column).tobytes()
 
 
 def _spans(versions: list[tuple[str, int]], num_tokens: int) -> list[Span]:
