@@ -23,8 +23,10 @@ from vime.backends.vllm_utils.server import EngineServer
 from vime.backends.vllm_utils.wire_032 import GENERATE, sampling_parameters
 
 DESCRIPTION = """\
-Measures a real engine on the CPU with a tiny model: REQUESTS requests at once of 128 tokens each (with --quick 32). The
-sides take turns in each repeat. Values, all in tokens/s or ratios of the same repeat:
+Measures a real engine on the CPU with a tiny model: 256 requests at once of 256 tokens each (with --quick 32), the load of
+the measurement on a GPU, with --max-num-seqs 256 so that they all run together. The sides take turns in each repeat;
+vLLM's own route with the head gets a quarter of the tokens, since it holds some 130 Python objects of each and its rate
+doesn't depend on their number. Values, all in tokens/s or ratios of the same repeat:
 
   tokens_per_s_none             tokens alone, by vLLM's own route
   tokens_per_s_logprob, _head   vime's route: the sampler's log-probability of each token; the HEAD most probable too
@@ -41,15 +43,17 @@ and of a mixture of experts, with two engines of which one captures routes:
                                 tokens alone, from the engine that captures nothing; with the routes of every token
   routes_ratio                  routes / moe
 """
-REQUESTS = 128
+REQUESTS = 256
 HEAD = 128
-NUM_TOKENS, QUICK_TOKENS = 128, 32
+NUM_TOKENS, QUICK_TOKENS = 256, 32
+STOCK_HEAD_SHARE = 4
+"""One part in so many of the tokens is asked of vLLM's own route with a head."""
 VOCAB_SIZE = 1024
 PROMPT = [5 + 3 * position for position in range(16)]
 _IDS = itertools.count()
 
-Side = Callable[[int], Awaitable[None]]
-"""Sends all requests for so many tokens each, and waits for the answers."""
+Side = Callable[[int], Awaitable[int]]
+"""Sends all requests for so many tokens each, waits for the answers, and returns the number of tokens in all."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +64,22 @@ class _Engine:
     session: aiohttp.ClientSession
 
     def ours(self, columns: SampleColumns) -> Side:
-        async def run(num_tokens: int) -> None:
+        async def run(num_tokens: int) -> int:
             requests = [
                 GenerateRequest(f"ours-{next(_IDS)}", PROMPT, _sampling(num_tokens), columns=columns)
                 for _ in range(REQUESTS)
             ]
             results = await asyncio.gather(*[self.client.generate(request) for request in requests])
             assert all(len(result.token_ids) == num_tokens for result in results)
+            return REQUESTS * num_tokens
 
         return run
 
-    def stock(self, num_logprobs: int | None) -> Side:
-        async def run(num_tokens: int) -> None:
+    def stock(self, num_logprobs: int | None, share: int = 1) -> Side:
+        """One part in `share` of the tokens is asked for."""
+
+        async def run(num_tokens: int) -> int:
+            num_tokens //= share
             parameters = sampling_parameters(_sampling(num_tokens)) | {"logprobs": num_logprobs}
             bodies = [
                 msgspec.json.encode(
@@ -80,6 +88,7 @@ class _Engine:
                 for _ in range(REQUESTS)
             ]
             await asyncio.gather(*[self._post(body) for body in bodies])
+            return REQUESTS * num_tokens
 
         return run
 
@@ -100,9 +109,9 @@ async def measure(sides: dict[str, Side], num_tokens: int, repeats: int) -> dict
     for repeat in range(repeats + 1):
         for name, side in sides.items():
             started = time.perf_counter()
-            await side(num_tokens)
+            num_sampled = await side(num_tokens)
             if repeat:
-                rates[name].append(REQUESTS * num_tokens / (time.perf_counter() - started))
+                rates[name].append(num_sampled / (time.perf_counter() - started))
     return rates
 
 
@@ -115,7 +124,7 @@ async def measure_heads(address: str, num_tokens: int, repeats: int) -> dict[str
             "logprob": engine.ours(NO_COLUMNS),
             "head": engine.ours(SampleColumns(num_candidates=HEAD)),
             "stock_logprob": engine.stock(0),
-            "stock_head": engine.stock(HEAD),
+            "stock_head": engine.stock(HEAD, STOCK_HEAD_SHARE),
         }
         rates = await measure(sides, num_tokens, repeats)
     values = {f"tokens_per_s_{name}": numbers for name, numbers in rates.items()}
@@ -146,7 +155,14 @@ def _over(numbers: Sequence[float], others: Sequence[float]) -> list[float]:
 
 def _start(stack: ExitStack, model: Path, name: str, columns: SampleColumns) -> EngineServer:
     launch = EngineLaunch(
-        model, "127.0.0.1", 0, model.parent / f"{name}.log", "bench", max_model_len=512, columns=columns
+        hf_checkpoint=model,
+        host="127.0.0.1",
+        port=0,
+        log_path=model.parent / f"{name}.log",
+        run_id="bench",
+        max_model_len=512,
+        columns=columns,
+        extra_args=("--max-num-seqs", str(REQUESTS)),
     )
     server = EngineServer(launch)
     stack.enter_context(server)

@@ -153,7 +153,11 @@ class StepRows:
         size = pending.row_bytes
         pending.rows += self._pack(pending.request.num_candidates)[start * size : (start + count) * size]
         pending.num_rows += count
-        _extend(pending.versions, [(self._version, count)])
+        versions = pending.versions
+        if versions and versions[-1][0] == self._version:
+            versions[-1] = (self._version, versions[-1][1] + count)
+        else:
+            versions.append((self._version, count))
         if pending.request.nucleus and self._nuclei is not None:
             pending.nuclei.append(self._nuclei.rows(start, start + count))
 

@@ -1,4 +1,4 @@
-"""The most probable tokens of a batch on a CPU, in a half to an eighth of the time of `torch.topk` on one thread.
+"""The most probable tokens of a batch on a CPU, in a quarter of the time of `torch.topk` on one thread.
 
 `torch.topk` searches one row after the other with a heap or by branches. Here a lower bound of each row's k-th largest
 value comes first, from maxima over groups of columns; few more than k values reach it, and only those are sorted.
@@ -16,10 +16,12 @@ import torch
 
 FEWEST_VALUES = 2**14
 """In smaller batches `torch.topk` is faster."""
+FEWEST_CANDIDATES = 8
+"""For fewer, too."""
 
-_GROUPS = 8
+_GROUPS = 4
 """Groups of columns, in multiples of k: the more there are, the closer the bound."""
-_LEAST_GROUPS = 1024
+_LEAST_GROUPS = 256
 _MOST_SELECTED = 4
 """Values of a row that reach its bound, in multiples of k; beyond, nearly all are equal, and `torch.topk` takes over."""
 _MARK = "vime_faster"
@@ -39,7 +41,8 @@ def _gathering(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> Any:
-        if num_logprobs < 1 or logprobs.numel() < FEWEST_VALUES or logprobs.dtype != torch.float32:
+        is_small = num_logprobs < FEWEST_CANDIDATES or logprobs.numel() < FEWEST_VALUES
+        if is_small or logprobs.dtype != torch.float32:
             return stock(logprobs, num_logprobs, token_ids)
         columns = token_ids.unsqueeze(-1)
         own = logprobs.gather(-1, columns)
