@@ -402,7 +402,7 @@ class TestCache:
     async def test_a_prompt_that_comes_again_after_a_publication_is_answered_by_the_new_weights_alone(
         self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest, flushes: bool
     ) -> None:
-        """Keys and values of the old weights are never reused: not under the new version's salt, and not after a reset."""
+        """Keys and values of the old weights are reused neither under the new version's salt nor after a reset."""
         prompt = [6 + position % 40 for position in range(300)]
         for _ in range(2):
             old = await client.generate(greedy(8, prompt, salt="version 1"))

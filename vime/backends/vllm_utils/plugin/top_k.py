@@ -23,7 +23,7 @@ _GROUPS = 4
 """Groups of columns, in multiples of k: the more there are, the closer the bound."""
 _LEAST_GROUPS = 256
 _MOST_SELECTED = 4
-"""Values of a row that reach its bound, in multiples of k; beyond, nearly all are equal, and `torch.topk` takes over."""
+"""Values of a row that reach its bound, in multiples of k; beyond, many are equal, and `torch.topk` takes over."""
 _MARK = "vime_faster"
 
 
