@@ -19,7 +19,7 @@ from vime.settings.rules import FILE_RULES, MACHINE_RULES, RULES, score_centerin
 _TABLES: tuple[ModuleType, ...] = (parsing, placement, batching, learning, keeping, files, hooks)
 CASES: tuple[Case, ...] = tuple(case for table in _TABLES for case in table.CASES)
 _RULE_NAMES = [rule.__name__ for rule in (*RULES, *FILE_RULES, *MACHINE_RULES)]
-_WITHOUT_CASE = {"gpus_exist", "the_rewards_library_is_installed"}
+_WITHOUT_CASE = {"gpus_exist", "the_rewards_library_is_installed", "the_sinks_library_is_installed"}
 """They depend on the machine; tests/vime/settings/rules has a file for each."""
 
 
