@@ -46,7 +46,7 @@ class StoredGenerator:
         evaluation: bool = False,  # noqa: ARG002
         hand_over: HandOver | None = None,
     ) -> None:
-        """Copy tokens, columns, status and reward: one piece, without a request. Raises `DataError` or `SampleError`."""
+        """Copy tokens, columns, status and reward: one piece, no request. Raises `DataError` or `SampleError`."""
         rollout_id, place = divmod(sample.group_index or 0, self._batch_size)
         groups = await asyncio.to_thread(self._groups, rollout_id)
         stored = groups[place % len(groups)][(sample.index or 0) % self._group_size]
