@@ -36,7 +36,7 @@ from vime.backends.vllm_utils.wire_columns import (
     Span,
     decode_call,
 )
-from vime.backends.vllm_utils.wire_stream import STREAM, StreamPiece, encode_frame, stream_piece
+from vime.backends.vllm_utils.wire_stream import STREAM, encode_frame, stream_piece
 from vime.errors import PublicationError
 
 Misbehaviour = Literal["hang", "error", "error after", "die"]
@@ -325,9 +325,7 @@ class StandinEngine:
         self._require_columns()
         call = decode_call(await http_request.read(), http_request.content_type)
         prompt = np.frombuffer(call.token_ids, "<i4").tolist()
-        answer = web.StreamResponse()
-        await answer.prepare(http_request)
-        sent = 0
+        answer, sent = web.StreamResponse(), 0
 
         async def send(sampled: _Sampled, *, is_last: bool) -> None:
             nonlocal sent
@@ -346,16 +344,15 @@ class StandinEngine:
             if self.faults.dead and http_request.transport is not None:
                 http_request.transport.abort()
                 raise asyncio.CancelledError
+            if not answer.prepared:
+                await answer.prepare(http_request)
             await answer.write(encode_frame(piece))
             self.num_pieces += 1
 
-        try:
-            sampled = await self._serve_request(
-                http_request, call.request_id, prompt, call.sampling, call.cache_salt, partial(send, is_last=False)
-            )
-            await send(sampled, is_last=True)
-        except web.HTTPBadRequest as error:
-            await answer.write(encode_frame(StreamPiece(error=error.text or "")))
+        sampled = await self._serve_request(
+            http_request, call.request_id, prompt, call.sampling, call.cache_salt, partial(send, is_last=False)
+        )
+        await send(sampled, is_last=True)
         await answer.write_eof()
         return answer
 

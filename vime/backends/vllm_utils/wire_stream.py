@@ -1,7 +1,7 @@
 """The stream of vime's plug-in: a sample's tokens in pieces, while the engine works on it. Numpy and msgspec only.
 
 `POST STREAM` takes a `SampleCall` without columns and answers with frames: four bytes of length, little-endian, then
-the msgpack of a `StreamPiece`. The last piece has a finish reason, or an error.
+the msgpack of a `StreamPiece`. The last piece has a finish reason.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class StreamPiece(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    error: str = ""
-    """Why the request was refused."""
 
 
 def encode_frame(piece: StreamPiece) -> bytes:
@@ -69,7 +67,7 @@ def stream_piece(
 
 
 def decode_piece(body: bytes, request: GenerateRequest) -> GeneratedPiece:
-    """Check and convert a piece; raises `EngineError` for one that training could not use, or a refusal."""
+    """Check and convert a piece; raises `EngineError` for one that training could not use."""
     where = f"request {request.request_id}"
     try:
         piece = msgspec.msgpack.decode(body, type=StreamPiece)
@@ -77,8 +75,6 @@ def decode_piece(body: bytes, request: GenerateRequest) -> GeneratedPiece:
         log_probs = np.frombuffer(piece.log_probs, "<f4")
     except (msgspec.MsgspecError, ValueError) as error:
         raise EngineError(f"{where}: the engine's stream can't be read: {error}.") from error
-    if piece.error:
-        raise EngineError(f"{where}: the engine refused it: {piece.error}")
     if piece.finish_reason not in (None, *FINISH_REASONS):
         allowed = ", ".join(FINISH_REASONS)
         raise EngineError(f"{where}: finish reason is {piece.finish_reason!r}, allowed: {allowed}.")

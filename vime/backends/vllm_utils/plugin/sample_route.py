@@ -90,7 +90,7 @@ class SampleRoute:
         except ValueError as error:
             return refusal(error)
         sampling = asyncio.create_task(self.sample(call))
-        leaving = asyncio.create_task(_left(request))
+        leaving = asyncio.create_task(left(request))
         try:
             await asyncio.wait((sampling, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not sampling.done():
@@ -171,7 +171,7 @@ def refusal(error: Exception) -> Response:
     return Response(body, status_code=400, media_type="application/json")
 
 
-async def _left(request: Request) -> None:
+async def left(request: Request) -> None:
     """Returns when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from vime.backends.vllm_utils.plugin.columns import ColumnRequest, join_blocks
-from vime.backends.vllm_utils.plugin.sample_route import refusal, request_parameters
+from vime.backends.vllm_utils.plugin.sample_route import left, refusal, request_parameters
 from vime.backends.vllm_utils.wire_032 import engine_request_id
 from vime.backends.vllm_utils.wire_columns import SampleCall, decode_call
 from vime.backends.vllm_utils.wire_stream import StreamPiece, encode_frame, stream_piece
@@ -36,17 +38,26 @@ class StreamRoute:
                 raise ValueError("A stream has no columns; ask the sample route for them.")
         except ValueError as error:
             return refusal(error)
-        return StreamingResponse(self._frames(call), media_type="application/octet-stream")
-
-    async def _frames(self, call: SampleCall) -> AsyncIterator[bytes]:
+        pieces = self.pieces(call)
+        beginning = asyncio.create_task(anext(pieces))
+        leaving = asyncio.create_task(left(request))
         try:
-            async for piece in self.pieces(call):
-                yield encode_frame(piece)
-        except ValueError as error:  # vLLM's word on a request that it doesn't take
-            yield encode_frame(StreamPiece(error=str(error)))
+            await asyncio.wait((beginning, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not beginning.done():
+                return Response(status_code=499)
+            # What vLLM doesn't take it refuses here, before there is a status.
+            return StreamingResponse(_frames(beginning.result(), pieces), media_type="application/octet-stream")
+        except ValueError as error:
+            return refusal(error)
+        finally:
+            leaving.cancel()
+            beginning.cancel()
 
-    async def pieces(self, call: SampleCall) -> AsyncIterator[StreamPiece]:
-        """Sample as asked. Closing it aborts the request. Raises `ValueError` for what this engine can't do."""
+    async def pieces(self, call: SampleCall) -> AsyncGenerator[StreamPiece]:
+        """Sample as asked, at least one piece. Closing it aborts the request.
+
+        Raises `ValueError` for what this engine can't do, or vLLM's own error, which its server answers with.
+        """
         wanted = ColumnRequest(rows_per_block=1 if call.sampling.get("stop") else ROWS_PER_PIECE)
         parameters = request_parameters(call, wanted)
         parameters.output_kind = RequestOutputKind.CUMULATIVE
@@ -69,6 +80,13 @@ class StreamRoute:
                     num_cached_tokens=result.num_cached_tokens or 0,
                 )
                 sent = stop
+
+
+async def _frames(first: StreamPiece, others: AsyncGenerator[StreamPiece]) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(others):
+        yield encode_frame(first)
+        async for piece in others:
+            yield encode_frame(piece)
 
 
 class _Rows:
