@@ -16,6 +16,7 @@ import ray
 
 from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.evaluation.wiring import AnyEvaluator, build_evaluator
+from pipeline.forwarders import Forwarders
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, encode
 from pipeline.node_devices import ProcessPlace, spawn_at
 from pipeline.parity_probe import ProbeSequence, probe_engines
@@ -33,7 +34,7 @@ from pipeline.wiring import (
     build_trainer_worker,
     create_or_open_pool,
     engine_columns,
-    open_pool,
+    open_bounded_pool,
 )
 from recovery.commit import QueueState
 from storage.positions import PositionRanges
@@ -291,9 +292,13 @@ def _engine_parts(address: str, num_parts: int) -> list[EnginePart | None]:
 class ProducerActor:
     """One rollout producer's process."""
 
-    def __init__(self, settings: bytes, coordinator: Any, engine_addresses: list[str], number: int) -> None:
+    def __init__(
+        self, settings: bytes, coordinator: Any, engine_addresses: list[str], number: int, forwarders: list[Any]
+    ) -> None:
+        """`forwarders` are actors that send its requests for samples; without them it sends them itself."""
         self._settings = _decode_settings(settings)
         log_to_file(RunFolder.of(self._settings).log(f"producer_{number}"))
+        self._forwarders = Forwarders(forwarders) if forwarders else None
         self._coordinator, self._addresses, self._number = coordinator, engine_addresses, number
         self._producer: Producer | RolloutRunner | None = None
         self._evaluator: AnyEvaluator | None = None
@@ -305,7 +310,7 @@ class ProducerActor:
         """Open the pool, the tokenizer and the engine clients."""
         queue = RayQueueClient(self._coordinator)
         self._producer, self._closers = await build_producer(
-            self._settings, self._coordinator, queue, self._addresses, self._number
+            self._settings, self._coordinator, queue, self._addresses, self._number, self._forwarders
         )
         built = await asyncio.to_thread(
             build_evaluator, self._settings, self._producer.gate, len(self._addresses), HookArgs(self._settings)
@@ -391,7 +396,7 @@ class TrainerActor:
         """Join the other ranks and build model and optimizer; the data-parallel size."""
 
         def build() -> int:
-            pool = open_pool(self._settings, coordinator)
+            pool = open_bounded_pool(self._settings, coordinator)
             self._built = build_trainer_worker(self._settings, self._folder, pool, self._rank, world_size, init_method)
             return self._built.data_parallel_size
 

@@ -31,6 +31,9 @@ _Result = TypeVar("_Result")
 OBJECT_STORE_BYTES = 128 * 2**20
 """Where only control messages travel through Ray; where samples do, Ray takes its own share of the memory."""
 
+MAX_CALLS = 100_000
+"""Calls at once of an actor that only waits for others."""
+
 RELEASE_S = 10.0
 """How long Ray may take to free what a run has left that ended just before."""
 
@@ -125,6 +128,19 @@ class Cluster:
         strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"max_restarts": restarts, "max_task_retries": restarts, "scheduling_strategy": strategy}
         return ray.remote(num_cpus=0)(actor).options(runtime_env=runtime_env(None), **options).remote(*args)
+
+    def spawn_everywhere(self, actor: type) -> list[Any]:
+        """Start an actor on each live node, which needs no device and which Ray restarts for ever."""
+        remote = ray.remote(num_cpus=0)(actor)
+        return [
+            remote.options(
+                max_restarts=-1,
+                max_concurrency=MAX_CALLS,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+                runtime_env=runtime_env(None),
+            ).remote()
+            for node in live_nodes()
+        ]
 
     def _placed(self, nodes: Sequence[Node]) -> Placement:
         placement = place(nodes, self._demand)

@@ -53,6 +53,11 @@ class StepPlan(msgspec.Struct, frozen=True):
     ranks: list[list[list[int]]]
 
 
+def batch_id_of(branch: str, rollout_id: int) -> str:
+    """Name of a rollout batch's plan in the queue."""
+    return f"batch:{branch}:{rollout_id}"
+
+
 class BatchPlan(msgspec.Struct, frozen=True):
     """What one rollout batch trains, in full, before anything is trained."""
 
@@ -66,7 +71,7 @@ class BatchPlan(msgspec.Struct, frozen=True):
 
     @property
     def batch_id(self) -> str:
-        return f"batch:{self.branch}:{self.rollout_id}"
+        return batch_id_of(self.branch, self.rollout_id)
 
     @property
     def positions(self) -> list[int]:

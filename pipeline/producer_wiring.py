@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.debug.stored_generator import StoredGenerator
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
 from pipeline.generate_settings import generate_settings, rollout_sampling
@@ -21,11 +22,12 @@ from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
 from pipeline.serving_engines import ServingEngines
 from pipeline.transports.ray_parts import answer_of
-from pipeline.wiring import build_data_source, open_pool
+from pipeline.wiring import build_data_source, open_bounded_pool
 from recovery.branch import read_branches
 from storage.dead_letters import DeadLetterBox
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.engine_http import Poster
 from vime.backends.vllm_utils.routed import RoutedClient
 from vime.rollout.dynamic_filter import DynamicFilter
 from vime.rollout.generate import SampleGenerator
@@ -50,14 +52,20 @@ def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
 
 
 async def build_producer(
-    settings: Settings, coordinator: Any, queue: QueueClient, engine_addresses: Sequence[str], number: int
+    settings: Settings,
+    coordinator: Any,
+    queue: QueueClient,
+    engine_addresses: Sequence[str],
+    number: int,
+    poster: Poster | None = None,
 ) -> tuple[Producer | RolloutRunner, list[Closer]]:
     """What makes the run's groups, and what must be awaited to close what it uses.
 
-    `coordinator` is the handle of its actor, `queue` the same as producers call it.
+    `coordinator` is the handle of its actor, `queue` the same as producers call it. `poster` sends requests for samples
+    in place of this process.
     """
-    engines = [EngineClient(address) for address in engine_addresses]
-    router = _router(settings)
+    engines = [EngineClient(address, poster=poster) for address in engine_addresses]
+    router = _router(settings, poster)
     serving = ServingEngines(
         engines,
         router=router,
@@ -71,7 +79,9 @@ async def build_producer(
         GroupSettings(
             reward_timeout_s=rollout.reward_timeout,
             reward_key=rollout.reward_key,
-            needs=enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))),
+            needs=enqueue_needs(
+                settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
+            ),
             sc_dtype=settings.queue.rollout_queue_sc_dtype,
             continues_aborted=rollout.partial_rollout,
             masks_continued=rollout.mask_offpolicy_in_partial_rollout,
@@ -88,7 +98,7 @@ async def build_producer(
     closers += [*(engine.close for engine in engines), *([] if router is None else [router.close])]
     closers += [*([] if rewards is None else [rewards.close]), close_functions]
     in_flight, worker_id = max_groups_in_flight(settings, len(engines)), f"producer-{number}-{os.getpid()}"
-    pool = open_pool(settings, coordinator)
+    pool = open_bounded_pool(settings, coordinator)
     box = DeadLetterBox(RunFolder.of(settings).dead_letters, worker_id)
     keeps_all = not (settings.queue.is_in_memory or settings.queue.rollout_queue_online_gc)
     failed = FailedGroups(box, pool if keeps_all else None, rollout.rollout_max_attempts)
@@ -149,12 +159,12 @@ def _build_runner(
     )
 
 
-def _router(settings: Settings) -> RoutedClient | None:
+def _router(settings: Settings, poster: Poster | None) -> RoutedClient | None:
     """The router of the model that is trained, in a run that has started one or was given one."""
     if not settings.model_routers:
         return None
     trained = settings.model_routers[0]
-    return RoutedClient(f"http://{trained.host}:{trained.port}")
+    return RoutedClient(f"http://{trained.host}:{trained.port}", poster=poster)
 
 
 def build_rewards(settings: Settings) -> Rewards | None:
@@ -173,7 +183,7 @@ async def build_sample_maker(
     rollout = settings.rollout
     reward: RewardFunction | None = no_reward if rewards is None else rewards.of_sample
     teacher = await _engine_teacher(settings)
-    args = HookArgs(settings)
+    args, stored = HookArgs(settings), _stored_generator(settings)
     maker = SampleMaker(
         MakerSettings(
             sampling=rollout_sampling(settings),
@@ -183,15 +193,24 @@ async def build_sample_maker(
             generate_function_path=rollout.custom_generate_function_path,
         ),
         gate,
-        build_generator(settings),
+        build_generator(settings) if stored is None else stored,
         None if rollout.group_rm and rewards is not None else reward,
         args,
         teacher,
-        OwnGenerate(functions, args),
+        OwnGenerate(functions, args) if stored is None else None,
         SampleHooks(functions, args, rollout.rollout_sample_hook_path),
     )
 
     return maker, [] if teacher is None else [teacher.close]
+
+
+def _stored_generator(settings: Settings) -> StoredGenerator | None:
+    """What takes the place of generation where samples are stored already."""
+    template, data = settings.debug.load_forge_rollout_data, settings.data
+    if template is None:
+        return None
+    batch_size = data.rollout_batch_size or 1
+    return StoredGenerator(template, batch_size=batch_size, group_size=data.n_samples_per_prompt)
 
 
 def build_generator(settings: Settings) -> Generator:
@@ -213,10 +232,12 @@ async def _engine_teacher(settings: Settings) -> EngineTeacher | None:
     objective, url = settings.objective, settings.rollout.rm_url
     if not objective.use_opd or objective.opd_type != "vllm":
         return None
+    by_position = objective.opd_teacher_scoring == "per-position"
+    temperature = settings.rollout.rollout_temperature if by_position else None
     if objective.opd_teacher_model is not None:
-        return EngineTeacher.at(get_model_url(HookArgs(settings), objective.opd_teacher_model))
+        return EngineTeacher.at(get_model_url(HookArgs(settings), objective.opd_teacher_model), temperature)
     if url is None:
         return None
-    teacher = EngineTeacher.at(url)
+    teacher = EngineTeacher.at(url, temperature)
     await teacher.check()
     return teacher

@@ -7,15 +7,15 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from pipeline.batch_hooks import BatchHooks
 from pipeline.batch_report import BatchReport
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
@@ -37,22 +37,18 @@ from pipeline.packing import PackingSettings
 from pipeline.packing_settings import packing_settings
 from pipeline.parity_verdict import engine_parity, refuse_difference
 from pipeline.plan_settings import plan_settings
-from pipeline.planner import BatchPlan, ProcessedRewards, plan_batch, select_groups
+from pipeline.planner import BatchPlan, batch_id_of, plan_batch
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.publisher import Publication, WeightPublisher
-from pipeline.reward_post_process import FLAG, process_rewards
-from pipeline.rollout_kind import is_stream
 from pipeline.run_folder import RunFolder
-from pipeline.sample_filter import FLAG as SAMPLE_FILTER
-from pipeline.sample_filter import filter_samples
 from pipeline.session_lock import session_lock
 from pipeline.session_plan import plan_session
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
 from pipeline.transports.promise import transport_words
 from pipeline.weight_wiring import weight_transport
-from pipeline.wiring import NUM_PRODUCERS, open_pool
+from pipeline.wiring import NUM_PRODUCERS, build_conversion, open_pool
 from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
@@ -70,16 +66,13 @@ from recovery.commit import (
 from recovery.fixed import hold_to_fixed
 from recovery.restore import RestoreMode, RestorePlan, parent_of
 from recovery.retention import releasable
-from storage.contracts import PayloadPool
 from storage.disk_reserve import GIB
 from storage.files import append_durably, make_folder, write_atomically
 from storage.positions import PositionRanges
-from storage.queue_types import AcceptedGroup
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import RestoreError, RewardError
+from vime.errors import RestoreError
 from vime.rollout.dynamic_filter import without_rejections
 from vime.settings.groups import Settings
-from vime.settings.import_paths import load_function
 from vime.settings.parse import HookArgs
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
@@ -270,6 +263,12 @@ class _Session:
             lambda: HookArgs(self._workers.settings),
             lambda: open_pool(settings, self._workers.coordinator),
         )
+        self._hooks = BatchHooks(
+            settings,
+            lambda: HookArgs(self._workers.settings),
+            lambda: open_pool(settings, self._workers.coordinator),
+            build_conversion(settings),
+        )
         self._evaluates_first = evaluates_first
         self._evaluations = Evaluations(
             self._workers,
@@ -420,6 +419,7 @@ class _Session:
             samples, reports = await self._workers.guarded(self._read_and_train(plan))
             reach(KillPoint.AFTER_TRAIN)
             await self._workers.training_completed(plan)
+            await self._hooks.trained()
             self._done_rollouts = rollout_id + 1
             self._clock.trained()
             publication: Publication | None = None
@@ -507,54 +507,21 @@ class _Session:
         if groups is None:
             return None
         self._clock.waited()
-        chosen = await self._filtered(select_groups(groups, batch))
+        batch_id = batch_id_of(self._start.branch, rollout_id)
+        chosen, processed = await self._hooks.batch(groups, rollout_id, batch_id)
         plan = plan_batch(
             chosen,
             plan_settings(self._settings, self._packing),
             branch=self._start.branch,
             rollout_id=rollout_id,
             policy_version=publisher.version,
-            processed=await self._processed_rewards(chosen),
+            processed=processed,
         )
         reach(KillPoint.BEFORE_PLAN)
         await self._workers.record_plan(plan, encode(plan))
         reach(KillPoint.AFTER_PLAN)
         await self._dumps.save(plan)
         return plan
-
-    async def _filtered(self, groups: Sequence[AcceptedGroup]) -> Sequence[AcceptedGroup]:
-        """The groups, after the user's function marked samples not to train. Raises `RewardError`."""
-        path = self._settings.rollout.rollout_sample_filter_path
-        if path is None or not is_stream(self._settings):
-            return groups
-        return await self._on_batch(SAMPLE_FILTER, path, groups, filter_samples)
-
-    async def _processed_rewards(self, groups: Sequence[AcceptedGroup]) -> ProcessedRewards | None:
-        """What the user's function makes of the rewards; None without one. Raises `RewardError`."""
-        path = self._settings.rollout.custom_reward_post_process_path
-        return None if path is None else await self._on_batch(FLAG, path, groups, process_rewards)
-
-    async def _on_batch(
-        self,
-        flag: str,
-        path: str,
-        groups: Sequence[AcceptedGroup],
-        call: Callable[[Sequence[AcceptedGroup], PayloadPool, Any, HookArgs], _Result],
-    ) -> _Result:
-        """What `call(groups, pool, function, args)` makes of a batch with a function of the user's own."""
-        timeout_s = self._settings.rollout.reward_timeout
-
-        def process() -> _Result:
-            function = load_function(flag, path)
-            with closing(open_pool(self._settings, self._workers.coordinator)) as pool:
-                return call(groups, pool, function, HookArgs(self._workers.settings))
-
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(process), timeout_s)
-        except TimeoutError as error:
-            raise RewardError(
-                f"{flag} took longer than {timeout_s:g} s.", next_step="Raise --reward-timeout if it needs longer."
-            ) from error
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
         stop_when_too_many_failed(self._settings, self._folder, self._at_start, counts)

@@ -74,6 +74,11 @@ class RunFolder:
     def log(self, process: str) -> Path:
         return self.logs / f"{process}.log"
 
+    @property
+    def profiles(self) -> Path:
+        """Traces of trainer ranks, where they are asked for."""
+        return self.root / "profiles"
+
     def make(self) -> None:
         """Create the folders."""
         for folder in (self.root / "rollout", self.root / "training_log", self.logs):

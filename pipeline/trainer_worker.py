@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.memory_record import MemoryRecord
 from pipeline.messages import TrainReport
 from pipeline.parity_probe import ProbeSequence, pack_probe
 from pipeline.planner import BatchPlan
 from pipeline.shard_needs import NO_NEEDS, ShardNeeds
 from pipeline.shards import RankShard, totals
+from pipeline.step_checks import StepChecks
 from pipeline.step_results import RolloutResult, StepResult
 from pipeline.trainer_weights import TrainerWeights
 from pipeline.training_log import log_step
 from storage.contracts import PayloadPool
-from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
@@ -24,6 +26,7 @@ from vime.utils.kill_points import KillPoint, reach
 
 if TYPE_CHECKING:
     from vime.backends.megatron_utils.critic import Critic
+    from vime.backends.megatron_utils.trainer import MegatronTrainer
 
 Steps = Sequence[Sequence[PackedMicrobatch]]
 
@@ -45,19 +48,25 @@ class TrainerWorker:
         dump: Callable[[int, Steps], None] | None = None,
         results: Callable[[RolloutResult], None] | None = None,
         rank: int = 0,
+        checks: StepChecks | None = None,
+        memory: MemoryRecord | None = None,
+        traced: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         """`weights` is this rank's part in publications; `needs` is what the objective needs of each sample.
 
         `postprocess(steps, rollout_id)` changes what is trained after all else is computed.
 
         The first `num_critic_only_steps` rollout batches train the critic alone. `dump` is given each rollout's number
-        and what the actor is about to train on, `results` what the rollout came to on `rank`.
+        and what the actor is about to train on, `results` what the rollout came to on `rank`. `checks` look at each
+        step's metrics, `memory` is told of each rollout that was trained, and all work on one is done in
+        `traced(rollout_id)`.
         """
         self._trainer, self._pool, self._training_log = trainer, pool, training_log
         self._needs = needs
         self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
         self._replica, self._postprocess = trainer.data_parallel_rank, postprocess
         self._dump, self._results, self._rank = dump, results, rank
+        self._checks, self._memory, self._traced = checks, memory, traced
         self.weights = weights
 
     @property
@@ -69,6 +78,13 @@ class TrainerWorker:
 
         The metrics are those of the last step of each.
         """
+        with self._traced(plan.rollout_id):
+            report = self._train(plan)
+        if self._memory is not None:
+            self._memory.batch_trained()
+        return report
+
+    def _train(self, plan: BatchPlan) -> TrainReport:
         started = time.monotonic()
         actor_steps: list[StepResult] = []
         critic_steps: list[StepResult] = []
@@ -110,7 +126,10 @@ class TrainerWorker:
         results = []
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
             reach(KillPoint.BEFORE_STEP)
-            metrics = self._trainer.train_step(microbatches, totals(step), StepPlace(plan.rollout_id, number))
+            place = StepPlace(plan.rollout_id, number)
+            metrics = self._trainer.train_step(microbatches, totals(step), place)
+            if self._checks is not None:
+                self._checks.check("actor", place, metrics)
             results.append(StepResult(metrics, self._trainer.sample_losses))
             log_step(self._training_log, plan, number, self._replica)
             reach(KillPoint.AFTER_STEP)
@@ -121,7 +140,10 @@ class TrainerWorker:
         """With `log` the samples count as trained."""
         results = []
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
-            results.append(StepResult(critic.train_step(microbatches, totals(step))))
+            metrics = critic.train_step(microbatches, totals(step))
+            if self._checks is not None:
+                self._checks.check("critic", StepPlace(plan.rollout_id, number), metrics)
+            results.append(StepResult(metrics))
             if log:
                 log_step(self._training_log, plan, number, self._replica)
         critic.finish_batch()
@@ -171,6 +193,8 @@ class TrainerWorker:
             self._critic.start()
 
     def close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
         self.weights.close()
         self._trainer.close()
         self._pool.close()

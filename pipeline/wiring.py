@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING, Any
 from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.frozen_sources import reference_source, teacher_source
+from pipeline.memory_record import memory_record
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
+from pipeline.sample_conversion import Conversion
 from pipeline.session_plan import start_source
 from pipeline.shard_needs import shard_needs
+from pipeline.step_checks import CheckSettings, StepChecks
+from pipeline.step_profile import ProfileSettings, StepProfile
 from pipeline.step_results import log_result, results_path
 from pipeline.storage_declaration import read_declaration
-from pipeline.trainer_worker import Steps, TrainerWorker
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
 from pipeline.user_functions import user_function
-from pipeline.weight_wiring import trainer_weights
-from storage.checks import check_enqueue
-from storage.columns import encode_group
+from storage.bounded_pool import BoundedPool
+from storage.checks import EnqueueRequirements, check_enqueue
+from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
@@ -40,8 +43,10 @@ from vime.settings.roles import settings_of_role
 from vime.settings.rules.quantities import context_parallel_size, engine_workers, has_critic, num_rollout_gpus
 from vime.settings.schemas.megatron_config import Role
 from vime.settings.served_models import EngineSpec
+from vime.utils.types import Sample
 
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
+    from pipeline.trainer_worker import Steps, TrainerWorker
     from vime.algorithms.objective_config import ObjectiveConfig
     from vime.backends.megatron_utils.config import TrainerConfig
     from vime.backends.megatron_utils.critic import CriticConfig
@@ -68,12 +73,17 @@ def create_or_open_pool(settings: Settings) -> Pool:
 
 
 def open_pool(settings: Settings, coordinator: Any) -> PayloadPool:
-    """The run's pool as producers and trainer ranks see it; `coordinator` is the handle of its actor."""
+    """The run's pool, made by the coordinator before; `coordinator` is the handle of its actor."""
     queue = settings.queue
     if queue.is_in_memory:
         carrier = carrier_of(queue.rollout_data_transport)
         return MemoryPool(queue.rollout_queue_run_id, RayParts(coordinator, carrier))
     return open_pool_on_disk(settings)
+
+
+def open_bounded_pool(settings: Settings, coordinator: Any) -> PayloadPool:
+    """The run's pool as producers and trainer ranks use it: so many threads at once as the settings say."""
+    return BoundedPool(open_pool(settings, coordinator), settings.queue.rollout_io_concurrency)
 
 
 def open_pool_on_disk(settings: Settings) -> Pool:
@@ -140,10 +150,12 @@ def build_data_source(
 ) -> QueueDataSource:
     """The queue as a rollout function of the user's own gets it; `coordinator` is the handle of its actor."""
     queue, data = settings.queue, settings.data
-    needs = enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")))
+    needs = enqueue_needs(
+        settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
+    )
     return QueueDataSource(
         RayBlockingQueue(coordinator),
-        open_pool(settings, coordinator),
+        open_bounded_pool(settings, coordinator),
         DataSourceSettings(
             worker_id=worker_id,
             branch=branch,
@@ -154,13 +166,28 @@ def build_data_source(
             reward_key=settings.rollout.reward_key,
         ),
         check=partial(check_enqueue, needs=needs),
-        encode=partial(
-            encode_group,
-            reward_key=settings.rollout.reward_key,
-            sc_dtype=queue.rollout_queue_sc_dtype,
-            num_experts=None if needs.routes is None else needs.routes.num_experts,
-        ),
+        encode=group_encoder(settings, needs),
         policy_version=policy_version,
+    )
+
+
+def build_conversion(settings: Settings) -> Conversion | None:
+    """How what --custom-convert-samples-to-train-data-path makes is checked and stored; None without it."""
+    if settings.rollout.custom_convert_samples_to_train_data_path is None:
+        return None
+    needs = enqueue_needs(
+        settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
+    )
+    return Conversion(partial(check_enqueue, needs=needs), group_encoder(settings, needs))
+
+
+def group_encoder(settings: Settings, needs: EnqueueRequirements) -> Callable[[Sequence[Sample]], EncodedGroup]:
+    """What makes a group's columns."""
+    return partial(
+        encode_group,
+        reward_key=settings.rollout.reward_key,
+        sc_dtype=settings.queue.rollout_queue_sc_dtype,
+        num_experts=None if needs.routes is None else needs.routes.num_experts,
     )
 
 
@@ -175,6 +202,7 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
     processes = world_size + num_rollout_gpus(settings)
     return TrainerConfig(
         hf_checkpoint=Path(settings.checkpoint.hf_checkpoint or ""),
+        model_name=settings.checkpoint.model_name,
         megatron_argv=settings.megatron_args,
         megatron_overrides=overrides,
         extra_args_provider_path=trainer.extra_args_provider_path,
@@ -185,6 +213,7 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
         only_train_params=trainer.only_train_params_name_list,
         freeze_params=trainer.freeze_params_name_list,
         stateless_adam=trainer.use_stateless_adam,
+        saves_optimizer=not settings.checkpoint.no_save_optim,
         reset_optimizer_states=trainer.reset_optimizer_states,
         padded_vocab_size=trainer.padded_vocab_size,
         seed=trainer.seed,
@@ -201,6 +230,7 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
         reference_update_interval=settings.checkpoint.ref_update_interval,
         teacher=teacher_source(settings),
         log_probs_max_tokens=_log_probs_max_tokens(settings),
+        distributed_backend=trainer.distributed_backend,
         num_threads=trainer.trainer_num_threads or max(1, (os.cpu_count() or 1) // processes),
         timeout_s=60.0 * trainer.distributed_timeout_minutes,
     )
@@ -229,13 +259,17 @@ def critic_config(settings: Settings, world_size: int) -> CriticConfig:
 def build_trainer_worker(
     settings: Settings, folder: RunFolder, pool: PayloadPool, rank: int, world_size: int, init_method: str
 ) -> TrainerWorker:
-    from vime.backends.megatron_utils.critic import Critic
+    from pipeline.trainer_worker import TrainerWorker
+    from pipeline.weight_wiring import trainer_weights
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
+    memory = memory_record(settings, rank)
     config = trainer_config(settings, world_size)
     model = MegatronTrainer(config, rank, world_size, init_method)
     critic = None
     if has_critic(settings):
+        from vime.backends.megatron_utils.critic import Critic
+
         critic = Critic(critic_config(settings, world_size), rank, world_size, model.turns)
     return TrainerWorker(
         model,
@@ -249,6 +283,9 @@ def build_trainer_worker(
         results=partial(log_result, results_path(folder.root, rank)),
         rank=rank,
         postprocess=_data_postprocess(settings, config.objective),
+        checks=StepChecks(CheckSettings.of(settings, rank, starts_elsewhere=config.start is not None)),
+        memory=memory,
+        traced=StepProfile(ProfileSettings.of(model.megatron_args, folder.profiles, rank)).traced,
     )
 
 

@@ -18,6 +18,7 @@ from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
 from pipeline.engine_process import EngineProcess
 from pipeline.evaluation.records import EvaluationRecord
 from pipeline.external_engines import ExternalEngine, check_external
+from pipeline.forwarders import ForwarderActor
 from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
 from pipeline.parity_probe import ProbeSequence
@@ -172,10 +173,11 @@ class Workers:
 
     async def start_producers(self, engine_addresses: list[str]) -> None:
         """Start the producers; they generate nothing before admission is resumed."""
+        posts_elsewhere = self.settings.rollout.use_distributed_post
+        forwarders = self._cluster.spawn_everywhere(ForwarderActor) if posts_elsewhere else []
+        content = encode_settings(self.settings)
         self.producers = [
-            self._cluster.spawn(
-                ProducerActor, encode_settings(self.settings), self.coordinator, engine_addresses, number
-            )
+            self._cluster.spawn(ProducerActor, content, self.coordinator, engine_addresses, number, forwarders)
             for number in range(NUM_PRODUCERS)
         ]
         await self._on_producers(lambda producer: producer.start.remote())

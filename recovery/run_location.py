@@ -20,6 +20,7 @@ class _Data(msgspec.Struct, frozen=True):
 
 class _Checkpoint(msgspec.Struct, frozen=True):
     hf_checkpoint: str | None = None
+    model_name: str | None = None
 
 
 class _Queue(msgspec.Struct, frozen=True):

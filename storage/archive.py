@@ -180,7 +180,7 @@ def read_samples(pool: PayloadPool, ref: GroupRef, removed: Sequence[int] = ()) 
     return samples
 
 
-def publish_copies(pool: Pool, groups: Sequence[EncodedGroup], *, submission_id: str) -> list[GroupRef]:
+def publish_copies(pool: PayloadPool, groups: Sequence[EncodedGroup], *, submission_id: str) -> list[GroupRef]:
     """Make groups durable in `pool` under no queue's lease; references in the same order. Raises `StorageError`."""
     owners = [
         msgspec.msgpack.encode(Lease(pool.run_id, "debug", f"{submission_id}:{number}", f"{number}", 1, "", "", ""))

@@ -92,7 +92,7 @@ class StoredRollouts:
             return [(group.ref, group.removed) for group in archive.index.groups]
 
     def _published(self, path: Path, rollout_id: int) -> list[tuple[GroupRef, list[int]]]:
-        groups = grouped(thinned(_read(path), self._subsample, path), self._group_size)
+        groups = grouped(thinned(read_stored(path), self._subsample, path), self._group_size)
         try:
             for group in groups:
                 self._check(group)
@@ -125,7 +125,8 @@ def grouped(samples: Sequence[Sample], group_size: int) -> list[list[Sample]]:
     return list(groups.values())
 
 
-def _read(path: Path) -> list[Sample]:
+def read_stored(path: Path) -> list[Sample]:
+    """The samples of a `.pt` file or of an archive. Raises `DataError` or `StorageError`, naming the file."""
     if not path.name.endswith(SUFFIX):
         return read_pt(path)
     with RolloutArchive.open(path) as archive:

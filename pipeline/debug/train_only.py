@@ -52,7 +52,9 @@ def train_stored(settings: Settings, view: ProgressView) -> Ending:
     start = _commit_of_load(settings)
     first = 0 if start is None else start[1] + 1
     folder.make()
-    needs = enqueue_needs(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")))
+    needs = enqueue_needs(
+        settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
+    )
     with (
         StoredRollouts(
             template,

@@ -156,7 +156,9 @@ def _disk_need(settings: Settings) -> tuple[DiskNeed | None, list[Check]]:
     if settings.checkpoint.hf_checkpoint is None:
         return None, []
     try:
-        need = disk_need(settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint)))
+        need = disk_need(
+            settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint), settings.checkpoint.model_name)
+        )
     except VimeError as error:
         return None, [failed("model", error.message, error.next_step or "Name another --hf-checkpoint.")]
     return need, [passed("model", f"{need.parameters / 1e6:.4g} M parameters")]

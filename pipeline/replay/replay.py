@@ -18,6 +18,7 @@ from storage.files import make_folder
 from storage.pool import Pool
 from vime.errors import NoRunError, SettingsError
 from vime.settings.groups import Settings
+from vime.settings.groups.debug import DebugSettings
 from vime.settings.roles import settings_of_role
 from vime.settings.rules.quantities import has_critic, model_parallel_size
 
@@ -97,7 +98,7 @@ def _of_replay(source: ReplaySource, scratch: Path, options: ReplayOptions) -> S
     weights = dataclasses.replace(
         settings.weights, update_weight_transport="nccl", update_weight_mode="full", update_weight_disk_dir=None
     )
-    debug = dataclasses.replace(settings.debug, save_debug_train_data=None, dump_details=None)
+    debug = DebugSettings()
     settings = dataclasses.replace(settings, checkpoint=checkpoint, queue=queue, weights=weights, debug=debug)
     if options.settings is not None:
         settings = changed_settings(settings, options.settings)

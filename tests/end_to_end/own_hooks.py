@@ -75,3 +75,23 @@ def note_all(args: Any, groups: list[list[Sample]], data_source: Any) -> None:
 
 def keep_even(args: Any, samples: list[Sample], **_: Any) -> bool:  # noqa: ARG001
     return (samples[0].group_index or 0) % 2 == 0
+
+
+def newest(args: Any, rollout_id: int, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
+    """The groups that were accepted last; notes how many there were."""
+    with Path(args.save, "buffers.jsonl").open("a") as notes:
+        notes.write(json.dumps([rollout_id, len(buffer)]) + "\n")
+    return [buffer.pop() for _ in range(num_samples)]
+
+
+def cut_short(args: Any, samples: list[Sample]) -> dict[str, Any]:  # noqa: ARG001
+    """Training data of the first two response tokens of each sample, with rewards of the function's own."""
+    starts = [len(sample.tokens) - sample.response_length for sample in samples]
+    return {
+        "tokens": [sample.tokens[: start + 2] for sample, start in zip(samples, starts, strict=True)],
+        "response_lengths": [2] * len(samples),
+        "loss_masks": [[1, 1]] * len(samples),
+        "rollout_log_probs": [(sample.rollout_log_probs or [])[:2] for sample in samples],
+        "rewards": [(-1.0) ** place for place in range(len(samples))],
+        "raw_reward": [7.0] * len(samples),
+    }

@@ -107,6 +107,12 @@ class StandinEngine:
         """What it was told about its memory, and the versions that it loaded."""
         self.has_columns = True
         """Whether vime's plug-in is there, which serves the sample route."""
+        self.has_raw_log_probs = False
+        """Whether temperatures change no log-probability, as with vLLM's --logprobs-mode raw_logprobs."""
+        self.media_token: int | None = None
+        """What stands for a medium in a prompt; the model gets it three times."""
+        self.media: list[str] = []
+        """URLs of the media that it was sent."""
         self.has_sleep = True
         """Whether it says that it can sleep."""
         self.keeps_version = False
@@ -260,6 +266,13 @@ class StandinEngine:
         prompt, salt = body["token_ids"], body.get("cache_salt")
         if body["sampling_params"].get("prompt_logprobs") is not None:
             return await self._score(prompt)
+        if wanted := body["sampling_params"].get("logprob_token_ids"):
+            return await self._score_one(prompt, wanted[0], body["sampling_params"]["temperature"])
+        if parts := body.get("content_parts"):
+            if len(parts) != prompt.count(self.media_token):
+                raise web.HTTPBadRequest(text=f"{len(parts)} media for {prompt.count(self.media_token)} placeholders.")
+            self.media += [part["url"] for part in parts]
+            prompt = [token for given in prompt for token in [given] * (3 if given == self.media_token else 1)]
         sampled = await self._serve_request(http_request, body["request_id"], prompt, body["sampling_params"], salt)
         content = [
             {"token_id": token, "logprob": value}
@@ -278,7 +291,8 @@ class StandinEngine:
             ],
         }
         usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": sampled.num_cached}}
-        return await _answer(choices=[choice], usage=usage)
+        told = {"prompt_token_ids": prompt} if body.get("return_token_ids") else {}
+        return await _answer(choices=[choice], usage=usage, **told)
 
     async def _score(self, prompt: list[int]) -> web.Response:
         """Of each prompt token but the first: that of the next token where it is that, another elsewhere."""
@@ -288,6 +302,15 @@ class StandinEngine:
             scored = log_prob if token == prompt[position] else log_prob - UNLIKELIER
             rows.append({str(prompt[position]): {"logprob": scored}})
         return await _answer(choices=[], prompt_logprobs=rows)
+
+    async def _score_one(self, prompt: list[int], wanted: int, temperature: float) -> web.Response:
+        """As `_score`, divided by the temperature unless log-probabilities are raw."""
+        token, log_prob = self._next_token(prompt, self.weights_digest)
+        scored = log_prob if token == wanted else log_prob - UNLIKELIER
+        scored /= 1.0 if self.has_raw_log_probs else temperature
+        top = [{"token_id": token, "logprob": log_prob}, {"token_id": wanted, "logprob": scored}]
+        content = [{"token_id": token, "logprob": log_prob, "top_logprobs": top}]
+        return await _answer(choices=[{"token_ids": [token], "logprobs": {"content": content}}])
 
     async def _tell_abilities(self, _request: web.Request) -> web.Response:
         self._require_columns()

@@ -37,7 +37,14 @@ def convert(words: list[str]) -> int:
     from vime.backends.megatron_utils.convert import Conversion
     from vime.backends.megatron_utils.convert import convert as run
 
-    conversion = Conversion(source, options.target.absolute(), options.to, hf_checkpoint, not options.skip_logits)
+    conversion = Conversion(
+        source,
+        options.target.absolute(),
+        options.to,
+        hf_checkpoint,
+        not options.skip_logits,
+        _model_name(source, options.model_name),
+    )
     converted = run(conversion, _Line())
     if options.json:
         print_json(converted)
@@ -69,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
         "--hf-checkpoint", type=Path, default=None,
         help="folder with the model's config.json and tokenizer; where left out, SOURCE's own or that of its run",
     )  # fmt: skip
+    parser.add_argument(
+        "--model-name", default=None,
+        help="family of the model in place of config.json's model_type; where left out, that of SOURCE's run",
+    )  # fmt: skip
     parser.add_argument("--ckpt-step", type=count, default=None, help="iteration of SOURCE; the newest when left out")
     parser.add_argument("--skip-logits", action="store_true", help="compare the numbers, but not logits on a probe")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -90,6 +101,15 @@ def _hf_checkpoint(source: WeightSource, given: Path | None) -> Path:
             next_step="Name a folder that does with --hf-checkpoint.",
         )
     return Path(named)
+
+
+def _model_name(source: WeightSource, given: str | None) -> str | None:
+    if given is not None or source.is_hugging_face:
+        return given
+    try:
+        return locate_run(source.directory, needs_queue=False).settings.checkpoint.model_name
+    except NoRunError:
+        return None
 
 
 def _check_commit(source: WeightSource) -> None:

@@ -64,7 +64,7 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     return preview(
         resolved,
         machines_for(settings),
-        read_hf_config(Path(settings.checkpoint.hf_checkpoint or "")),
+        read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name),
         start=start,
         rehearsal=_rehearse(settings, source, problems),
         warnings=warnings,

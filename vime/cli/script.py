@@ -74,7 +74,7 @@ def megatron_args(settings: Settings) -> Mapping[str, Any]:
     from vime.backends.megatron_utils.hf_config import read_hf_config
 
     ranks = settings.cluster.num_trainer_ranks
-    hf_config = read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""))
+    hf_config = read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
     return vars(parse_megatron_args(settings.megatron_args, hf_config, trainer_config(settings, ranks), 0, ranks))
 
 

@@ -235,3 +235,33 @@ def family_of(config: Config) -> str | None:
     """The `model_type` of a `config.json`; None for one that isn't in `FAMILIES`."""
     found = config.get("model_type")
     return found if isinstance(found, str) and found in FAMILIES else None
+
+
+def family_named(name: str) -> str | None:
+    """The family that a name stands for: its `model_type`, or a class of transformers; None for any other.
+
+    `Qwen3MoeConfig`, `Qwen3MoeForCausalLM` and `qwen3moe` are `qwen3_moe`.
+    """
+    plain = _plain(name)
+    for ending in ("config", "forcausallm"):
+        plain = plain.removesuffix(ending)
+    return next((family for family in FAMILIES if _plain(family) == plain), None)
+
+
+def named_config(config: Config, name: str | None) -> dict[str, Any]:
+    """A `config.json` as one of the family that `name` stands for; as it is without a name.
+
+    Raises `ModelError` for a name of no family.
+    """
+    if name is None:
+        return dict(config)
+    family = family_named(name)
+    if family is None:
+        raise ModelError(
+            f"--model-name is {name!r}, allowed: {', '.join(FAMILIES)}.", next_step="Name a family that vime knows."
+        )
+    return {**config, "model_type": family}
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))

@@ -11,6 +11,7 @@ from typing import Any
 from vime.backends.vllm_utils.answer_info import answer_info, piece_info
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, GenerateRequest, SampleColumns, Sampler
 from vime.errors import GenerationAborted, SampleError
+from vime.rollout.media import media_parts, with_media
 from vime.rollout.prompt_text import PromptText, Tokenizer
 from vime.rollout.sampling import SamplingSettings
 from vime.utils.routed_experts import num_routed
@@ -57,8 +58,8 @@ class SampleGenerator:
             GenerationAborted: the engine aborted the request, for a flush or a shutdown; the sample has what was
                 generated until then.
             EngineError: the engine failed or could not be reached; a streamed sample has what came until then.
-            SampleError: the prompt can't be rendered, has media or fills the context, what is continued lacks what the
-                rest will have, or columns are needed of a stream.
+            SampleError: the prompt or its media can't be rendered, or fill the context, what is continued lacks what
+                the rest will have, or a stream needs columns or has media.
         """
         request = self._request(sample, sampling, cache_salt, evaluation=evaluation)
         if request is None:
@@ -66,6 +67,8 @@ class SampleGenerator:
             return
         if hand_over is None:
             result = await engine.generate(request)
+            if result.prompt_token_ids is not None:
+                sample.tokens = list(result.prompt_token_ids)
             sample.append_response_tokens(
                 None, result.token_ids, result.log_probs, meta_info=answer_info(request, result)
             )
@@ -93,6 +96,12 @@ class SampleGenerator:
                 next_step="Call generate in place of generate_in_pieces.",
                 reason="streamed_columns",
             )
+        if request.media:
+            raise SampleError(
+                f"sample {sample.index} of group {sample.group_index} has media, allowed in a stream: text.",
+                next_step="Call generate in place of generate_in_pieces.",
+                reason="streamed_media",
+            )
         is_first = True
         async with contextlib.aclosing(engine.stream(request)) as pieces:
             async for piece in pieces:
@@ -106,12 +115,10 @@ class SampleGenerator:
         self, sample: Sample, sampling: SamplingSettings, cache_salt: str | None, *, evaluation: bool
     ) -> GenerateRequest | None:
         """What to ask for, after rendering the prompt of a sample that has no tokens; None without room for more."""
-        if sample.multimodal_inputs:
-            raise SampleError(
-                f"sample {sample.index} of group {sample.group_index} has media "
-                f"({', '.join(sample.multimodal_inputs)}), which vime's own generation doesn't send.",
-                next_step="Give --custom-generate-function-path, or leave out --multimodal-keys.",
-            )
+        media = media_parts(sample.multimodal_inputs or {})
+        asked = self._tokens_with_media(sample) if media else None
+        if asked is not None and not sample.tokens:
+            sample.tokens = list(asked)
         if not sample.tokens:
             sample.tokens = self._prompts.token_ids(sample.prompt, sample.metadata, sample.apply_chat_template_kwargs)
         remaining = sampling.room(sample)
@@ -119,12 +126,24 @@ class SampleGenerator:
             return None
         return GenerateRequest(
             request_id=uuid.uuid4().hex,
-            token_ids=list(sample.tokens),
+            token_ids=list(sample.tokens) if asked is None else asked,
             sampling=sampling.of_request(sample, remaining),
             cache_salt=cache_salt,
             columns=NO_COLUMNS if evaluation else self._settings.columns,
             routes_from=num_routed(sample.rollout_routed_experts),
+            media=media,
         )
+
+    def _tokens_with_media(self, sample: Sample) -> list[int]:
+        """Prompt with one placeholder for each medium, which the engine makes as many as it takes, and the response."""
+        if not self._settings.apply_chat_template:
+            raise SampleError(
+                f"sample {sample.index} of group {sample.group_index} has media, allowed: text.",
+                next_step="Give --apply-chat-template: its placeholders are the model's own.",
+            )
+        chat = with_media(sample.prompt, sample.multimodal_inputs or {})
+        prompt = self._prompts.token_ids(chat, sample.metadata, sample.apply_chat_template_kwargs)
+        return [*prompt, *sample.tokens[sample.prompt_length :]]
 
     def _text(self, sample: Sample, *, skip_special_tokens: bool) -> str:
         """The response's text, without the special token that ended it.

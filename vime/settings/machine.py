@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,8 @@ class Machine:
     nodes: tuple[Node, ...] | None = None
     vllm_version: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def has_gpus(device_folder: Path = Path("/dev")) -> bool:
+    """Whether this machine has GPUs of NVIDIA; CUDA is not loaded."""
+    return any(path.name.removeprefix("nvidia").isdigit() for path in device_folder.glob("nvidia*"))

@@ -8,9 +8,10 @@ from __future__ import annotations
 from vime.models.families import family_of
 from vime.models.weight_names import SUPPORTED_MODEL_TYPES
 from vime.settings.groups import Settings
+from vime.settings.machine import has_gpus
 from vime.settings.refusal import Refusal, unless_default
 from vime.settings.rules.json_files import model_config
-from vime.settings.rules.quantities import own_engines, size
+from vime.settings.rules.quantities import option, own_engines, size
 
 
 def refused(settings: Settings) -> list[str]:
@@ -25,7 +26,7 @@ def refused(settings: Settings) -> list[str]:
 def _unsupported_model(settings: Settings) -> str | None:
     """Path of the checkpoint and type of its model, when it is one that can be described but not trained yet."""
     family = family_of(model_config(settings))
-    if family is None or family in SUPPORTED_MODEL_TYPES:
+    if family is None or family in SUPPORTED_MODEL_TYPES or settings.debug.debug_rollout_only:
         return None
     return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
@@ -46,6 +47,20 @@ def _unserved_groups(settings: Settings) -> str | None:
     if settings.cluster.colocate or settings.cluster.engines_leave_memory:
         return f"{path} (with --colocate or --offload-rollout)"
     return None if any(spec.is_trained for spec in engines) else f"{path} (with no model that is updated)"
+
+
+def _trained_media(settings: Settings) -> object:
+    sends_text = settings.rollout.custom_generate_function_path is not None
+    return None if sends_text or settings.debug.debug_rollout_only else settings.data.multimodal_keys
+
+
+def _gloo_between_gpus(settings: Settings) -> str | None:
+    return "gloo" if settings.trainer.distributed_backend == "gloo" and has_gpus() else None
+
+
+def _profile_for_nsight(settings: Settings) -> str | None:
+    words = settings.megatron_args
+    return "" if option(words, "--profile") is not None and option(words, "--use-pytorch-profiler") is None else None
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -91,33 +106,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "two GPUs and the package nixl",
         refused_value=lambda settings: settings.engine.prefill_num_servers or None,
     ),
-    # Prompts and batches
-    *unless_default(
-        "--buffer-filter-path", "The queue hands out groups, oldest policy version first.", "a buffer of one's own"
-    ),
+    # Prompts
     Refusal(
         "--multimodal-keys",
-        "left out, or with --custom-generate-function-path",
-        "vime's own generation sends text.",
-        "media in requests and training",
-        refused_value=lambda settings: (
-            None if settings.rollout.custom_generate_function_path else settings.data.multimodal_keys
-        ),
-    ),
-    # Generation and rewards
-    *unless_default(
-        "--custom-convert-samples-to-train-data-path",
-        "The hook is not called.",
-        "rollout hooks",
-    ),
-    *unless_default("--use-distributed-post", "Producers send their own requests directly.", "a request forwarder"),
-    # Objective
-    Refusal(
-        "--opd-teacher-scoring",
-        "prompt-logprobs",
-        "A teacher in an engine scores a response in one request.",
-        "one request for each position",
-        accepts=("prompt-logprobs",),
+        "left out, or with --custom-generate-function-path or --debug-rollout-only",
+        "Engines are sent media, but the models that vime trains read text.",
+        "a vision-language model in Megatron, and a GPU to train it on",
+        refused_value=_trained_media,
     ),
     # Trainer and checkpoints
     *unless_default(
@@ -125,36 +120,23 @@ REFUSALS: tuple[Refusal, ...] = (
         "The model is trained without heads for several tokens.",
         "conversion and training of heads for multi-token prediction",
     ),
-    Refusal("--distributed-backend", "nccl", "The backend follows the device.", "gloo on GPUs"),
-    *unless_default("--model-name", "The checkpoint's config names the model.", "weight conversions by name"),
     Refusal(
-        "--no-save-optim",
-        "left out, or with --use-stateless-adam",
-        "A commit is whole.",
-        "commits without the optimizer",
-        refused_value=lambda settings: (
-            "" if settings.checkpoint.no_save_optim and not settings.trainer.use_stateless_adam else None
-        ),
+        "--distributed-backend",
+        "nccl, or gloo on machines without GPUs",
+        "Ranks on GPUs exchange tensors that gloo can't reduce where they are.",
+        "two NVIDIA GPUs, to try gloo between them",
+        refused_value=_gloo_between_gpus,
     ),
     *unless_default("--async-save", "A commit is written at once.", "commits that are written in the background"),
     # Queue and weights
-    *unless_default(
-        "--rollout-io-concurrency",
-        "A process reads and writes with as many threads as it needs.",
-        "a bound on reads and writes in the pool",
-    ),
     *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
     # Evaluation, debugging, logging
-    *unless_default(
-        "--load-forge-rollout-data",
-        "Stored samples are trained without engines, see --load-debug-rollout-data.",
-        "stored samples beside running engines",
-    ),
-    *unless_default(
-        "--ci-test --ci-disable-kl-checker --ci-train-rollout-logprob-abs-diff-threshold --ci-save-grad-norm "
-        "--ci-load-grad-norm --memory-recorder --memory-snapshot-dir --memory-snapshot-num-steps",
-        "Nothing reads it.",
-        "checks of continuous integration and memory recording",
+    Refusal(
+        "--profile",
+        "with --use-pytorch-profiler",
+        "Its ranges are of CUDA, for Nsight Systems, and no vime run was ever profiled with it.",
+        "an NVIDIA GPU with Nsight Systems",
+        refused_value=_profile_for_nsight,
     ),
     *unless_default(
         "--use-wandb --wandb-mode --wandb-dir --wandb-key --wandb-host --wandb-team --wandb-group --wandb-project "

@@ -20,7 +20,9 @@ def run(tmp_path: Path) -> Path:
     (folder / "iter_0000003" / ".metadata").touch()
     (folder / "rollout").mkdir()
     (folder / "latest_checkpointed_iteration.txt").write_text("3")
-    (folder / "settings.json").write_text(json.dumps({"checkpoint": {"hf_checkpoint": "/models/a"}}))
+    (folder / "settings.json").write_text(
+        json.dumps({"checkpoint": {"hf_checkpoint": "/models/a", "model_name": "qwen3"}})
+    )
     return folder
 
 
@@ -35,6 +37,9 @@ def test_configuration_is_the_sources_or_that_of_its_run_unless_it_is_named(run:
     model.mkdir()
     (model / "model.safetensors").touch()
     assert command._hf_checkpoint(source(model), None) == model
+    assert command._model_name(source(run), None) == "qwen3"
+    assert command._model_name(source(run), "llama") == "llama"
+    assert command._model_name(source(model), None) is None
 
 
 def test_without_configuration_the_flag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.seed_model import MODEL_WORDS, QWEN3_4B
 from vime.errors import ModelError, SettingsError
+from vime.models.families import family_named, named_config
 from vime.models.rows import expand_layers, layer_pattern
 from vime.models.shape import contradictions, refuse_contradictions, shape_of_argv, shape_of_config
 
@@ -87,3 +88,21 @@ def test_layer_patterns_are_read_without_running_them() -> None:
     assert layer_pattern([0, 0, 0, 1, 1]) == "([0]*3+[1]*2)"
     with pytest.raises(ValueError, match="is not a layer pattern"):
         expand_layers("__import__('os')")
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("qwen3_moe", "qwen3_moe"),
+        ("Qwen3MoeConfig", "qwen3_moe"),
+        ("DeepseekV3ForCausalLM", "deepseek_v3"),
+        ("bert", None),
+    ],
+)
+def test_a_family_is_known_by_its_type_and_by_the_classes_of_transformers(name: str, family: str | None) -> None:
+    assert family_named(name) == family
+    if family is None:
+        with pytest.raises(ModelError, match="--model-name is 'bert', allowed: qwen2"):
+            named_config({}, name)
+    else:
+        assert named_config({"model_type": "own", "hidden_size": 4}, name) == {"model_type": family, "hidden_size": 4}

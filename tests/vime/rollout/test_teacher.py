@@ -29,6 +29,37 @@ async def test_each_response_token_gets_the_teachers_log_probability() -> None:
     assert other.teacher_log_probs != pytest.approx(made.log_probs[:1], abs=1e-6)
 
 
+async def test_position_by_position_the_teacher_scores_at_the_temperature() -> None:
+    tokens = [5, 6, 7, 8]
+    with StandinEngine() as engine:
+        teacher, at_one = EngineTeacher.at(engine.address, 0.5), EngineTeacher.at(engine.address)
+        try:
+            await teacher.check()
+            sample, plain = (Sample(tokens=tokens, response_length=3) for _ in range(2))
+            await teacher.score(sample)
+            await at_one.score(plain)
+        finally:
+            await teacher.close()
+            await at_one.close()
+    assert plain.teacher_log_probs is not None
+    assert sample.teacher_log_probs == pytest.approx([2 * value for value in plain.teacher_log_probs], abs=1e-6)
+
+
+async def test_a_server_that_ignores_the_temperature_is_refused_at_the_start() -> None:
+    with StandinEngine() as engine:
+        engine.has_raw_log_probs = True
+        teacher, at_one = EngineTeacher.at(engine.address, 0.5), EngineTeacher.at(engine.address, 1.0)
+        try:
+            with pytest.raises(
+                SettingsError, match=r"scores at temperature 0.5 as at 1, allowed: .*processed_logprobs"
+            ):
+                await teacher.check()
+            await at_one.check()
+        finally:
+            await teacher.close()
+            await at_one.close()
+
+
 async def test_a_teacher_that_does_not_answer_is_refused_at_the_start() -> None:
     teacher = EngineTeacher.at("http://127.0.0.1:9/generate")
     try:

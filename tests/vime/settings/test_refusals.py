@@ -7,9 +7,12 @@ import pytest
 
 from vime.errors import SettingsError
 from vime.settings.groups import all_flags
+from vime.settings.machine import has_gpus
 from vime.settings.parse import parse_settings
 from vime.settings.refusals import REFUSALS, refused
 from vime.settings.validate import validate
+
+DATA_PARALLEL = ("--vllm-data-parallel-size", "2")
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def argv(tmp_path: Path) -> list[str]:
 
 def test_rows_name_flags_that_exist_and_none_twice() -> None:
     names = [row.flag for row in REFUSALS]
-    known = {described.name for _, described in all_flags().values()} | {"--router-*", "--vllm-data-parallel-size"}
+    known = {described.name for _, described in all_flags().values()} | {"--profile", "--vllm-data-parallel-size"}
     assert set(names) <= known
     assert len(set(names)) == len(names)
 
@@ -44,9 +47,9 @@ def test_no_default_is_refused() -> None:
 
 def test_several_refusals_come_in_one_message(argv: list[str]) -> None:
     with pytest.raises(
-        SettingsError, match=r"(?s)--use-distributed-post is not built yet.*--async-save is not built yet"
+        SettingsError, match=r"(?s)--vllm-data-parallel-size 2 is not built yet.*--profile is not built yet"
     ) as caught:
-        validate(parse_settings([*argv, "--async-save", "--use-distributed-post"]))
+        validate(parse_settings([*argv, "--profile", "--rollout-num-gpus-per-engine", "2", *DATA_PARALLEL]))
     assert caught.value.next_step
 
 
@@ -57,8 +60,8 @@ def test_what_happens_anyway_is_accepted(argv: list[str]) -> None:
 
 
 def test_a_dry_run_warns_instead(argv: list[str]) -> None:
-    (warning,) = validate(parse_settings([*argv, "--use-distributed-post"]), dry_run=True)
-    assert warning.startswith("--use-distributed-post is not built yet, allowed: left out. Producers send")
+    (warning,) = validate(parse_settings([*argv, "--profile"]), dry_run=True)
+    assert warning.startswith("--profile is not built yet, allowed: with --use-pytorch-profiler. Its ranges")
 
 
 def test_a_secret_is_not_shown() -> None:
@@ -77,3 +80,25 @@ def test_engines_that_sleep_are_not_replaced_yet() -> None:
     assert any(row.startswith("--use-fault-tolerance is not built yet") for row in refused(parse_settings(asked)))
     kept = parse_settings([*asked, "--no-offload-rollout"])
     assert not any(row.startswith("--use-fault-tolerance") for row in refused(kept))
+
+
+def test_gloo_is_what_ranks_without_gpus_use_and_is_refused_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = parse_settings(["--distributed-backend", "gloo"])
+    for gpus, said in ((False, []), (True, ["--distributed-backend gloo is not built yet, allowed: nccl, or gloo on"])):
+        monkeypatch.setattr("vime.settings.refusals.has_gpus", lambda found=gpus: found)
+        assert [row[: len(said[0])] for row in refused(asked)] == said
+
+
+def test_gpus_are_told_by_their_devices(tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    assert not has_gpus(tmp_path)
+    (tmp_path / "nvidia3").touch()
+    assert has_gpus(tmp_path)
+
+
+def test_media_are_sent_where_nothing_is_trained(argv: list[str], tmp_path: Path) -> None:
+    asked = [*argv, "--multimodal-keys", '{"image": "images"}', "--apply-chat-template"]
+    said = "--multimodal-keys {'image': 'images'} is not built yet, allowed: left out, or with"
+    assert [row[: len(said)] for row in refused(parse_settings(asked))] == [said]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own_vision_model"}))
+    assert validate(parse_settings([*asked, "--debug-rollout-only"])) == []

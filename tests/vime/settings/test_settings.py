@@ -78,7 +78,7 @@ def test_flags_of_vllm_and_megatron_are_passed_on_with_their_values(model: Path)
         (["--global-batch-size", "3"], "--global-batch-size is 3"),
         (["--use-dynamic-batch-size"], "needs a token limit"),
         (["--rollout-queue-max-groups", "3"], "would never be complete"),
-        (["--no-save-optim"], "--no-save-optim is not built yet, allowed: left out, or with --use-stateless-adam"),
+        (["--no-save-optim"], "--no-save-optim without --use-stateless-adam, allowed: both"),
         (["--actor-num-gpus-per-node", "9"], "8 samples for 9 trainer ranks"),
     ],
 )  # fmt: skip

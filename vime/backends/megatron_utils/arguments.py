@@ -145,6 +145,11 @@ def _training_argv(config: TrainerConfig) -> list[str]:
     argv = [text for flag, value in pairs.items() for text in (flag, str(value))]
     if config.precision == "bf16":
         argv.append("--bf16")
+    if torch.cuda.is_available() and config.distributed_backend != "nccl":
+        raise SettingsError(
+            f"--distributed-backend is {config.distributed_backend}, and this rank has a GPU, allowed: nccl.",
+            next_step="Leave out --distributed-backend.",
+        )
     if not torch.cuda.is_available():
         argv += ["--use-cpu-initialization", "--distributed-backend", "gloo"]
     return argv

@@ -68,7 +68,9 @@ def save_into(learner: Learner, args: argparse.Namespace, folder: Path, iteratio
     if any(on_all_ranks(learner.has_frozen_parameters)):
         # Layers are stored as one tensor unless they are told apart, and then no layer may lack optimizer state.
         metadata["non_homogeneous_layers"] = True
-    write_state(_state(learner, args, metadata, iteration=iteration), args, metadata, folder)
+    with_optimizer = learner.keeps_state and learner.saves_state
+    state = _state(learner, args, metadata, iteration=iteration, with_optimizer=with_optimizer)
+    write_state(state, args, metadata, folder)
     dist.barrier()
 
 
@@ -95,7 +97,8 @@ def load_checkpoint(learner: Learner, args: argparse.Namespace, directory: Path,
 def load_from(learner: Learner, args: argparse.Namespace, folder: Path) -> None:
     """Restore model, optimizer, schedule and, under the same tensor and pipeline layout, random state.
 
-    Collective over all ranks; the number of data-parallel ranks may differ from the one that saved. Raises
+    Collective over all ranks; the number of data-parallel ranks may differ from the one that saved. A learner that
+    doesn't save its optimizer's state begins anew where there is none. Raises
     `RestoreError` when the folder isn't a checkpoint of this model or its schedule contradicts the flags.
     """
     if not (folder / "metadata.json").is_file():
@@ -108,7 +111,10 @@ def load_from(learner: Learner, args: argparse.Namespace, folder: Path) -> None:
     ensure_state(learner)
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
     metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    request = _state(learner, args, metadata, loading=True, with_rng=layout == saved_layout)
+    with_optimizer = learner.keeps_state and (learner.saves_state or _holds_optimizer(folder))
+    request = _state(
+        learner, args, metadata, loading=True, with_rng=layout == saved_layout, with_optimizer=with_optimizer
+    )
     try:
         state = dist_checkpointing.load(request, str(folder))
     except (CheckpointingException, CheckpointException, KeyError) as error:
@@ -119,7 +125,7 @@ def load_from(learner: Learner, args: argparse.Namespace, folder: Path) -> None:
     _load_schedule(learner, args, state, folder)
     for number, chunk in enumerate(learner.chunks):
         unwrap_model(chunk).load_state_dict(state["model" if len(learner.chunks) == 1 else f"model{number}"])
-    if learner.keeps_state:
+    if with_optimizer:
         load_optimizer_state(learner, state["optimizer"], keep_rates=args.override_opt_param_scheduler)
     else:
         learner.optimizer.reload_model_params()
@@ -136,6 +142,7 @@ def _state(
     iteration: int | None = None,
     loading: bool = False,
     with_rng: bool = True,
+    with_optimizer: bool,
 ) -> dict[str, Any]:
     rng = checkpointing.get_rng_state(
         args.ckpt_format,
@@ -146,7 +153,7 @@ def _state(
     state: dict[str, Any] = checkpointing.generate_state_dict(
         args,
         [unwrap_model(chunk) for chunk in learner.chunks],
-        learner.optimizer if learner.keeps_state else None,
+        learner.optimizer if with_optimizer else None,
         learner.scheduler,
         rng if with_rng else None,
         iteration=iteration,
@@ -154,6 +161,11 @@ def _state(
         model_sd_kwargs={"metadata": metadata},
     )
     return state
+
+
+def _holds_optimizer(folder: Path) -> bool:
+    """Whether the optimizer's state is among the tensors of a checkpoint."""
+    return any("optimizer.state." in key for key in dist_checkpointing.load_tensors_metadata(str(folder)))
 
 
 def _refuse_other_expert_layout(args: argparse.Namespace, saved: argparse.Namespace, folder: Path) -> None:

@@ -20,6 +20,8 @@ class TrainerConfig:
 
     hf_checkpoint: Path | str
     """Folder with `config.json` and safetensors files."""
+    model_name: str | None = None
+    """Family that its weights are of, where `config.json` names another type; see `families.family_named`."""
     megatron_argv: Sequence[str] = ()
     """Megatron flags of the user, such as `("--tensor-model-parallel-size", "2")`; they win over derived ones."""
     megatron_overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -42,6 +44,8 @@ class TrainerConfig:
     """Regular expressions of those that aren't."""
     stateless_adam: bool = False
     """Adam without moments."""
+    saves_optimizer: bool = True
+    """Checkpoints hold the optimizer's state; without it, whoever goes on from one begins with a new optimizer."""
     reset_optimizer_states: bool = False
     """Forget the optimizer's state after each rollout batch."""
     padded_vocab_size: int | None = None
@@ -73,6 +77,8 @@ class TrainerConfig:
     """Model of the same shape that the actor distils from."""
     log_probs_max_tokens: int | None = None
     """Most tokens of a pass without gradients, in which microbatches then go together; None keeps them apart."""
+    distributed_backend: str = "nccl"
+    """Between ranks on GPUs; without them it is gloo."""
     num_threads: int | None = None
     """Threads of torch on the CPU; None leaves torch's choice."""
     timeout_s: float = 600.0

@@ -49,6 +49,8 @@ class Conversion:
     hf_checkpoint: Path
     """Folder with `config.json` and tokenizer; the source itself when that is a Hugging Face folder."""
     checks_logits: bool = True
+    model_name: str | None = None
+    """Family of the model, where `config.json` names another type; see `families.family_named`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def convert(conversion: Conversion, progress: Progress) -> Converted:
     """
     refuse_existing(conversion.target)
     _return_freed_memory()
-    hf_config = read_hf_config(conversion.hf_checkpoint)
+    hf_config = read_hf_config(conversion.hf_checkpoint, conversion.model_name)
     if conversion.source.is_hugging_face and conversion.to == "hf":
         raise SettingsError(
             f"{conversion.source.directory} is a Hugging Face folder already.",

@@ -75,7 +75,7 @@ class Critic:
         self._config = config
         trainer = config.trainer
         use_threads(trainer.num_threads)
-        self._hf_config = read_hf_config(Path(trainer.hf_checkpoint))
+        self._hf_config = read_hf_config(Path(trainer.hf_checkpoint), trainer.model_name)
         args = parse_megatron_args(trainer.megatron_argv, self._hf_config, trainer, rank, world_size)
         turns.rest()
         with current_args(args):

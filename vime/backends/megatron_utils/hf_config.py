@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vime.errors import ModelError
-from vime.models.families import num_experts
+from vime.models.families import named_config, num_experts
 from vime.models.shape import shape_argv, shape_of_config
 from vime.models.weight_names import NAMES, SUPPORTED_MODEL_TYPES, is_tied
 
@@ -23,8 +23,11 @@ _EXPERT_TRAINING = (
 """How experts are trained here; the user's flags win."""
 
 
-def read_hf_config(checkpoint: Path) -> dict[str, Any]:
-    """Return the parsed `config.json` of a checkpoint folder; `ModelError` when it is absent or not JSON."""
+def read_hf_config(checkpoint: Path, model_name: str | None = None) -> dict[str, Any]:
+    """Return the parsed `config.json` of a checkpoint folder; `ModelError` when it is absent or not JSON.
+
+    With `model_name` it is that of the family so named, whatever `model_type` it has.
+    """
     path = checkpoint / "config.json"
     try:
         parsed = json.loads(path.read_text())
@@ -36,7 +39,7 @@ def read_hf_config(checkpoint: Path) -> dict[str, Any]:
         raise ModelError(f"{path}:{error.lineno} is not JSON: {error.msg}.") from error
     if not isinstance(parsed, dict):
         raise ModelError(f"{path} holds a {type(parsed).__name__}, allowed: an object.")
-    return parsed
+    return named_config(parsed, model_name)
 
 
 def model_argv(hf_config: Mapping[str, Any]) -> list[str]:

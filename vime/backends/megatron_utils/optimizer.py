@@ -32,6 +32,8 @@ class Learner:
     """`DistributedDataParallel` around each virtual pipeline stage of this rank; one without them."""
     optimizer: Any
     scheduler: OptimizerParamScheduler
+    saves_state: bool = True
+    """Whether checkpoints are to hold the optimizer's state."""
 
     @property
     def learning_rate(self) -> float:
@@ -59,6 +61,7 @@ def build_learner(
     config: TransformerConfig,
     *,
     stateless_adam: bool = False,
+    saves_state: bool = True,
 ) -> Learner:
     """Wrap the chunks of a model for data parallelism; give them an optimizer and a schedule that counts rollouts.
 
@@ -81,7 +84,7 @@ def build_learner(
                 decoupled = optimizer_config.decoupled_weight_decay
                 part.optimizer = StatelessAdam(part.optimizer.param_groups, decoupled=decoupled)
     config.grad_scale_func = optimizer.scale_loss
-    return Learner(chunks, optimizer, get_optimizer_param_scheduler(optimizer))
+    return Learner(chunks, optimizer, get_optimizer_param_scheduler(optimizer), saves_state)
 
 
 def ensure_state(learner: Learner) -> None:

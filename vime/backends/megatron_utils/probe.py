@@ -53,7 +53,7 @@ def hugging_face_logits(checkpoint: Path, hf_config: Mapping[str, Any], tokens: 
     """[T, V] float32 logits of one sequence by transformers' model with the weights of a folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(checkpoint)
+    config = type(AutoConfig.for_model(hf_config["model_type"])).from_dict(dict(hf_config))
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **eager).eval()

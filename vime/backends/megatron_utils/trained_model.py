@@ -60,7 +60,13 @@ class TrainedModel:
         self.args, self.core_config = args, core_config
         self.device = training_device()
         TrainedParameters(config.only_train_params, config.freeze_params).apply(chunks)
-        self.learner = build_learner(chunks, args, core_config, stateless_adam=config.stateless_adam)
+        self.learner = build_learner(
+            chunks,
+            args,
+            core_config,
+            stateless_adam=config.stateless_adam,
+            saves_state=config.saves_optimizer,
+        )
         self._resets_optimizer = config.reset_optimizer_states
         self._memory = HostMemory()
         self._turns = turns

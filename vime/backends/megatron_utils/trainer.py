@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -73,7 +74,7 @@ class MegatronTrainer:
         self._config = config
         use_threads(self._config.num_threads)
         self._hf_checkpoint = Path(config.hf_checkpoint)
-        self._hf_config = read_hf_config(self._hf_checkpoint)
+        self._hf_config = read_hf_config(self._hf_checkpoint, config.model_name)
         self._args = parse_megatron_args(config.megatron_argv, self._hf_config, config, rank, world_size)
         start_parallel(self._args, init_method, config.timeout_s)
         self.turns = DeviceTurns()
@@ -94,6 +95,11 @@ class MegatronTrainer:
     @property
     def data_parallel_size(self) -> int:
         return int(parallel_state.get_data_parallel_world_size())
+
+    @property
+    def megatron_args(self) -> argparse.Namespace:
+        """Megatron's own arguments, validated."""
+        return self._args
 
     @property
     def layout(self) -> dict[str, str | int]:

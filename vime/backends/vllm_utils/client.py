@@ -13,7 +13,8 @@ import msgspec
 
 from vime.backends.vllm_utils import wire_032 as wire
 from vime.backends.vllm_utils import wire_columns
-from vime.backends.vllm_utils.engine_http import EngineHttp, RouteNotFound
+from vime.backends.vllm_utils.engine_http import EngineHttp, Poster, RouteNotFound
+from vime.backends.vllm_utils.media_request import generate_with_media
 from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
     EngineMemory,
@@ -28,6 +29,9 @@ from vime.backends.vllm_utils.sample_stream import sample_stream
 from vime.backends.vllm_utils.updates import StageRequest, StageStatus, Update
 from vime.errors import EngineError, EngineUnavailable
 from vime.versions import version_at_least
+
+SCORES_AT_ONCE = 64
+"""Requests for the score of one token each that run at once, for one sample."""
 
 
 class EngineClient:
@@ -44,9 +48,12 @@ class EngineClient:
         generate_timeout_s: float = 3600.0,
         update_timeout_s: float = 600.0,
         max_connections: int = 0,
+        poster: Poster | None = None,
     ) -> None:
-        """`address` is a base URL; `max_connections` 0 means without limit."""
-        self._http = EngineHttp(address, control_timeout_s=control_timeout_s, max_connections=max_connections)
+        """`address` is a base URL; `max_connections` 0 means without limit. `poster` sends requests for samples."""
+        self._http = EngineHttp(
+            address, control_timeout_s=control_timeout_s, max_connections=max_connections, poster=poster
+        )
         self.address = self._http.address
         self._generate_timeout_s = generate_timeout_s
         self._update_timeout_s = update_timeout_s
@@ -128,6 +135,8 @@ class EngineClient:
         An aborted request returns with `finish_reason` abort and the tokens sampled so far. Cancelling the call
         aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in.
         """
+        if request.media:
+            return await generate_with_media(self._http, request, timeout_s=self._generate_timeout_s)
         if await self._sample_abilities() is not None:
             body = await self._http.call(
                 "POST",
@@ -169,6 +178,29 @@ class EngineClient:
             samples=True,
         )
         return wire.decode_score(body, request_id, token_ids, start)
+
+    async def score_each(self, token_ids: list[int], start: int, *, temperature: float) -> list[float]:
+        """As `score`, at a temperature and by one request for each token; `start` is at least 1.
+
+        The engine must run with processed log-probabilities, as vime's own do; another one ignores the temperature.
+        """
+        limit = asyncio.Semaphore(SCORES_AT_ONCE)
+
+        async def score_one(position: int) -> float:
+            request_id, token = uuid.uuid4().hex, token_ids[position]
+            data = wire.encode_score_of_one(request_id, token_ids[:position], token, temperature)
+            async with limit:
+                body = await self._http.call(
+                    "POST", wire.GENERATE, data=data, timeout_s=self._generate_timeout_s, samples=True
+                )
+            return wire.decode_score_of_one(body, request_id, token)
+
+        tasks = [asyncio.create_task(score_one(position)) for position in range(start, len(token_ids))]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def abort(self, request_id: str) -> None:
         """Abort one request by the id it was sent with; nothing happens if it isn't running."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import msgspec
@@ -20,14 +20,33 @@ class RouteNotFound(EngineError):
     """There is no such route."""
 
 
+class Poster(Protocol):
+    """Another process that sends requests for samples."""
+
+    async def post(
+        self, name: str, address: str, route: str, data: bytes, headers: Mapping[str, str], timeout_s: float
+    ) -> bytes:
+        """Body of the answer, as `EngineHttp(address, name=name)` gets it. Raises as `EngineHttp.call`."""
+        ...
+
+
 class EngineHttp:
     """Connections to one base URL. Create it inside a running event loop; close it."""
 
     def __init__(
-        self, address: str, *, name: str = "Engine", control_timeout_s: float = 60.0, max_connections: int = 0
+        self,
+        address: str,
+        *,
+        name: str = "Engine",
+        control_timeout_s: float = 60.0,
+        max_connections: int = 0,
+        poster: Poster | None = None,
     ) -> None:
-        """`name` begins error messages; `max_connections` 0 means without limit."""
-        self._name = name
+        """`name` begins error messages; `max_connections` 0 means without limit.
+
+        `poster` sends requests for samples.
+        """
+        self._name, self._poster = name, poster
         self.address = address.rstrip("/")
         self._control_timeout_s = control_timeout_s
         # vLLM closes a connection after five idle seconds, and after every error: a request that is sent on one just
@@ -72,6 +91,9 @@ class EngineHttp:
             EngineError: another status.
         """
         payload = msgspec.json.encode(json) if json is not None else data
+        if samples and self._poster is not None and payload is not None:
+            wait_s = timeout_s or self._control_timeout_s
+            return await self._poster.post(self._name, self.address, route, payload, headers or {}, wait_s)
         async with self._answer(method, route, payload, params, headers, timeout_s, samples=samples) as answer:
             return await answer.read()
 

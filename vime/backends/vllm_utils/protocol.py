@@ -58,10 +58,22 @@ class SampleColumns:
 NO_COLUMNS = SampleColumns()
 
 
+MediaKind = Literal["image", "audio", "video"]
+
+
+@dataclass(frozen=True)
+class MediaPart:
+    """One medium of a prompt; `url` may hold it whole (`data:`)."""
+
+    kind: MediaKind
+    url: str
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
     """One prompt of token ids. `request_id` must be unique among the running requests of an engine.
 
+    `media` are those that the placeholders of the prompt stand for, in their order; no columns come back then.
     Requests with different `cache_salt` never share cached keys and values. `routes_from` is the first row of routes
     that is wanted: a prompt that continues a sample has those before it.
     """
@@ -72,6 +84,7 @@ class GenerateRequest:
     cache_salt: str | None = None
     columns: SampleColumns = NO_COLUMNS
     routes_from: int = 0
+    media: tuple[MediaPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +134,8 @@ class GenerateResult:
     candidates: Candidates | None = None
     routed_experts: npt.NDArray[np.integer[Any]] | None = None
     nucleus: Nucleus | None = None
+    prompt_token_ids: list[int] | None = None
+    """Of a request with media: the prompt as the model got it, with as many placeholders as a medium takes."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from vime.backends.vllm_utils import wire_columns
-from vime.backends.vllm_utils.engine_http import EngineHttp
+from vime.backends.vllm_utils.engine_http import EngineHttp, Poster
+from vime.backends.vllm_utils.media_request import generate_with_media
 from vime.backends.vllm_utils.protocol import GeneratedPiece, GenerateRequest, GenerateResult
 from vime.backends.vllm_utils.sample_stream import sample_stream
 
@@ -16,9 +17,9 @@ SESSION_HEADER = "x-session-id"
 class RoutedClient:
     """Connections to one router before engines with vime's sample route. Create it inside a running event loop."""
 
-    def __init__(self, address: str, *, generate_timeout_s: float = 3600.0) -> None:
-        """`address` is the router's base URL."""
-        self._http = EngineHttp(address, name="Router")
+    def __init__(self, address: str, *, generate_timeout_s: float = 3600.0, poster: Poster | None = None) -> None:
+        """`address` is the router's base URL; `poster` sends the requests."""
+        self._http = EngineHttp(address, name="Router", poster=poster)
         self.address = self._http.address
         self._generate_timeout_s = generate_timeout_s
 
@@ -32,11 +33,14 @@ class RoutedClient:
 
     async def generate(self, request: GenerateRequest, session_id: str) -> GenerateResult:
         """As `EngineClient.generate`, at the engine that the router chooses."""
+        headers = {SESSION_HEADER: session_id}
+        if request.media:
+            return await generate_with_media(self._http, request, timeout_s=self._generate_timeout_s, headers=headers)
         body = await self._http.call(
             "POST",
             wire_columns.SAMPLE,
             data=wire_columns.encode_call(request),
-            headers={SESSION_HEADER: session_id},
+            headers=headers,
             timeout_s=self._generate_timeout_s,
             samples=True,
         )

@@ -35,9 +35,15 @@ FINISH_REASONS = ("stop", "length", "abort")
 """How a request can end without an error."""
 
 
+class _TopLogProb(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
 class _LogProb(msgspec.Struct):
     token_id: int
     logprob: float
+    top_logprobs: list[_TopLogProb] = []
 
 
 class _LogProbs(msgspec.Struct):
@@ -77,6 +83,7 @@ class _Usage(msgspec.Struct):
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 def encode_generate(request: GenerateRequest) -> bytes:
@@ -88,6 +95,9 @@ def encode_generate(request: GenerateRequest) -> bytes:
     }
     if request.cache_salt is not None:
         body["cache_salt"] = request.cache_salt
+    if request.media:
+        body["content_parts"] = [{"type": f"{part.kind}_url", "url": part.url} for part in request.media]
+        body["return_token_ids"] = True
     return msgspec.json.encode(body)
 
 
@@ -113,6 +123,42 @@ def encode_score(request_id: str, token_ids: list[int]) -> bytes:
     """JSON body of a request for the log-probability of each token of a prompt; one token is sampled and unused."""
     parameters = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
     return msgspec.json.encode({"request_id": request_id, "token_ids": token_ids, "sampling_params": parameters})
+
+
+def encode_score_of_one(request_id: str, token_ids: list[int], token: int, temperature: float) -> bytes:
+    """JSON body of a request for the log-probability of `token` after `token_ids`; what is sampled is unused.
+
+    The token is asked for twice: the engine returns as many as are asked for, and the sampled one is the first of them.
+    """
+    parameters = {
+        "max_tokens": 1,
+        "temperature": temperature,
+        "logprobs": 2,
+        "logprob_token_ids": [token, token],
+        "detokenize": False,
+    }
+    return msgspec.json.encode({"request_id": request_id, "token_ids": token_ids, "sampling_params": parameters})
+
+
+def decode_score_of_one(body: bytes, request_id: str, token: int) -> float:
+    """Log-probability of the token that `encode_score_of_one` asked for; `EngineError` for what can't be used."""
+    where = f"request {request_id}"
+    try:
+        choices = msgspec.json.decode(body, type=_Answer).choices
+    except msgspec.DecodeError as error:
+        raise EngineError(f"{where}: the engine's answer can't be read: {error}.") from error
+    rows = [row for choice in choices[:1] if choice.logprobs for row in (choice.logprobs.content or [])[:1]]
+    found: dict[int, float] = {}
+    for row in rows:
+        found |= {row.token_id: row.logprob, **{other.token_id: other.logprob for other in row.top_logprobs}}
+    value = found.get(token)
+    if value is None or not NO_LOG_PROB < value <= 0.0:
+        raise EngineError(
+            f"{where}: the log-probability of token {token} is {'absent' if value is None else value}, allowed: finite "
+            "and not above zero.",
+            next_step="Serve the teacher with a vLLM that knows logprob_token_ids, or score with prompt-logprobs.",
+        )
+    return value
 
 
 def decode_score(body: bytes, request_id: str, token_ids: list[int], start: int) -> list[float]:
@@ -166,6 +212,11 @@ def decode_generate(body: bytes, request: GenerateRequest) -> GenerateResult:
     if choice.finish_reason not in FINISH_REASONS:
         allowed = ", ".join(FINISH_REASONS)
         raise EngineError(f"{where}: finish reason is {choice.finish_reason!r}, allowed: {allowed}.")
+    if request.media and not answer.prompt_token_ids:
+        raise EngineError(
+            f"{where}: the engine doesn't say what the prompt with its media is.",
+            next_step="Serve the model with vLLM 0.32 or newer.",
+        )
     usage = answer.usage or _Usage()
     details = usage.prompt_tokens_details or _CachedTokens()
     return GenerateResult(
@@ -180,6 +231,7 @@ def decode_generate(body: bytes, request: GenerateRequest) -> GenerateResult:
         ),
         num_prompt_tokens=usage.prompt_tokens,
         num_cached_tokens=details.cached_tokens or 0,
+        prompt_token_ids=answer.prompt_token_ids if request.media else None,
     )
 
 

@@ -14,7 +14,7 @@ class CheckpointSettings:
 
     hf_checkpoint: str | None = flag(None, "Hugging Face folder: tokenizer, config and initial weights.", common=True)
     model_name: str | None = flag(
-        None, "Name of the weight conversion, when the one in the checkpoint's config doesn't fit."
+        None, "Family of models whose shape and weight names hold, in place of the model_type in config.json."
     )
     ref_load: str | None = flag(None, "Checkpoint of the reference model; the actor starts there without --load.")
     ref_ckpt_step: int | None = flag(None, "Step of the reference model's checkpoint.", check=at_least(0))
@@ -38,5 +38,7 @@ class CheckpointSettings:
         check=at_least(0),
     )
     save_hf: str | None = flag(None, "Folder for Hugging Face exports at each save; `{rollout_id}` is filled in.")
-    no_save_optim: bool = flag(False, "Leave the optimizer's state out of checkpoints.")
+    no_save_optim: bool = flag(
+        False, "Leave the optimizer's state out of checkpoints; a resume begins with a new optimizer."
+    )
     async_save: bool = flag(False, "Write checkpoints in the background.")

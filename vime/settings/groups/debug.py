@@ -21,21 +21,31 @@ class DebugSettings:
     load_debug_rollout_data_subsample: float | None = flag(
         None, "Fraction of the stored samples to use.", check=above_up_to(0, 1)
     )
-    load_forge_rollout_data: str | None = flag(None, "Stored samples to train on while engines run.")
+    load_forge_rollout_data: str | None = flag(
+        None, "Stored samples that take the place of generation while engines run; `{rollout_id}` is filled in."
+    )
     save_debug_train_data: str | None = flag(
         None, "File for each rank's training columns; `{rollout_id}` and `{rank}` are filled in."
     )
     dump_details: str | None = flag(None, "Folder for the samples and training columns of all batches.")
-    ci_test: bool = flag(False, "Run the checks of continuous integration.")
-    ci_disable_kl_checker: bool = flag(False, "Leave out the check that the KL starts at zero.")
+    ci_test: bool = flag(False, "Check each optimizer step, and end the run at the first that fails.")
+    ci_disable_kl_checker: bool = flag(False, "With --ci-test: leave out the check that KL terms start at zero.")
     ci_train_rollout_logprob_abs_diff_threshold: float = flag(
         0.1, "Largest mean difference between trainer and sampler that --ci-test accepts.", check=above(0)
     )
-    ci_save_grad_norm: str | None = flag(None, "File to write gradient norms to.")
-    ci_load_grad_norm: str | None = flag(None, "File of gradient norms that must be met.")
-    memory_recorder: str = flag("torch", "Tool that records memory.", choices=("torch", "memray"))
-    memory_snapshot_dir: str = flag(".", "Folder for memory snapshots.")
-    memory_snapshot_num_steps: int | None = flag(None, "Steps after which memory is recorded.", check=at_least(1))
+    ci_save_grad_norm: str | None = flag(None, "File to append each step's gradient norm to, as JSON lines.")
+    ci_load_grad_norm: str | None = flag(
+        None, "File of --ci-save-grad-norm whose gradient norms must be met, within 1%."
+    )
+    memory_recorder: str = flag(
+        "torch",
+        "Tool that records what trainer ranks allocate: torch on GPUs, memray in the memory of hosts.",
+        choices=("torch", "memray"),
+    )
+    memory_snapshot_dir: str = flag(".", "Folder for what --memory-recorder records, a file for each rank.")
+    memory_snapshot_num_steps: int | None = flag(
+        None, "Record memory from the start, for so many rollout batches.", check=at_least(1)
+    )
 
     @property
     def trains_only(self) -> bool:

@@ -59,7 +59,9 @@ class QueueSettings:
         "Stored type of the log-probabilities of score centering's candidates.",
         choices=("float16", "float32"),
     )
-    rollout_io_concurrency: int = flag(4, "Reads and writes of samples at once in one process.", check=at_least(1))
+    rollout_io_concurrency: int = flag(
+        4, "Reads and writes of samples that a producer or trainer process has under way at once.", check=at_least(1)
+    )
     rollout_session_id: str | None = flag(
         None, "Identity under which engines are kept for a restarted job; derived from the run when left out."
     )

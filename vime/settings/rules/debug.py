@@ -6,8 +6,9 @@ import string
 from collections.abc import Iterator
 
 from vime.settings.groups import Settings
+from vime.settings.groups.debug import DebugSettings
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import debug_mode, trains_only
+from vime.settings.rules.quantities import debug_mode, records_memory, trains_only
 
 
 def one_half_is_left_out(settings: Settings) -> Iterator[Problem]:
@@ -141,7 +142,41 @@ def _placeholders(template: str) -> set[str] | None:
         return None
 
 
+def checks_are_switched_on(settings: Settings) -> Iterator[Problem]:
+    """What a check may be is of no use without the check."""
+    debug, default = settings.debug, DebugSettings().ci_train_rollout_logprob_abs_diff_threshold
+    changed = {
+        "--ci-disable-kl-checker": debug.ci_disable_kl_checker,
+        "--ci-train-rollout-logprob-abs-diff-threshold": debug.ci_train_rollout_logprob_abs_diff_threshold != default,
+    }
+    for name in [name for name, given in changed.items() if given and not debug.ci_test]:
+        yield problem(
+            settings,
+            f"--ci-test {name}",
+            found=f"{name} without --ci-test",
+            allowed="both",
+            reason="Without --ci-test nothing is checked.",
+            next_step="Give --ci-test.",
+        )
+
+
+def a_snapshot_folder_gets_snapshots(settings: Settings) -> Iterator[Problem]:
+    """A folder alone records nothing."""
+    folder = settings.debug.memory_snapshot_dir
+    if folder != DebugSettings().memory_snapshot_dir and not records_memory(settings):
+        yield problem(
+            settings,
+            "--memory-snapshot-dir --memory-snapshot-num-steps",
+            found=f"--memory-snapshot-dir {folder} without --memory-snapshot-num-steps",
+            allowed="both",
+            reason="Memory is recorded only when it is asked for.",
+            next_step="Give --memory-snapshot-num-steps N, or --memory-recorder memray.",
+        )
+
+
 RULES = (
+    checks_are_switched_on,
+    a_snapshot_folder_gets_snapshots,
     one_half_is_left_out,
     subsample_has_stored_samples,
     training_alone_has_stored_samples,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vime.models.families import family_named, named_config
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem
 
@@ -27,10 +28,15 @@ def read_json(flag: str, path: str) -> dict[str, Any] | Problem:
 
 
 def model_config(settings: Settings) -> Mapping[str, Any]:
-    """The model's config.json; empty when it can't be read (a rule of `vime.settings.rules.model` says so)."""
-    folder = settings.checkpoint.hf_checkpoint
+    """The model's config.json, as the family of --model-name; empty when it can't be read.
+
+    A rule of `vime.settings.rules.model` says so then, and when there is no such family.
+    """
+    folder, name = settings.checkpoint.hf_checkpoint, settings.checkpoint.model_name
     config = {} if folder is None else read_json("--hf-checkpoint", str(Path(folder) / "config.json"))
-    return {} if isinstance(config, Problem) else config
+    if isinstance(config, Problem) or (name is not None and family_named(name) is None):
+        return {}
+    return named_config(config, name)
 
 
 def unknown_keys(flag: str, where: str, given: Iterable[str], known: Iterable[str]) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vime.errors import VimeError
-from vime.models.families import BIASED_ROUTER, FAMILIES, family_of
+from vime.models.families import BIASED_ROUTER, FAMILIES, family_named, family_of
 from vime.models.shape import contradictions
 from vime.settings.groups import Settings
 from vime.settings.rules.json_files import model_config, read_json
@@ -15,7 +15,10 @@ from vime.settings.rules.quantities import longest_sequence, option, size
 
 
 def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
-    """Tokenizer, config and first weights come from one local folder; models are not downloaded."""
+    """Tokenizer, config and first weights come from one local folder; models are not downloaded.
+
+    A job without a trainer serves what the engine knows.
+    """
     folder = settings.checkpoint.hf_checkpoint
     if folder is None:
         return
@@ -33,7 +36,16 @@ def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
     config = read_json("--hf-checkpoint", str(config_path))
     if isinstance(config, Problem):
         yield config
-    elif family_of(config) is None:
+    elif (name := settings.checkpoint.model_name) is not None:
+        if family_named(name) is None:
+            yield problem(
+                settings,
+                "--model-name",
+                allowed=", ".join(FAMILIES),
+                reason="vime knows no other model's shape and weights.",
+                next_step="Name the family that the checkpoint's weights are of.",
+            )
+    elif family_of(config) is None and not settings.debug.debug_rollout_only:
         yield problem(
             settings,
             "--hf-checkpoint",

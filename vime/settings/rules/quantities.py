@@ -123,6 +123,13 @@ def option(words: Sequence[str], flag: str) -> str | None:
     return found
 
 
+def records_memory(settings: Settings) -> bool:
+    """Whether trainer ranks record what they allocate."""
+    debug = settings.debug
+    asked = debug.memory_snapshot_num_steps is not None or debug.memory_recorder != "torch"
+    return asked or option(settings.megatron_args, "--record-memory-history") is not None
+
+
 def size(words: Sequence[str], flag: str) -> int:
     """A passed-on parallel size; 1 when it is left out or not a whole number above 0 (another rule says so)."""
     value = option(words, flag)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import is_fully_async
+from vime.settings.rules.quantities import debug_mode, is_fully_async
 
 REWARDS = ("deepscaler", "dapo", "f1", "gpqa", "ifbench", "math", "random", "reasoning_gym", "remote_rm")
 """Documented values of --rm-type; each also with `boxed_` before it."""
@@ -140,7 +140,44 @@ def distributed_rollouts_have_no_view_of_all_samples(settings: Settings) -> Iter
         )
 
 
+def converted_samples_are_made_once(settings: Settings) -> Iterator[Problem]:
+    """The function makes the rewards too, of batches that a whole run plans; no queue keeps what it makes."""
+    if settings.rollout.custom_convert_samples_to_train_data_path is None:
+        return
+    mode, flag = debug_mode(settings), "--custom-convert-samples-to-train-data-path"
+    others = {
+        "--custom-reward-post-process-path": settings.rollout.custom_reward_post_process_path is not None,
+        "--rollout-queue-online-gc": settings.queue.rollout_queue_online_gc,
+        mode or "--debug-train-only": mode is not None,
+    }
+    for other in [other for other, given in others.items() if given]:
+        yield problem(
+            settings,
+            f"{flag} {other}",
+            found=f"{flag} with {other}",
+            allowed="one of them",
+            reason="What the function makes are a run's own batches, rewards included, beside what the queue keeps.",
+            next_step=f"Leave out {other}.",
+        )
+
+
+def only_a_run_has_a_buffer(settings: Settings) -> Iterator[Problem]:
+    """A debug mode trains its files, or generates without choosing."""
+    mode = debug_mode(settings)
+    if settings.data.buffer_filter_path is not None and mode is not None:
+        yield problem(
+            settings,
+            f"--buffer-filter-path {mode}",
+            found=f"--buffer-filter-path with {mode}",
+            allowed="one of them",
+            reason="There is no buffer to choose from.",
+            next_step="Leave out --buffer-filter-path.",
+        )
+
+
 RULES = (
+    converted_samples_are_made_once,
+    only_a_run_has_a_buffer,
     built_in_reward_is_known,
     remote_reward_has_an_address,
     a_reward_of_several_numbers_has_a_key,

@@ -107,7 +107,7 @@ def vllm_teacher_scores_at_the_temperature(settings: Settings) -> Iterator[Probl
             allowed="--rollout-temperature 1",
             reason="vLLM scores the tokens of a prompt at temperature 1, so student and teacher would be compared at "
             "two temperatures.",
-            next_step="Give --rollout-temperature 1, or --opd-type megatron.",
+            next_step="Give --rollout-temperature 1, --opd-teacher-scoring per-position, or --opd-type megatron.",
         )
 
 

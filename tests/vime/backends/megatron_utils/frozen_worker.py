@@ -292,10 +292,9 @@ def what_each_pass_replays(world: World) -> dict[str, dict[str, float]]:
 
 def records_match_dense_reference(world: World) -> dict[str, dict[str, float]]:
     """A step of supervised fine-tuning by plain descent at rate 1, against a float64 model."""
+    from tests.reference.dense_losses import supervised
     from tests.vime.backends.megatron_utils.dense_reference import load_double
     from tests.vime.backends.megatron_utils.frozen_reference import scored
-
-    from tests.reference.dense_losses import supervised
 
     found = {}
     sequences = make_sequences(1)

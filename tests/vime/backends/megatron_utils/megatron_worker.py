@@ -135,7 +135,6 @@ def compare_with_one_rank(world: World, *argv: str, split: Any, steps: int = 3, 
 
 def logits_match_hugging_face(world: World) -> dict[str, dict[str, float]]:
     from tests.vime.backends.megatron_utils.dense_reference import dense_logits, load_double
-
     from vime.backends.megatron_utils.model import training_device
     from vime.backends.megatron_utils.packing import to_tensors
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +156,56 @@ def forgetful_optimizers(world: World) -> dict[str, Any]:
     return found
 
 
+def unsaved_optimizer(world: World) -> dict[str, Any]:
+    """A checkpoint without the optimizer's state, resumed by a trainer that saves none and by one that wants it."""
+    found: dict[str, Any] = {}
+    for name, argv in (("plain", ()), ("distributed", ("--use-distributed-optimizer",))):
+        bare, whole = world.folder / f"bare_{name}", world.folder / f"whole_{name}"
+        with world.trainer(*argv, saves_optimizer=False) as trainer:
+            train(trainer, [0, 1], ONE_RANK)
+            folder, weights = trainer.save(bare, 2), weights_of(trainer)
+        with world.trainer(*argv) as trainer:
+            train(trainer, [0, 1], ONE_RANK)
+            size = size_of(trainer.save(whole, 2))
+            kept = train(trainer, [2], ONE_RANK)
+        with world.trainer(*argv, saves_optimizer=False, load=False) as trainer:
+            trainer.load(bare, 2)
+            resumed = largest_difference(weights, weights_of(trainer))
+            anew, anew_weights = train(trainer, [2], ONE_RANK), weights_of(trainer)
+        with world.trainer(*argv, saves_optimizer=False, load=False) as trainer:
+            trainer.load(whole, 2)
+            from_whole, whole_weights = train(trainer, [2], ONE_RANK), weights_of(trainer)
+        with world.trainer(*argv, load=False) as trainer:
+            said = said_by(partial(trainer.load, bare, 2))
+        found[name] = {
+            "bytes": size_of(folder) / size,
+            "resumed": resumed,
+            "step": metric_difference(anew, from_whole),
+            "kept": metric_difference(kept, from_whole),
+            "apart": largest_difference(anew_weights, whole_weights),
+            "said": said,
+        }
+    return found
+
+
+def renamed_model(world: World) -> dict[str, Any]:
+    """A checkpoint whose config names a type that nobody knows, trained as the family that it is of."""
+    plain, renamed = world.checkpoint("tied"), world.folder / "renamed"
+    shutil.copytree(plain, renamed)
+    config = json.loads((renamed / "config.json").read_text())
+    (renamed / "config.json").write_text(json.dumps({**config, "model_type": "house_model"}))
+    with world.trainer() as trainer:
+        metrics, weights = train(trainer, [0], ONE_RANK), weights_of(trainer)
+    with world.trainer(hf_checkpoint=renamed, model_name="Qwen3ForCausalLM") as trainer:
+        named = train(trainer, [0], ONE_RANK)
+        apart = largest_difference(weights, weights_of(trainer))
+    return {
+        "metrics": metric_difference(metrics, named),
+        "weights": apart,
+        "said": said_by(partial(enter, world, {"hf_checkpoint": renamed})),
+    }
+
+
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -244,6 +297,8 @@ SCENARIOS = {
     "frozen_parameters": frozen_parameters,
     "frozen_stage": frozen_stage,
     "forgetful_optimizers": forgetful_optimizers,
+    "unsaved_optimizer": unsaved_optimizer,
+    "renamed_model": renamed_model,
     "padded_vocabulary": padded_vocabulary,
     "role_overrides": role_overrides,
     "hooks": hooks,

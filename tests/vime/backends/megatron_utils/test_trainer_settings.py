@@ -16,7 +16,8 @@ WORKER = "settings_worker.py"
 
 @pytest.fixture(scope="module")
 def one_rank(run_world: Any) -> dict[str, Any]:
-    scenarios = ["frozen_parameters", "forgetful_optimizers", "padded_vocabulary", "role_overrides", "hooks"]
+    scenarios = ["frozen_parameters", "forgetful_optimizers", "unsaved_optimizer", "padded_vocabulary"]
+    scenarios += ["renamed_model", "role_overrides", "hooks"]
     return run_world(1, scenarios, WORKER)
 
 
@@ -73,6 +74,25 @@ def test_stateless_adam_trains_like_adam_that_is_cleared_after_each_step(
     assert found["ordinary"] > 1e-4, "Adam with its moments trains otherwise"
     assert (found["resumed"], found["again"]) == (0.0, 0.0)
     assert found["bytes"] < 0.5, "there are no moments to save"
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "distributed"])
+def test_a_checkpoint_without_the_optimizer_resumes_with_the_same_weights_and_a_new_one(
+    one_rank: dict[str, Any], optimizer: str
+) -> None:
+    found = one_rank["unsaved_optimizer"][optimizer]
+    assert found["bytes"] < 0.5
+    assert found["resumed"] == 0.0
+    assert found["step"] == 0.0, "the schedule is at its place, and the gradients are those of the same weights"
+    assert found["kept"] == 0.0, "an optimizer that is there is gone on with"
+    assert found["apart"] > 1e-4, "without its moments it takes another step"
+    assert "RestoreError" in found["said"], "who wants the optimizer is not given a new one"
+
+
+def test_a_named_family_takes_the_place_of_the_configs_own_type(one_rank: dict[str, Any]) -> None:
+    found = one_rank["renamed_model"]
+    assert (found["metrics"], found["weights"]) == (0.0, 0.0)
+    assert "model_type is 'house_model', allowed: qwen2" in found["said"]
 
 
 @pytest.mark.parametrize("decoupled", [True, False])

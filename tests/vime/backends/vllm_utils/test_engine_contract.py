@@ -183,6 +183,15 @@ class TestScore:
             (await client.score(_PROMPT + result.token_ids, len(_PROMPT)))[20:], abs=ROUNDING
         )
 
+    async def test_token_by_token_a_response_is_scored_at_the_temperature_of_its_sampler(
+        self, client: EngineClient
+    ) -> None:
+        result = await client.generate(GenerateRequest("cool", _PROMPT, Sampling(8, temperature=0.5, ignore_eos=True)))
+        tokens = _PROMPT + result.token_ids
+        by_token = await client.score_each(tokens, len(_PROMPT), temperature=1.0)
+        assert by_token == pytest.approx(await client.score(tokens, len(_PROMPT)), abs=ROUNDING)
+        assert by_token != pytest.approx(await client.score_each(tokens, len(_PROMPT), temperature=0.5), abs=ROUNDING)
+
     async def test_requests_for_scores_sample_nothing_that_counts(self, client: EngineClient) -> None:
         before = await client.generate(greedy(4))
         await asyncio.gather(*[client.score([5, 6, 7, number], 1) for number in range(8, 24)])

@@ -23,6 +23,19 @@ def test_only_the_asked_for_tokens_are_read_and_others_of_their_rows_ignored() -
     assert wire_032.decode_score(body, "r", TOKENS, 2) == [-2.0]
 
 
+def test_the_asked_for_token_is_found_beside_the_sampled_one() -> None:
+    row = {
+        "token_id": 4,
+        "logprob": -0.1,
+        "top_logprobs": [{"token_id": 4, "logprob": -0.1}, {"token_id": 9, "logprob": -3}],
+    }
+    body = json.dumps({"choices": [{"token_ids": [4], "logprobs": {"content": [row]}}]}).encode()
+    assert wire_032.decode_score_of_one(body, "r", 9) == -3.0
+    assert wire_032.decode_score_of_one(body, "r", 4) == -0.1
+    with pytest.raises(EngineError, match=r"request r: the log-probability of token 5 is absent"):
+        wire_032.decode_score_of_one(body, "r", 5)
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -110,6 +110,8 @@ CASES = (
          "teacher_model_is_served",
          {"g.yaml": "vllm:\n- name: a\n  server_groups: [{worker_type: regular, num_gpus: 1}]\n- name: b\n  "
                     "update_weights: false\n  server_groups: [{worker_type: regular, num_gpus: 1}]\n"}),
+    Case("--model-name house_model", "--model-name is house_model", "qwen2, qwen3", "Name the family",
+         "checkpoint_is_a_known_model"),
     Case("--use-opd --opd-type vllm --rm-url http://t:1 --rollout-temperature 0.7",
          "--opd-teacher-scoring prompt-logprobs with --rollout-temperature 0.7", "--rollout-temperature 1",
          "Give --rollout-temperature 1", "vllm_teacher_scores_at_the_temperature"),

@@ -45,7 +45,9 @@ def step(
     return StepRows(ids, log_probs, version, first_rows, nuclei), parts
 
 
-def run(request: ColumnRequest, num_steps: int, number: int, rows_each: int = 1) -> tuple[Columns, list[int], list[Any]]:
+def run(
+    request: ColumnRequest, num_steps: int, number: int, rows_each: int = 1
+) -> tuple[Columns, list[int], list[Any]]:
     """Columns of a request that is the second of three in a batch, its rows per block, and what the steps held."""
     rng = np.random.default_rng(number)
     pending, blocks, sizes, held = Pending.start(request, number), [], [], []
