@@ -43,6 +43,7 @@ class StoredGenerator:
         *,
         cache_salt: str | None,  # noqa: ARG002
         evaluation: bool = False,  # noqa: ARG002
+        hand_over: Any = None,  # noqa: ARG002
     ) -> None:
         """Copy tokens, columns, status and reward; there is no request. Raises `DataError` or `SampleError`."""
         rollout_id, place = divmod(sample.group_index or 0, self._batch_size)
