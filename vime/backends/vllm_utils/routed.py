@@ -9,6 +9,7 @@ from vime.backends.vllm_utils.engine_http import EngineHttp, Poster
 from vime.backends.vllm_utils.media_request import generate_with_media
 from vime.backends.vllm_utils.protocol import GeneratedPiece, GenerateRequest, GenerateResult
 from vime.backends.vllm_utils.sample_stream import sample_stream
+from vime.errors import EngineError, EngineUnavailable
 
 SESSION_HEADER = "x-session-id"
 """What vllm-router's policy consistent_hash hashes first."""
