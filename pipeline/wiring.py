@@ -48,8 +48,7 @@ from vime.utils.types import Sample
 if TYPE_CHECKING:  # they load torch, which only trainer ranks need
     from pipeline.trainer_worker import Steps, TrainerWorker
     from vime.algorithms.objective_config import ObjectiveConfig
-    from vime.backends.megatron_utils.config import TrainerConfig
-    from vime.backends.megatron_utils.critic import CriticConfig
+    from vime.backends.megatron_utils.config import CriticConfig, TrainerConfig
 
 NUM_PRODUCERS = 1
 """Producers on one node."""
@@ -245,7 +244,7 @@ def _log_probs_max_tokens(settings: Settings) -> int | None:
 
 def critic_config(settings: Settings, world_size: int) -> CriticConfig:
     """Settings of the critic of a trainer rank."""
-    from vime.backends.megatron_utils.critic import CriticConfig
+    from vime.backends.megatron_utils.config import CriticConfig
 
     own, _ = settings_of_role(settings, "critic")
     load, save = own.checkpoint.load, own.checkpoint.save

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from vime.algorithms.objective_config import ObjectiveConfig
+from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.backends.megatron_utils.trainer_hooks import TrainerHooks
 from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import SettingsError
@@ -92,3 +93,32 @@ class TrainerConfig:
                 raise SettingsError(f"{name} is {value}, allowed: a finite number above 0.")
         if self.record_routes and not self.replay_routes:
             raise SettingsError("record_routes is true without replay_routes, allowed: both.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """Settings of `vime.backends.megatron_utils.critic.Critic`."""
+
+    trainer: TrainerConfig
+    """Its model, optimizer, gamma, lambda and aggregation; flags of the parallel layout are those of the actor."""
+    value_clip: float
+    load: Path | None = None
+    """First weights: a Hugging Face folder, or a checkpoint of Megatron's; None takes `trainer.hf_checkpoint`."""
+    save: Path | None = None
+    """Where each checkpoint is written a second time, as a folder that `load` takes."""
+
+    @property
+    def returns(self) -> ObjectiveConfig:
+        """How its targets are computed: from rewards and its own values alone.
+
+        The actor's KL penalty, teacher, whitening and own advantage function change what the actor is told, not what
+        the critic predicts.
+        """
+        return dataclasses.replace(
+            self.trainer.objective,
+            estimator=Estimator.PPO,
+            kl_coef=0.0,
+            opd_kl_coef=None,
+            custom_advantages=None,
+            normalize_advantages=False,
+        )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.core import parallel_state
 
-from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.value_objective import MOMENTS, explained_variance
 from vime.backends.megatron_utils import checkpoint
 from vime.backends.megatron_utils.advantages import with_token_advantages
 from vime.backends.megatron_utils.arguments import parse_megatron_args
 from vime.backends.megatron_utils.background_save import BackgroundSave
-from vime.backends.megatron_utils.config import TrainerConfig
+from vime.backends.megatron_utils.config import CriticConfig
 from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.megatron_utils.initial_values import load_initial_weights
@@ -31,35 +28,6 @@ FOLDER = "critic"
 """In the folder of the actor's checkpoint, so that one commit holds both."""
 
 METRIC_NAMES = ("value_loss", "value_clipfrac", "value_explained_variance", "critic_grad_norm", "critic_lr")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticConfig:
-    """Settings of `Critic`."""
-
-    trainer: TrainerConfig
-    """Its model, optimizer, gamma, lambda and aggregation; flags of the parallel layout are those of the actor."""
-    value_clip: float
-    load: Path | None = None
-    """First weights: a Hugging Face folder, or a checkpoint of Megatron's; None takes `trainer.hf_checkpoint`."""
-    save: Path | None = None
-    """Where each checkpoint is written a second time, as a folder that `load` takes."""
-
-    @property
-    def returns(self) -> ObjectiveConfig:
-        """How its targets are computed: from rewards and its own values alone.
-
-        The actor's KL penalty, teacher, whitening and own advantage function change what the actor is told, not what
-        the critic predicts.
-        """
-        return dataclasses.replace(
-            self.trainer.objective,
-            estimator=Estimator.PPO,
-            kl_coef=0.0,
-            opd_kl_coef=None,
-            custom_advantages=None,
-            normalize_advantages=False,
-        )
 
 
 class Critic:

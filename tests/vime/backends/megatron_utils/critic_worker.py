@@ -30,8 +30,8 @@ from tests.vime.backends.megatron_utils.megatron_worker import (
 from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, make_sequences, pack, totals
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.backends.megatron_utils import hf_weights
-from vime.backends.megatron_utils.config import TrainerConfig
-from vime.backends.megatron_utils.critic import Critic, CriticConfig
+from vime.backends.megatron_utils.config import CriticConfig, TrainerConfig
+from vime.backends.megatron_utils.critic import Critic
 from vime.backends.megatron_utils.device_turns import DeviceTurns
 from vime.backends.megatron_utils.trained_model import TrainedModel
 from vime.backends.megatron_utils.trainer import MegatronTrainer
