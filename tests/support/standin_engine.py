@@ -387,7 +387,7 @@ class StandinEngine:
         """Two layers of four experts, two of which serve a token: a function of the token."""
         if start is None:
             return None
-        first = np.asarray(tokens[start:-1], np.uint8)[:, None, None] + np.arange(2, dtype=np.uint8)[:, None]
+        first = np.asarray(tokens[start:-1]).astype(np.uint8)[:, None, None] + np.arange(2, dtype=np.uint8)[:, None]
         rows = ((first + np.arange(2, dtype=np.uint8)) % 4).astype(np.uint8)
         return RouteColumn("|u1", (len(rows), 2, 2), rows.tobytes(), start)
 
