@@ -52,7 +52,7 @@ def test_a_producer_waits_while_there_is_no_room(
         carrier.unread = 0 if len(waits) % 3 == 0 else 1
 
     monkeypatch.setattr(ray_parts.time, "sleep", read_one)
-    monkeypatch.setattr(ray_parts.ray, "get", lambda _: None)
+    monkeypatch.setattr(ray_parts.ray, "get", lambda *_, **__: None)
     RayParts(NoCoordinator, carrier).put({"a": [b"1", b"22", b"333"]})
     assert carrier.kept == [b"1", b"22", b"333"]
     assert len(waits) == 6

@@ -94,10 +94,10 @@ def test_hooks_are_imported_and_their_arguments_checked(tmp_path: Path, capsys: 
 
 
 def test_refusals_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--actor-num-gpus-per-node", "8", "--colocate", "--assume-gpus", "16", "--use-wandb")
+    flags = ("--actor-num-gpus-per-node", "8", "--colocate", "--assume-gpus", "16", "--rollout-session-id", "x")
     status, record = run_json(tmp_path, capsys, *flags)
     assert status == 0
-    assert any("--use-wandb" in warning for warning in record["warnings"])
+    assert any("--rollout-session-id" in warning for warning in record["warnings"])
     assert record["processes"]["shape"] == "colocated"
 
 
