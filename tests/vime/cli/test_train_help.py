@@ -30,7 +30,7 @@ def test_help_marks_what_is_not_built_as_the_documentation_does(capsys: pytest.C
     entries = re.split(r"\n  (?=--)", text.partition("\nFlags that")[0])[1:]
     rows = (ROOT / "docs" / "flags.md").read_text().partition("## Not built yet")[0]
     marked = set(re.findall(r"^\| `(--[^`]+)`[^|]* † \|", rows, re.MULTILINE))
-    assert len(marked) > 20
+    assert "--prefill-num-servers" in marked
     assert {entry.split()[0].rstrip(",") for entry in entries if "†" in entry} == marked
     assert "† is not built yet, or not for all values" in text
 

@@ -35,6 +35,8 @@ CASES = (
     Case("--update-weight-delta-encoding overwrite",
          "--update-weight-delta-encoding overwrite with --update-weight-mode full", "--update-weight-mode delta",
          "Give --update-weight-mode delta", "delta_settings_have_deltas"),
+    Case("--keep-every 5", "--keep-every 5 without --keep-checkpoints", "both",
+         "Give --keep-checkpoints, or leave out --keep-every.", "commits_are_removed_before_some_are_kept"),
     Case(f"--rollout-data-dir /shared {_ELSEWHERE}",
          "--rollout-data-dir /shared with --rollout-data-transport object-store", "--rollout-data-transport straw",
          "Give --rollout-data-transport straw", "queue_settings_have_a_queue"),
