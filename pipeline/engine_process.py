@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.cluster import CONTROL_S, answer
+from pipeline.messages import Takeover, decode
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import EngineStartError, RunFailedError
 
@@ -31,12 +32,14 @@ class EngineProcess:
         cleanup_timeout_s: float,
         log_tail: Callable[[], list[str]],
         on_restart: Callable[[], Awaitable[None]],
+        is_kept: bool = False,
     ) -> None:
-        """An engine of `model`. `spawn` starts an actor, `end` kills one.
+        """An engine of `model`. `spawn` starts an actor, `end` kills one; with `is_kept` the engine outlives both.
 
         `log_tail` are the last lines that the engine wrote; `on_restart` is called after each restart.
         """
         self.name, self.model, self._spawn, self._end = name, model, spawn, end
+        self.is_kept = is_kept
         self._cleanup_timeout_s, self._log_tail, self._on_restart = cleanup_timeout_s, log_tail, on_restart
         self.actor = spawn()
         self.address = ""
@@ -45,6 +48,11 @@ class EngineProcess:
         """Start the engine and wait until it answers; its address. Raises `EngineStartError`."""
         self.address = await answer(self.actor.start.remote(0), self.name)
         return self.address
+
+    async def take_over(self) -> Takeover:
+        """Take over the engine that outlived a driver before, or end it, before `start`."""
+        taken: bytes = await answer(self.actor.take_over.remote(), self.name)
+        return decode(taken, Takeover)
 
     async def progress(self) -> str:
         """What its start is at, in words."""

@@ -6,7 +6,8 @@ Ray's processes end with the driver's, but some take a minute, a worker can hang
 folder stays. The guard remembers every process below its parent. Once the parent is gone, or sends SIGTERM because the
 session is over, it gives them GRACE_SECONDS (engines use them to stop in order and to unlink their shared memory),
 kills what is left, and removes RAY_FOLDER. Ray's own agents, which have nothing to stop in order and would take all of
-that time, are killed as soon as they are alone. It imports the standard library only.
+that time, are killed as soon as they are alone. Engines that are kept for a restarted driver are left alone: their own
+supervisors end them in time. It imports the standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vime.backends.vllm_utils.supervisor import descendants
+from vime.backends.vllm_utils.lease import outlives_driver
+from vime.backends.vllm_utils.supervisor import descendants, start_time
 
 GRACE_S = 8.0
 _POLL_S = 0.5
@@ -48,18 +50,6 @@ def guarded(ray_folder: Path, grace_s: float = GRACE_S) -> Iterator[None]:
         guard.wait()
 
 
-def start_time(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks, so that a reused process id is not mistaken for it.
-
-    None when it has ended, also when nobody has asked for its status yet.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
-
-
 def watch(parent: int, grace_s: float, ray_folder: Path) -> None:
     """Until the parent is gone or says that it is over, remember its descendants; then end them."""
     known: dict[int, str] = {}
@@ -75,15 +65,15 @@ def watch(parent: int, grace_s: float, ray_folder: Path) -> None:
     while time.monotonic() < deadline and any(_has_work_to_end(pid, began) for pid, began in known.items()):
         time.sleep(_ENDING_POLL_S)
     for pid, began in known.items():
-        if start_time(pid) == began:
+        if start_time(pid) == began and not outlives_driver(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     shutil.rmtree(ray_folder, ignore_errors=True)
 
 
 def _has_work_to_end(pid: int, began: str) -> bool:
-    """Whether the process that began then still runs, and is none of Ray's agents."""
-    if start_time(pid) != began:
+    """Whether the process that began then still runs, and is none of Ray's agents or of those that stay."""
+    if start_time(pid) != began or outlives_driver(pid):
         return False
     with contextlib.suppress(OSError):
         return not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_RAY_AGENTS)

@@ -107,6 +107,15 @@ class ProducerStats(msgspec.Struct, frozen=True):
     """All prompt tokens of these samples' requests."""
 
 
+class Takeover(msgspec.Struct, frozen=True):
+    """What came of an engine that outlived a driver."""
+
+    version: int | None
+    """Of its weights, when it was taken over."""
+    why_not: str
+    """Why it was ended; empty without one."""
+
+
 class TrainReport(msgspec.Struct, frozen=True):
     """What one rank says of one rollout batch."""
 

@@ -34,11 +34,16 @@ def measure_parity(settings: Settings, folder: Path, report: Callable[[str], Non
 
 
 def _alone(settings: Settings, folder: Path) -> Settings:
-    """The same job with a folder of its own, a queue that is never opened, and no versions of weights on disk."""
+    """The same job with a folder of its own, a queue that is never opened, and no versions of weights on disk.
+
+    No engine outlives it.
+    """
     return dataclasses.replace(
         settings,
         checkpoint=dataclasses.replace(settings.checkpoint, save=str(folder), load=None),
-        queue=dataclasses.replace(settings.queue, rollout_data_transport="object-store", rollout_data_dir=None),
+        queue=dataclasses.replace(
+            settings.queue, rollout_data_transport="object-store", rollout_data_dir=None, rollout_session_id=None
+        ),
         weights=dataclasses.replace(
             settings.weights, update_weight_transport="nccl", update_weight_mode="full", update_weight_disk_dir=None
         ),

@@ -6,11 +6,15 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+import msgspec
 
 from pipeline.external_engines import registered_engines
 from pipeline.restarts import RestartBudget
 from pipeline.run_folder import RunFolder
+from storage.files import write_atomically
 from vime.backends.vllm_utils.router_arguments import router_options_of
 from vime.backends.vllm_utils.router_server import RouterLaunch, RouterServer, RouterWorkers, is_installed
 from vime.errors import EngineError, EngineStartError, RunFailedError
@@ -84,8 +88,12 @@ class Routers:
         self._host = host
         for name in models:
             port = 0 if self._running else given.vllm_router_port or 0
-            server = await asyncio.to_thread(self._start, name, port)
+            server = await asyncio.to_thread(self._start_first, name, port)
             self._add(ModelRouter(name, *server.address), server)
+        if self._settings.queue.rollout_session_id is not None:
+            ports = {name: running.router.port for name, running in self._running.items() if running.server is not None}
+            self._folder.router_ports.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._folder.router_ports, msgspec.json.encode(ports))
 
     async def set(self, model: str, engines: Collection[str], serving: Collection[str]) -> None:
         """Have exactly `serving` registered of a model's `engines`; one that can't be registered is told, and left out.
@@ -150,6 +158,24 @@ class Routers:
             except EngineError as error:
                 raise RunFailedError(f"{why}; its successor failed: {error.message}") from error
         await self._on_restart()
+
+    def _start_first(self, model: str, port: int) -> RouterServer:
+        """At the port of the router that a session with kept engines had, where it is free and none is asked for."""
+        before = 0 if port else self._port_before(model)
+        if before:
+            try:
+                return self._start(model, before, port_timeout_s=PORT_S)
+            except EngineStartError as error:
+                self._note(f"The router of {model} gets another address than before: {error.message.splitlines()[0]}")
+        return self._start(model, port)
+
+    def _port_before(self, model: str) -> int:
+        """0 where there was none."""
+        if self._settings.queue.rollout_session_id is None or not self._folder.router_ports.exists():
+            return 0
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(self._folder.router_ports.read_bytes(), type=dict[str, int]).get(model, 0)
+        return 0
 
     def _start(self, model: str, port: int, *, port_timeout_s: float = 0.0) -> RouterServer:
         options = router_options_of(self._settings.router_args)

@@ -28,6 +28,7 @@ from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
 from pipeline.interrupt import Ending, Interrupts
+from pipeline.kept_engines import engine_lease
 from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, TrainReport, encode
 from pipeline.metric_sinks.sinks import MetricSinks, open_sinks
@@ -115,6 +116,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             save_tokenizer(settings.checkpoint.hf_checkpoint or "", Path(settings.debug.dump_details) / "tokenizer")
         with (
             Interrupts(view) as interrupts,
+            engine_lease(settings, folder, view.note),
             Cluster(demand_of(settings), NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
         ):
             if settings.debug.debug_rollout_only:
@@ -204,6 +206,9 @@ class _Session:
         self._commits = Commits(settings, folder, start, self._workers, view.note)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
+        self._kept_version: int | None = None
+        """The highest one that an engine of the session before holds, where engines outlived it."""
+        self._is_done = False
         self._holds_published = False
         """Whether the trainer holds the weights of the version that serves."""
         self._report = BatchReport(
@@ -247,13 +252,13 @@ class _Session:
             if failed is not None:
                 raise failed
             self._say_goodbye(await self._workers.identity())
-            done = self._done_rollouts >= (self._settings.data.num_rollout or 0)
-            return Ending.DONE if done else Ending.INTERRUPTED
+            self._is_done = self._done_rollouts >= (self._settings.data.num_rollout or 0)
+            return Ending.DONE if self._is_done else Ending.INTERRUPTED
         finally:
             for client in clients:
                 await client.close()
             await self._commits.abandon()
-            await self._workers.stop()
+            await self._workers.stop(keeps_engines=not self._is_done)
 
     def _stop_asked(self) -> bool:
         return self._interrupts.stop_asked
@@ -272,6 +277,7 @@ class _Session:
         self._supervise(clients)
         self._at_start = await workers.identity()
         self._view.note(f"At start: {self._at_start}")
+        self._kept_version = await workers.guarded(workers.take_over_engines())
         await workers.start_routers()
         addresses = await workers.guarded(
             self._turns.start_both(lambda: workers.start_engines(self._view.waiting), self._start_trainers)
@@ -287,10 +293,12 @@ class _Session:
             start_version=await self._start_version(),
             flush_interval=weights.flush_cache_interval,
             timeout_s=weights.update_weight_timeout,
-            compare_first=weights.check_weight_update_equal and self._start.commit is None,
+            compare_first=weights.check_weight_update_equal and self._start.commit is None and self._kept_version is None,
             replace=None if workers.keeper is None else workers.keeper.replace,
         )
         self._publisher = publisher
+        if self._kept_version is not None:
+            publisher.sender_is_new()
         workers.keep_engines(publisher)
         append_branch(
             self._folder.root,
@@ -299,6 +307,8 @@ class _Session:
         await workers.record_processes()
         if weights.check_weight_update_equal and self._start.commit is not None:
             self._view.note("--check-weight-update-equal compares nothing: this run goes on from a commit.")
+        elif weights.check_weight_update_equal and self._kept_version is not None:
+            self._view.note("--check-weight-update-equal compares nothing: engines were kept from a session before.")
         await workers.guarded(self._turns.give_to_trainer())
         first = await workers.guarded(publisher.publish())
         self._holds_published = first.raised
@@ -374,6 +384,7 @@ class _Session:
         committed = 0 if self._start.commit is None else self._start.commit.weight_version
         return max(
             committed,
+            self._kept_version or 0,
             highest_evaluated_version(self._folder.root),
             await self._workers.highest_version(),
             await self._workers.trainers.highest_version_on_disk(),

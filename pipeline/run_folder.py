@@ -87,6 +87,16 @@ class RunFolder:
         """Ids of the running processes, for people and for tests that kill them."""
         return self.root / "processes.json"
 
+    @property
+    def kept_engines(self) -> Path:
+        """Claims and lease of engines that outlive their driver."""
+        return self.root / "rollout" / "kept_engines"
+
+    @property
+    def router_ports(self) -> Path:
+        """Ports that routers had, for a session that goes on with kept engines."""
+        return self.kept_engines / "routers.json"
+
     def training_log(self, rank: int) -> Path:
         return self.root / "training_log" / f"rank_{rank}.jsonl"
 

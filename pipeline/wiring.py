@@ -35,6 +35,7 @@ from storage.memory_pool import MemoryPool
 from storage.pool import Pool
 from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.arguments import split_vllm_flags
+from vime.backends.vllm_utils.kept import Keeping
 from vime.backends.vllm_utils.launch import EngineLaunch, EnginePart
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
 from vime.backends.vllm_utils.server import EngineServer
@@ -105,10 +106,11 @@ def build_engine_server(
     host: str = "127.0.0.1",
     part: EnginePart | None = None,
 ) -> EngineServer:
-    """One engine, or its part on one node; `host` is that node's address."""
+    """One engine, or its part on one node; `host` is that node's address. Only one without parts can be kept."""
     engine_args, _ = split_vllm_flags(spec.vllm_args)
     workers = engine_workers(spec)
     name = f"engine_{number}" if part is None or not part.number else f"engine_{number}_part_{part.number}"
+    session = settings.queue.rollout_session_id
     return EngineServer(
         EngineLaunch(
             hf_checkpoint=Path(spec.checkpoint),
@@ -127,6 +129,7 @@ def build_engine_server(
             columns=engine_columns(settings, spec),
         ),
         stop_grace_s=settings.engine.rollout_cleanup_timeout,
+        keeping=None if session is None or part is not None else Keeping(folder.kept_engines, name, session),
     )
 
 

@@ -23,6 +23,7 @@ from pipeline.evaluation.records import EvaluationRecord
 from pipeline.external_engines import ExternalEngine, check_external
 from pipeline.forwarders import ForwarderActor
 from pipeline.frozen_engines import FencesOfModels, FrozenEngines
+from pipeline.kept_engines import end_claims
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
 from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
@@ -41,6 +42,7 @@ from recovery.commit import QueueState
 from storage.files import write_atomically
 from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
+from vime.counted import counted
 from vime.errors import ProcessDiedError, RunFailedError, VimeError
 from vime.settings.groups import Settings
 from vime.settings.rules.quantities import engines_are_others, own_engines
@@ -128,6 +130,22 @@ class Workers:
         for name in self._models[1:]:
             await self.routers.set(name, self._addresses[name], self._addresses[name])
         return self._addresses[self._models[0]]
+
+    async def take_over_engines(self) -> int | None:
+        """Take over engines that outlived a driver before; the highest version that one of them holds.
+
+        They serve nothing until they confirm a version, as new ones. Those that can't be used are ended. None without
+        one that was taken over.
+        """
+        kept = [engine for engine in self.engines if engine.is_kept]
+        taken = await asyncio.gather(*(engine.take_over() for engine in kept))
+        for engine, found in zip(kept, taken, strict=True):
+            if found.why_not:
+                self._note(f"{engine.name[0].upper()}{engine.name[1:]} was kept, and is replaced: {found.why_not}.")
+        versions = [found.version for found in taken if found.version is not None]
+        if versions:
+            self._note(f"{counted(len(versions), 'engine')} kept from the session before, with version {max(versions)}.")
+        return max(versions, default=None)
 
     @property
     def has_engines(self) -> bool:
@@ -308,19 +326,25 @@ class Workers:
         failures = [self.watch.failure_of(task) for task in runs]
         return next((failure for failure in failures if failure is not None), None)
 
-    async def stop(self) -> None:
-        """Stop what runs; what fails to stop is named in a warning and ended with Ray."""
+    async def stop(self, *, keeps_engines: bool = False) -> None:
+        """Stop what runs; what fails to stop is named in a warning and ended with Ray.
+
+        With `keeps_engines` those that can outlive the driver go on, for a restarted one.
+        """
         for task in self._followers:
             task.cancel()
         await asyncio.gather(*self._followers, return_exceptions=True)
         await self.watch.close()
-        stopping = {engine.name: engine.actor.stop.remote() for engine in self.engines}
+        ending = [engine for engine in self.engines if not (keeps_engines and engine.is_kept)]
+        stopping = {engine.name: engine.actor.stop.remote() for engine in ending}
         stopping |= {f"trainer rank {rank}": trainer.close.remote() for rank, trainer in enumerate(self.trainers.ranks)}
         if self.coordinator is not None:
             stopping["the queue coordinator"] = self.coordinator.close.remote()
         tasks = [asyncio.create_task(closed(reference, name)) for name, reference in stopping.items()]
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+        if not keeps_engines:
+            await asyncio.to_thread(end_claims, self._folder.kept_engines)
         await self.routers.stop()
 
     async def _serve_only(self, model: str, serving: Collection[str]) -> None:
@@ -328,7 +352,8 @@ class Workers:
 
     def _engine(self, number: int, spec: EngineSpec, num_ranks: int) -> EngineProcess:
         log = self._folder.log(f"engine_{number}")
-        what = encode((spec, self._cluster.engine_places(number)))
+        places = self._cluster.engine_places(number)
+        what = encode((spec, places))
         return EngineProcess(
             f"engine {number}",
             spec.model,
@@ -337,6 +362,7 @@ class Workers:
             cleanup_timeout_s=self.settings.engine.rollout_cleanup_timeout,
             log_tail=lambda: last_lines(log),
             on_restart=self.record_processes,
+            is_kept=self.settings.queue.rollout_session_id is not None and len(places) == 1,
         )
 
     async def _follow_suspicions(self, number: int, keeper: EngineKeeper) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 
 from pipeline.actors.settings import decode_settings
-from pipeline.messages import decode, encode
+from pipeline.messages import Takeover, decode, encode
 from pipeline.node_devices import ProcessPlace, spawn_at
 from pipeline.process_log import log_to_file
 from pipeline.run_folder import RunFolder
@@ -19,10 +19,14 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.backends.vllm_utils.launch import EnginePart
 from vime.backends.vllm_utils.server import EngineServer
+from vime.errors import EngineError
 from vime.settings.served_models import EngineSpec
 
 PORT_MARGIN_S = 10.0
 """What a process that ends may keep its port beyond the time that it has to clean up."""
+
+TAKE_OVER_S = 60.0
+"""How long an engine that outlived its driver may take to be usable again."""
 
 
 class EngineActor:
@@ -46,13 +50,45 @@ class EngineActor:
         self._port_timeout_s = decoded.engine.rollout_cleanup_timeout + PORT_MARGIN_S
         self._needs = engine_columns(decoded, spec)
         self._sleeps = decoded.cluster.engines_leave_memory
-        self._progress = "not started"
+        self._progress, self._is_taken_over = "not started", False
+
+    async def take_over(self) -> bytes:
+        """Take over the engine that outlived a driver before, or end it; a `Takeover`.
+
+        An engine that is taken over has no requests any more, and samples.
+        """
+        differences = await asyncio.to_thread(self._server.take_over)
+        if differences is None:
+            return encode(Takeover(None, ""))
+        if differences:
+            return encode(Takeover(None, "; ".join(differences)))
+        try:
+            async with asyncio.timeout(TAKE_OVER_S):
+                version = await self._make_usable()
+        except (EngineError, TimeoutError) as error:
+            await asyncio.to_thread(self._server.stop)
+            return encode(Takeover(None, str(error) or f"it was not usable within {TAKE_OVER_S:g} s"))
+        self._is_taken_over = True
+        return encode(Takeover(version, ""))
+
+    async def _make_usable(self) -> int:
+        """End what an engine does for a driver that is gone; the version of its weights. Raises `EngineError`."""
+        async with EngineClient(self._server.address) as client:
+            check_engine(self._server.address, await client.capabilities(), self._needs, sleeps=self._sleeps)
+            await client.abort_all()
+            await client.resume()
+            await client.check(TAKE_OVER_S)
+            return await client.weight_version()
 
     async def start(self, port: int = 0) -> str:
         """Start the engine, wait until it answers, and check that it can do what the run needs; its base URL.
 
-        `port` is that of a process before it, which may take its time to end; 0 lets the system choose.
+        `port` is that of a process before it, which may take its time to end; 0 lets the system choose. One that was
+        taken over runs already.
         """
+        if self._is_taken_over and not port:
+            return self._server.address
+        self._is_taken_over = False
         await asyncio.to_thread(self._server.start, port=port, port_timeout_s=self._port_timeout_s if port else 0.0)
         await asyncio.gather(*(part.start.remote() for part in self._others))
         await asyncio.to_thread(self._server.wait_ready, self._note_progress)

@@ -25,11 +25,15 @@ from vime.settings.groups import Settings
 
 
 def generation_alone(settings: Settings) -> Settings:
-    """The same job without trainer. An engine that dies ends it: there is nobody who could give a new one weights."""
+    """The same job without trainer. An engine that dies ends it: there is nobody who could give a new one weights.
+
+    For the same reason no engine outlives it.
+    """
     return dataclasses.replace(
         settings,
         cluster=settings.cluster.without_trainer(),
         engine=dataclasses.replace(settings.engine, use_fault_tolerance=False),
+        queue=dataclasses.replace(settings.queue, rollout_session_id=None),
     )
 
 

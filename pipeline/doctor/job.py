@@ -11,6 +11,7 @@ import psutil
 
 from pipeline.doctor.check import Check, failed, passed, warned
 from pipeline.doctor.machine import MachineFacts, port_error
+from pipeline.kept_engines import kept_on_disk
 from pipeline.preview.disk_need import DiskNeed, disk_need
 from pipeline.preview.folders import RESERVE_STEP, reserve_shortfall, written_folders
 from pipeline.preview.process_map import Machines, map_processes
@@ -40,7 +41,7 @@ def job_checks(settings: Settings, facts: MachineFacts, *, with_devices: bool = 
     if written_folders(settings) and settings.queue.rollout_disk_reserve_gib:
         checks.append(disk_reserve(settings))
     if settings.checkpoint.save is not None:
-        checks.append(leftovers(RunFolder.of(settings)))
+        checks += [leftovers(RunFolder.of(settings)), *kept_engines(RunFolder.of(settings), settings)]
     return checks
 
 
@@ -117,13 +118,28 @@ def leftovers(folder: RunFolder) -> Check:
         return passed(name, f"{folder.root} records no previous session")
     except (OSError, msgspec.MsgspecError) as error:
         return warned(name, f"{folder.processes} can't be read: {error}.", "Remove the file when no session runs.")
-    alive = [pid for pid in _ids(list(recorded.values())) if _started_before(pid, folder.processes.stat().st_mtime)]
+    kept = kept_on_disk(folder.kept_engines).running.values()
+    started = [pid for pid in _ids(list(recorded.values())) if pid not in kept]
+    alive = [pid for pid in started if _started_before(pid, folder.processes.stat().st_mtime)]
     if not alive:
         return passed(name, f"none of the processes in {folder.processes} runs")
     listed = " ".join(str(pid) for pid in alive)
     return failed(
         name, f"A session in {folder.root} still has processes: {listed}.", f"Wait for it, or stop it: kill {listed}"
     )
+
+
+def kept_engines(folder: RunFolder, settings: Settings) -> list[Check]:
+    """Engines that outlived their driver and wait for another one."""
+    name, found = "kept engines", kept_on_disk(folder.kept_engines)
+    names = [*found.running, *found.elsewhere]
+    if not names:
+        return []
+    words = f"{', '.join(names)} of session {found.session} run without this command, or with their session."
+    if found.session == settings.queue.rollout_session_id:
+        return [passed(name, f"{words} A start takes them over if they were started from the same settings")]
+    pids = " ".join(map(str, found.running.values()))
+    return [warned(name, f"{words} A start ends them.", f"Give --rollout-session-id {found.session}, or kill {pids}.")]
 
 
 def _started_before(pid: int, time_s: float) -> bool:

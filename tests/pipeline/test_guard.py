@@ -55,6 +55,29 @@ def test_a_process_that_outlives_its_session_is_ended(tmp_path: Path) -> None:
     assert not (tmp_path / "ray").exists()
 
 
+KEPT = """
+import os, subprocess, sys, time
+from pathlib import Path
+from pipeline.guard import guarded
+with guarded(Path(sys.argv[1]), grace_s=20.0):
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    kept = subprocess.Popen(sleep, start_new_session=True, env=os.environ | {"VIME_ENGINE_OUTLIVES_DRIVER": "1"})
+    print(kept.pid, flush=True)
+    time.sleep(1.0)  # the guard looks twice a second
+"""
+
+
+def test_an_engine_that_outlives_its_driver_is_left_alone_and_not_waited_for(tmp_path: Path) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", KEPT, str(tmp_path / "ray")], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    kept = psutil.Process(int(driver.stdout.readline()))
+    try:
+        assert driver.wait(15) == 0
+        assert kept.status() != psutil.STATUS_ZOMBIE
+    finally:
+        kept.kill()
+
+
 AGENT = """
 import subprocess, sys, time
 from pathlib import Path

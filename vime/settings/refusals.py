@@ -63,6 +63,10 @@ def _profile_for_nsight(settings: Settings) -> str | None:
     return "" if option(words, "--profile") is not None and option(words, "--use-pytorch-profiler") is None else None
 
 
+def _kept_beside_a_trainer(settings: Settings) -> str | None:
+    return settings.queue.rollout_session_id if settings.cluster.engines_leave_memory else None
+
+
 REFUSALS: tuple[Refusal, ...] = (
     # Model
     Refusal(
@@ -128,7 +132,13 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=_gloo_between_gpus,
     ),
     # Queue and weights
-    *unless_default("--rollout-session-id", "Engines end with their job.", "engines kept for a restarted job"),
+    Refusal(
+        "--rollout-session-id",
+        "without --colocate, --offload and --offload-rollout",
+        "Engines that share memory with the trainer would hold it while a restarted trainer starts.",
+        "a restart that asks kept engines to leave the memory first",
+        refused_value=_kept_beside_a_trainer,
+    ),
     # Evaluation, debugging, logging
     Refusal(
         "--profile",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.doctor.check import Outcome
-from pipeline.doctor.job import devices, free_disk, job_checks, leftovers, router_port
+from pipeline.doctor.job import devices, free_disk, job_checks, kept_engines, leftovers, router_port
 from pipeline.doctor.tokenizer import round_trip
 from pipeline.preview.disk_need import disk_need
 from pipeline.run_folder import RunFolder
@@ -123,6 +123,21 @@ def test_process_of_a_previous_session_is_named_until_it_ends(tmp_path: Path) ->
         process.kill()
         process.wait()
     assert leftovers(folder).outcome is Outcome.PASS
+
+
+def test_kept_engines_are_told_apart_from_leftovers(tmp_path: Path) -> None:
+    folder = RunFolder.of(settings_of(tmp_path))
+    folder.make()
+    assert kept_engines(folder, settings_of(tmp_path)) == []
+    path, pid = claim_path(folder.kept_engines, "engine_0"), os.getpid()
+    write_claim(path, Claim("a", "127.0.0.1", 1, here(), 0.0, "", {"session id": "nightly"}))
+    write_process(path, KeptProcess("a", pid, start_time(pid)))
+    folder.processes.write_text(json.dumps({"engines": [[pid]]}))
+    assert leftovers(folder).outcome is Outcome.PASS
+    (wanted,) = kept_engines(folder, settings_of(tmp_path, "--rollout-session-id", "nightly"))
+    (unwanted,) = kept_engines(folder, settings_of(tmp_path))
+    assert (wanted.outcome, unwanted.outcome) == (Outcome.PASS, Outcome.WARN)
+    assert unwanted.next_step == f"Give --rollout-session-id nightly, or kill {pid}."
 
 
 def test_younger_process_with_an_old_number_is_no_leftover(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import sys
@@ -119,6 +120,31 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     if launch.device == "cpu":
         argv += _cpu_layout(launch, user)
     return EngineCommand(tuple(argv) + launch.extra_args, _environment(launch))
+
+
+def launch_record(launch: EngineLaunch, session: str) -> dict[str, str]:
+    """What makes two engines alike, name by name: all but their port and their log, and the files of the checkpoint."""
+    fields = {name: str(value) for name, value in vars(launch).items() if name not in ("port", "log_path", "part")}
+    variables = {name: value for name, value in _environment(launch).items() if name != "VIME_RUN_ID"}
+    return {
+        "session id": session,
+        **fields,
+        **variables,
+        "devices": os.environ.get("CUDA_VISIBLE_DEVICES", "all"),
+        "python": sys.executable,
+        "vllm": installed_version("vllm") or "none",
+        "vime": installed_version("vime") or "none",
+        "checkpoint files": _files_digest(launch.hf_checkpoint),
+    }
+
+
+def _files_digest(folder: Path) -> str:
+    """Of names, sizes and times of the files in a folder."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        found = path.stat()
+        digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def user_options(extra_args: Sequence[str]) -> frozenset[str]:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from vime.backends.vllm_utils.launch import EngineLaunch, engine_command
+from vime.backends.vllm_utils.kept import Keeping, KeptEngine
+from vime.backends.vllm_utils.launch import EngineLaunch, engine_command, launch_record
+from vime.backends.vllm_utils.lease import end_claimed
 from vime.backends.vllm_utils.listening import answers, claim_port
 from vime.backends.vllm_utils.plugin.self_test import DIFFERS, TESTED_VERSIONS
 from vime.backends.vllm_utils.startup_log import last_lines, startup_phase
@@ -26,14 +28,14 @@ class EngineServer:
     """Owns one engine: its processes, its log and what they leave behind. Synchronous; use it with `with`.
 
     The engine runs in a session of its own under a small supervisor, which ends it when this process ends in whatever
-    way, and removes the engine's shared-memory segments.
+    way, and removes the engine's shared-memory segments. One with a `keeping` outlives this process for a while.
     """
 
-    def __init__(self, launch: EngineLaunch, *, stop_grace_s: float = 5.0) -> None:
+    def __init__(self, launch: EngineLaunch, *, stop_grace_s: float = 5.0, keeping: Keeping | None = None) -> None:
         """`launch.port` 0 lets the system choose; `launch` then holds the chosen one once started."""
         self.launch = launch
-        self._stop_grace_s = stop_grace_s
-        self._process: SupervisedProcess | None = None
+        self._stop_grace_s, self._keeping = stop_grace_s, keeping
+        self._process: SupervisedProcess | KeptEngine | None = None
         self._started_at = 0.0
 
     def __enter__(self) -> Self:
@@ -59,12 +61,42 @@ class EngineServer:
         Raises `EngineStartError` when the port is taken for longer than `port_timeout_s`.
         """
         wanted = self.launch.port if port is None else port
+        if self._keeping is not None:
+            end_claimed(self._keeping.claim)
         self.launch = replace(self.launch, port=claim_port(self.launch.host, wanted, port_timeout_s))
         command = engine_command(self.launch)
-        self._process = SupervisedProcess(
-            command.argv, command.env, self.launch.log_path, stop_grace_s=self._stop_grace_s
-        )
+        if self._keeping is None:
+            self._process = SupervisedProcess(
+                command.argv, command.env, self.launch.log_path, stop_grace_s=self._stop_grace_s
+            )
+        else:
+            self._process = KeptEngine.start(
+                self._keeping,
+                command.argv,
+                command.env,
+                self.launch.log_path,
+                stop_grace_s=self._stop_grace_s,
+                address=(self.launch.host, self.launch.port),
+                settings=launch_record(self.launch, self._keeping.session),
+            )
         self._started_at = time.monotonic()
+
+    def take_over(self) -> list[str] | None:
+        """Take over the engine that outlived its driver, when it was started from what this one would be.
+
+        Returns None without one, else the differences in words: with any the engine is ended, not taken over.
+        """
+        found = None if self._keeping is None else KeptEngine.find(self._keeping)
+        if found is None or self._keeping is None:
+            return None
+        differences = found.differences(launch_record(self.launch, self._keeping.session))
+        if differences:
+            found.stop()
+        else:
+            self._process = found
+            self.launch = replace(self.launch, port=found.claim.port)
+            self._started_at = time.monotonic()
+        return differences
 
     def wait_ready(
         self, on_progress: Callable[[str, float], None] = _ignore_progress, timeout_s: float = 600.0

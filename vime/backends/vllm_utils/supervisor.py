@@ -43,6 +43,18 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def start_time(pid: int) -> str | None:
+    """When a process began, in the kernel's ticks, so that a reused process id is not mistaken for it.
+
+    None when it has ended, also when nobody has asked for its status yet.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
 def mapped_segments(pids: Iterable[int]) -> set[str]:
     """Paths of the shared-memory files that the processes have mapped.
 
@@ -69,8 +81,11 @@ def unlink_listed(ledger: Path) -> None:
     ledger.unlink()
 
 
-class _Supervisor:
+class Supervisor:
+    """Runs a command until it ends, nobody wants it any more or a stop is asked, and leaves nothing of it behind."""
+
     def __init__(self, command: list[str], grace_s: float, ledger: Path) -> None:
+        """Start the command, which has `grace_s` seconds to end in order."""
         self._grace_s, self._ledger = grace_s, ledger
         self._stop_asked = False
         self._segments: set[str] = set()
@@ -81,9 +96,9 @@ class _Supervisor:
         self._engine = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
 
     def run(self) -> int:
-        """Watch until the engine ends, the parent ends or a stop is asked; returns the engine's exit status."""
+        """Watch until the engine ends, nobody wants it or a stop is asked; returns the engine's exit status."""
         polls = 0
-        while self._engine.poll() is None and not self._stop_asked and os.getppid() == self._parent:
+        while self._engine.poll() is None and not self._stop_asked and self.is_wanted():
             if polls % _POLLS_PER_SCAN == 0:
                 self._note_segments()
             polls += 1
@@ -91,6 +106,10 @@ class _Supervisor:
         self._end_all()
         status = self._engine.poll()
         return 0 if self._stop_asked else 128 - status if status is not None and status < 0 else status or 0
+
+    def is_wanted(self) -> bool:
+        """Whether the launcher still runs."""
+        return os.getppid() == self._parent
 
     def _note_segments(self) -> None:
         found = mapped_segments(descendants(os.getpid())) - self._segments
@@ -121,4 +140,4 @@ class _Supervisor:
 
 
 if __name__ == "__main__":
-    sys.exit(_Supervisor(sys.argv[3:], float(sys.argv[1]), Path(sys.argv[2])).run())
+    sys.exit(Supervisor(sys.argv[3:], float(sys.argv[1]), Path(sys.argv[2])).run())

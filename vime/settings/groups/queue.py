@@ -74,7 +74,14 @@ class QueueSettings:
         4, "Reads and writes of samples that a producer or trainer process has under way at once.", check=at_least(1)
     )
     rollout_session_id: str | None = flag(
-        None, "Identity under which engines are kept for a restarted job; derived from the run when left out."
+        None,
+        "Identity under which engines outlive a job that dies or is stopped, for the same command started again; left "
+        "out, engines end with their job.",
+    )
+    rollout_session_timeout: float = flag(
+        600.0,
+        "With --rollout-session-id: seconds that engines wait for a restarted job before they end by themselves.",
+        check=above(0),
     )
 
     @property

@@ -50,6 +50,8 @@ def advice(settings: Settings) -> Iterator[str]:
     ):
         if value != 600 and not engine.use_fault_tolerance:
             yield f"{flag} has no effect without --use-fault-tolerance."
+    if settings.queue.rollout_session_timeout != 600 and settings.queue.rollout_session_id is None:
+        yield "--rollout-session-timeout has no effect without --rollout-session-id."
     if trainer.use_dynamic_batch_size and trainer.micro_batch_size != 1:
         yield f"--micro-batch-size {trainer.micro_batch_size} has no effect with --use-dynamic-batch-size."
     if objective.use_score_centering and settings.rollout.rollout_top_p < 1 and objective.score_centering_top_k != 128:
