@@ -293,7 +293,9 @@ class _Session:
             start_version=await self._start_version(),
             flush_interval=weights.flush_cache_interval,
             timeout_s=weights.update_weight_timeout,
-            compare_first=weights.check_weight_update_equal and self._start.commit is None and self._kept_version is None,
+            compare_first=weights.check_weight_update_equal
+            and self._start.commit is None
+            and self._kept_version is None,
             replace=None if workers.keeper is None else workers.keeper.replace,
         )
         self._publisher = publisher

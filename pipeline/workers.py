@@ -144,7 +144,9 @@ class Workers:
                 self._note(f"{engine.name[0].upper()}{engine.name[1:]} was kept, and is replaced: {found.why_not}.")
         versions = [found.version for found in taken if found.version is not None]
         if versions:
-            self._note(f"{counted(len(versions), 'engine')} kept from the session before, with version {max(versions)}.")
+            self._note(
+                f"{counted(len(versions), 'engine')} kept from the session before, with version {max(versions)}."
+            )
         return max(versions, default=None)
 
     @property

@@ -40,11 +40,15 @@ def kept(job: Job) -> list[int]:
     return [pid for supervisor in supervisors for pid in (supervisor, *descendants(supervisor))]
 
 
-def kill_all_but_kept(running: subprocess.Popen[str]) -> None:
-    """Kept engines are nobody's children."""
+def kill_all_but_kept(running: subprocess.Popen[str]) -> str:
+    """Kept engines are nobody's children. What the run said."""
     for process in tree(running.pid):
         process.kill()
-    running.communicate(timeout=30)
+    return running.communicate(timeout=30)[0]
+
+
+def routers(output: str) -> list[str]:
+    return [line for line in output.splitlines() if "Router of default: " in line]
 
 
 def test_a_killed_and_a_stopped_driver_leave_engines_that_the_next_one_goes_on_with(tmp_path: Path) -> None:
@@ -54,7 +58,7 @@ def test_a_killed_and_a_stopped_driver_leave_engines_that_the_next_one_goes_on_w
     wait_until(lambda: len(job.steps()) >= 3, running)
     engines = kept(job)
     assert len(engines) == 2
-    kill_all_but_kept(running)
+    first_output = kill_all_but_kept(running)
     assert kept(job) == engines
 
     trained = len(job.steps())
@@ -64,6 +68,7 @@ def test_a_killed_and_a_stopped_driver_leave_engines_that_the_next_one_goes_on_w
     assert job.processes()["engines"][0][-1] == engines[0]
     running.send_signal(signal.SIGINT)
     output, _ = running.communicate(timeout=120)
+    assert routers(output) == routers(first_output) != []
     assert "1 engine kept from the session before, with version" in output
     assert "1 engine (engine_0) kept for a restart with --rollout-session-id nightly, at most 600 s" in output
     assert kept(job) == engines

@@ -18,6 +18,8 @@ from pipeline.preview.disk_need import disk_need
 from pipeline.run_folder import RunFolder
 from tests.pipeline.doctor.test_machine_checks import SOUND
 from tests.pipeline.preview.planned import QWEN3_4B, settings_of
+from vime.backends.vllm_utils.lease import Claim, KeptProcess, claim_path, here, write_claim, write_process
+from vime.backends.vllm_utils.supervisor import start_time
 from vime.data.cursor import PromptTask
 from vime.settings.parse import parse_settings
 

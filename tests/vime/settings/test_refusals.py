@@ -82,6 +82,12 @@ def test_engines_that_sleep_are_not_replaced_yet() -> None:
     assert not any(row.startswith("--use-fault-tolerance") for row in refused(kept))
 
 
+def test_engines_that_share_memory_with_a_trainer_do_not_outlive_their_driver_yet() -> None:
+    asked = ["--rollout-session-id", "a", "--colocate"]
+    assert any(row.startswith("--rollout-session-id a is not built yet") for row in refused(parse_settings(asked)))
+    assert refused(parse_settings([*asked, "--no-offload-rollout"])) == []
+
+
 def test_gloo_is_what_ranks_without_gpus_use_and_is_refused_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = parse_settings(["--distributed-backend", "gloo"])
     for gpus, said in ((False, []), (True, ["--distributed-backend gloo is not built yet, allowed: nccl, or gloo on"])):

@@ -69,12 +69,22 @@ class KeptEngine:
         if log_path.exists():
             log_path.replace(log_path.with_suffix(".previous.log"))
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        ledger = log_path.with_suffix(".segments")
-        claim = Claim(uuid.uuid4().hex, *address, here(), stop_grace_s, str(ledger), dict(settings))
+        claim_id = uuid.uuid4().hex
+        ledger = log_path.with_suffix(f".{claim_id}.segments")
+        claim = Claim(claim_id, *address, here(), stop_grace_s, str(ledger), dict(settings))
         write_claim(keeping.claim, claim)
         with log_path.open("wb") as log:
             launched = subprocess.run(
-                [sys.executable, "-m", _SUPERVISOR, str(stop_grace_s), str(ledger), str(keeping.claim), claim.id, *argv],
+                [
+                    sys.executable,
+                    "-m",
+                    _SUPERVISOR,
+                    str(stop_grace_s),
+                    str(ledger),
+                    str(keeping.claim),
+                    claim.id,
+                    *argv,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -142,8 +142,9 @@ def _files_digest(folder: Path) -> str:
     """Of names, sizes and times of the files in a folder."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        found = path.stat()
-        digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
+        if path.is_file():
+            found = path.stat()
+            digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 

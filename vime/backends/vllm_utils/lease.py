@@ -1,9 +1,9 @@
 """Files through which an engine outlives its driver, and ends by itself when no other driver comes.
 
-In the folder of a run's kept engines each engine has a claim (who it is, where it listens, what it was started from) and
-a process file (who supervises it, how it ended), and all have one lease, which a living driver renews. An engine runs
-while its claim names it and the lease was renewed within the time that the lease itself states. Times are measured by
-each process for itself, from the moments at which it sees the lease change: clocks are never compared.
+In the folder of a run's kept engines each engine has a claim (who it is, where it listens, what it was started from)
+and a process file (who supervises it, how it ended), and all have one lease, which a living driver renews. An engine
+runs while its claim names it and the lease was renewed within the time that the lease itself states. Times are measured
+by each process for itself, from the moments at which it sees the lease change: clocks are never compared.
 
 It imports the standard library only.
 """
@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -127,23 +127,20 @@ def end_claimed(path: Path) -> None:
     """Remove a claim; return when its engine has ended, if it is one of this machine."""
     claim = read_claim(path)
     process = None if claim is None else read_process(path, claim.id)
-    if claim is not None and process is not None and claim.place == here() and process.runs:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGTERM)
-        if not _ended(process, claim.grace_s + KILL_MARGIN_S):
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)  # the kernel then ends the engine's processes
-            _ended(process, KILL_MARGIN_S)
-            unlink_listed(Path(claim.ledger))
+    if claim is not None and claim.place == here():
+        if process is not None:
+            _end(process, claim.grace_s)
+        unlink_listed(Path(claim.ledger))  # a supervisor that was killed has left it
     remove_claim(path)
 
 
 class LeaseWatch:
     """A kept engine's view of its claim and its lease."""
 
-    def __init__(self, claim: Path, claim_id: str) -> None:
-        self._claim, self._id = claim, claim_id
-        self._beat, self._keep_s, self._changed_at = "", FIRST_KEEP_S, time.monotonic()
+    def __init__(self, claim: Path, claim_id: str, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` is this process's clock, in seconds."""
+        self._claim, self._id, self._now = claim, claim_id, now
+        self._beat, self._keep_s, self._changed_at = "", FIRST_KEEP_S, now()
 
     def why_end(self) -> str | None:
         """Why the engine must end; None while it may go on.
@@ -160,8 +157,8 @@ class LeaseWatch:
         with suppress(OSError, ValueError, KeyError):
             lease = json.loads((self._claim.parent / LEASE).read_text())
             if lease["beat"] != self._beat:
-                self._beat, self._keep_s, self._changed_at = lease["beat"], float(lease["keep_s"]), time.monotonic()
-        if time.monotonic() - self._changed_at > self._keep_s:
+                self._beat, self._keep_s, self._changed_at = lease["beat"], float(lease["keep_s"]), self._now()
+        if self._now() - self._changed_at > self._keep_s:
             return f"no driver has renewed its lease for {self._keep_s:g} s"
         return None
 
@@ -178,10 +175,16 @@ def _process_path(claim: Path) -> Path:
     return claim.with_name(claim.name.removesuffix(_CLAIM) + _PROCESS)
 
 
-def _ended(process: KeptProcess, within_s: float) -> bool:
+def _end(process: KeptProcess, grace_s: float) -> None:
+    """End a supervisor and its engine, if it runs."""
+    for number, within_s in ((signal.SIGTERM, grace_s + KILL_MARGIN_S), (signal.SIGKILL, KILL_MARGIN_S)):
+        if process.runs:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)  # when the supervisor is killed, the kernel ends its engine's processes
+            _wait_for_end(process, within_s)
+
+
+def _wait_for_end(process: KeptProcess, within_s: float) -> None:
     deadline = time.monotonic() + within_s
-    while process.runs:
-        if time.monotonic() > deadline:
-            return False
+    while process.runs and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    return True

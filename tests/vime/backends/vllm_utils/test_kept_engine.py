@@ -6,11 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from vime.backends.vllm_utils import lease
 from vime.backends.vllm_utils.kept import Keeping, KeptEngine
 from vime.backends.vllm_utils.lease import (
     Claim,
@@ -116,7 +114,7 @@ def test_the_status_of_one_that_ends_by_itself_or_whose_supervisor_is_killed_is_
 def test_an_engine_of_another_machine_is_not_found_and_not_killed_by_its_number(tmp_path: Path) -> None:
     engine = start(tmp_path)
     path = claim_path(tmp_path, "engine_0")
-    write_claim(path, Claim(**{**vars(engine.claim), "place": "elsewhere"}))
+    write_claim(path, replace(engine.claim, place="elsewhere"))
     assert KeptEngine.find(Keeping(tmp_path, "engine_0", "nightly")) is None
     end_claimed(path)
     assert not path.exists()
@@ -124,13 +122,12 @@ def test_an_engine_of_another_machine_is_not_found_and_not_killed_by_its_number(
 
 
 def test_a_lease_counts_from_the_moment_at_which_it_was_seen_to_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
     path = claim_path(tmp_path, "engine_0")
     write_claim(path, Claim("a", "127.0.0.1", 1, "here", 1.0, "", {}))
-    watch = LeaseWatch(path, "a")
+    watch = LeaseWatch(path, "a", lambda: now[0])
     assert watch.why_end() is None, "there is no lease yet"
     write_lease(tmp_path, "1", 10.0)
     assert watch.why_end() is None
