@@ -132,7 +132,7 @@ def test_kept_engines_are_told_apart_from_leftovers(tmp_path: Path) -> None:
     folder.make()
     assert kept_engines(folder, settings_of(tmp_path)) == []
     path, pid = claim_path(folder.kept_engines, "engine_0"), os.getpid()
-    write_claim(path, Claim("a", "127.0.0.1", 1, here(), 0.0, "", {"session id": "nightly"}))
+    write_claim(path, Claim("a", "127.0.0.1", 1, here(), 0.0, str(tmp_path / "none"), {"session id": "nightly"}))
     write_process(path, KeptProcess("a", pid, start_time(pid)))
     folder.processes.write_text(json.dumps({"engines": [[pid]]}))
     assert leftovers(folder).outcome is Outcome.PASS
