@@ -43,7 +43,9 @@ def settings_of(session: str | None, keep_s: float = 600.0) -> Settings:
 
 def claimed(folder: RunFolder, name: str, *, place: str | None = None, pid: int | None = None) -> None:
     path = claim_path(folder.kept_engines, name)
-    write_claim(path, Claim(name, "127.0.0.1", 1, place or here(), 0.0, str(folder.root / "none"), {"session id": "nightly"}))
+    write_claim(
+        path, Claim(name, "127.0.0.1", 1, place or here(), 0.0, str(folder.root / "none"), {"session id": "nightly"})
+    )
     if pid is not None:
         write_process(path, KeptProcess(name, pid, start_time(pid)))
 
