@@ -23,9 +23,9 @@ from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 
 DESCRIPTION = """\
-Takes optimizer steps of one rank, each on one packed microbatch of sequences of LENGTH tokens (small: SHORT), in bf16 on
-a GPU. The dense model is Qwen3-0.6B, the mixture of experts has 1.6 billion parameters, 8 of 128 experts a token. SIZE is
-8k and 32k tokens (small: 256 and 1,024 under the same names). Medians of REPEATS steps:
+Takes optimizer steps of one rank, each on one packed microbatch of sequences of LENGTH tokens (small: SHORT), in bf16
+on a GPU. The dense model is Qwen3-0.6B, the mixture of experts has 1.6 billion parameters and chooses 8 of 128 experts
+for a token. SIZE is 8k and 32k tokens (small: 256 and 1,024 under the same names). Medians of REPEATS steps:
 
   step_s_SIZE, tokens_per_s_SIZE     of the dense model, forward and backward pass and optimizer
   peak_gib_SIZE                      of torch's allocator, model and optimizer included; 0 on a CPU
