@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,8 @@ def queued_tokens_per_s(stages: Stages, side: str) -> dict[str, float]:
     model = (SMALL_MOE if stages.small else QWEN3_MOE) if side == "routes" else load.model
     stream.prepare(folder, replace(load, model=model))
     job = stages.job(side, side_command(folder, side, load, stages.gpus))
+    shutil.rmtree(folder / side, ignore_errors=True)  # what an earlier call has left waits in its queue
+    job.log.unlink(missing_ok=True)
 
     def done() -> int:
         return max((int(found[1]) for found in _ROLLOUT.finditer(job.log.read_text(errors="replace"))), default=0)
