@@ -59,8 +59,9 @@ class Crashes:
         """Kill it after some steps; seconds until there is a new one."""
         running = self._present()
         self._until_steps(running, running.num_steps() + STEPS_BEFORE)
-        begun, steps, restarts = time.monotonic(), running.num_steps(), 0
+        begun, restarts = time.monotonic(), 0
         running.kill(victim)
+        steps = running.num_steps()
         wanted = MORE_STEPS.get(victim, 1)
         running.until(lambda: running.ended or running.num_steps() >= steps + wanted)
         if running.ended:

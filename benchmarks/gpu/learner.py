@@ -21,6 +21,7 @@ from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, pack, tot
 from tests.vime.backends.megatron_utils.tiny_recorded import with_routes
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.trainer import MegatronTrainer
+from vime.models.families import num_experts
 
 DESCRIPTION = """\
 Takes optimizer steps of one rank, each on one packed microbatch of sequences of LENGTH tokens (small: SHORT), in bf16
@@ -73,7 +74,7 @@ def step_flops(shape: Mapping[str, Any], sequences: Sequence[Sequence_]) -> floa
     attention = hidden * width * 2 * (heads + shape["num_key_value_heads"])
     experts = shape.get("num_experts_per_tok", 0)
     feed_forward = 3 * hidden * (experts * shape["moe_intermediate_size"] if experts else shape["intermediate_size"])
-    router = hidden * shape.get("num_experts", 0)
+    router = hidden * num_experts(shape) if experts else 0
     layers = shape["num_hidden_layers"] * (attention + feed_forward + router)
     lengths = np.array([len(item.tokens) for item in sequences], np.float64)
     scores = shape["num_hidden_layers"] * heads * width * float((lengths**2).sum())  # two products of half a square
@@ -105,8 +106,8 @@ class Learner:
     def __init__(self, trainer: MegatronTrainer, sequences: Sequence[Sequence_], shape: Mapping[str, Any]) -> None:
         self._trainer, self._totals = trainer, totals(sequences)
         self._batch = pack(sequences, range(len(sequences)))
-        if "num_experts" in shape:
-            sizes = shape["num_hidden_layers"], shape["num_experts"], shape["num_experts_per_tok"]
+        if "num_experts_per_tok" in shape:
+            sizes = shape["num_hidden_layers"], num_experts(shape), shape["num_experts_per_tok"]
             self._batch = with_routes(self._batch, *sizes)
 
     def step_s(self) -> float:

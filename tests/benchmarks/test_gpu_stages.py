@@ -27,7 +27,7 @@ from pathlib import Path
 path, replaces = Path(sys.argv[1]) / "metrics.jsonl", sys.argv[2] == "replaces"
 path.parent.mkdir(exist_ok=True)
 def worker():
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "ray::TrainerActor"])
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "ray::" + "TrainerActor"])
 child = worker()
 step = 0
 while True:
@@ -38,7 +38,7 @@ while True:
     with path.open("a") as file:
         file.write(json.dumps({"rollout_id": step, "policy_version": step}) + chr(10))
     step += 1
-    time.sleep(0.01)
+    time.sleep(0.1)
 """
 
 
