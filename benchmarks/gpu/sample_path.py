@@ -50,7 +50,8 @@ _ROLLOUT = re.compile(r"rollout (\d+)/\d+ ")
 def side_command(folder: Path, side: str, load: stream.Load, gpus: int) -> list[str]:
     """The job that stores it."""
     command = stream.train_command(folder, folder / side, load, gpus)
-    return [*command, "--debug-rollout-only", "--num-rollout", "10000", *SIDES[side]]
+    alone = ["--debug-rollout-only", "--flush-cache-interval", "1", "--num-rollout", "10000"]  # nothing is published
+    return [*command, *alone, *SIDES[side]]
 
 
 def queued_tokens_per_s(stages: Stages, side: str) -> dict[str, float]:
