@@ -44,7 +44,7 @@ other of two GPUs, through shared memory on one, over gloo on a CPU (there: a ti
   MODE_pause_s                seconds in which the engine took no new work, median of the publications
   pause_over_plain            keep_pause_s / plain_s; floor 2.0, goal 1.25
   MODE_lost_tokens            of the WINDOW seconds around a publication: tokens that were not made at the rate of as
-                              many seconds without one, and those that were thrown away
+                              many seconds right before, and those that were thrown away; medians
   MODE_lost_s                 the same in seconds of undisturbed sampling
   full_bytes, delta_bytes     written by a publication on disk: whole, and what has changed after a step
   full_s, delta_s             of it from its beginning to the engine's going on
@@ -155,15 +155,14 @@ class Rig:
         """Pause and lost tokens of one mode."""
         async with self.under_load(mode) as (traffic, publish):
             await publish()
-            undisturbed = await traffic.window(self._window_s)
-            pauses, lost = [], []
+            found = []
             for _ in range(PUBLICATIONS):
+                undisturbed = await traffic.window(self._window_s)
                 around, publication = await self._around(traffic, publish)
-                pauses.append(publication.pause_s)
-                lost.append(lost_tokens(undisturbed, around))
-        pause_s, tokens = statistics.median(pauses), statistics.median(lost)
-        values = {"pause_s": pause_s, "lost_tokens": tokens, "lost_s": tokens / undisturbed.tokens_per_s}
-        return {f"{mode}_{name}": value for name, value in values.items()}
+                tokens = lost_tokens(undisturbed, around)
+                found.append((publication.pause_s, tokens, tokens / undisturbed.tokens_per_s))
+        pairs = zip(("pause_s", "lost_tokens", "lost_s"), zip(*found, strict=True), strict=True)
+        return {f"{mode}_{name}": statistics.median(numbers) for name, numbers in pairs}
 
     async def _around(self, traffic: Traffic, publish: Callable[[], Any]) -> tuple[Window, Publication]:
         """The window whose middle a publication begins in."""
@@ -254,7 +253,7 @@ def measure(stages: Stages) -> dict[str, float]:
     model = model_in(stages.folder / "model", small=stages.small)
     num_bytes = ChangingWeights(model, stages.gpus).num_bytes
     plain = stages.once("plain", lambda: {"plain_s": plain_seconds(num_bytes, stages.gpus, stages.folder)}, needs_s=60)
-    found = plain | stages.once("running", lambda: running(stages, model), needs_s=220)
+    found = plain | stages.once("running", lambda: running(stages, model), needs_s=280)
     for name in ("full", "delta"):
         found |= stages.once(name, partial(on_disk, stages, model, name), needs_s=90)
     return found | {
