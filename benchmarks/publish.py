@@ -87,8 +87,8 @@ class Trainer:
 class Source:
     """One trainer rank in this process."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.rank = TrainerWeights(trainer, 0, PublishSettings())
+    def __init__(self, rank: TrainerWeights) -> None:
+        self.rank = rank
 
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         return await asyncio.to_thread(self.rank.open_sender, "127.0.0.1", engine_names, timeout_s)
@@ -121,7 +121,7 @@ class Rig:
     def __init__(self, client: EngineClient, trainer: Trainer, load: Load) -> None:
         self.client, self.trainer, self.load = client, trainer, load
         self.admission = Admission()
-        self.source = Source(trainer)
+        self.source = Source(TrainerWeights(trainer, 0, PublishSettings()))
         self._numbers = itertools.count()
         self._random = random.Random(0)
         self._alternating = self._publisher(0, flush_interval=2)

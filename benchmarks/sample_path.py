@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,37 +153,50 @@ def _over(numbers: Sequence[float], others: Sequence[float]) -> list[float]:
     return [number / other for number, other in zip(numbers, others, strict=True)]
 
 
-def _start(stack: ExitStack, model: Path, name: str, columns: SampleColumns) -> EngineServer:
+StartEngine = Callable[[Path, str, SampleColumns], AbstractContextManager[EngineServer]]
+"""Starts an engine for a checkpoint, with a name for its log, and waits until it is ready; its end stops it."""
+MAX_MODEL_LEN = 512
+ENGINE_ARGS = ("--max-num-seqs", str(REQUESTS))
+
+
+@contextmanager
+def cpu_engine(model: Path, name: str, columns: SampleColumns) -> Iterator[EngineServer]:
+    """A `StartEngine` of this machine's cores."""
     launch = EngineLaunch(
         hf_checkpoint=model,
         host="127.0.0.1",
         port=0,
         log_path=model.parent / f"{name}.log",
         run_id="bench",
-        max_model_len=512,
+        max_model_len=MAX_MODEL_LEN,
         columns=columns,
-        extra_args=("--max-num-seqs", str(REQUESTS)),
+        extra_args=ENGINE_ARGS,
     )
-    server = EngineServer(launch)
-    stack.enter_context(server)
-    return server
+    with EngineServer(launch) as server:
+        server.wait_ready()
+        yield server
+
+
+def run_heads(start: StartEngine, dense: Path, num_tokens: int, repeats: int) -> dict[str, list[float]]:
+    """Every value of a dense model."""
+    with start(dense, "dense", SampleColumns(num_candidates=HEAD)) as server:
+        return asyncio.run(measure_heads(server.address, num_tokens, repeats))
+
+
+def run_routes(start: StartEngine, experts: Path, num_tokens: int, repeats: int) -> dict[str, list[float]]:
+    """Every value of a mixture of experts."""
+    capture = SampleColumns(routes=True)
+    with start(experts, "plain", NO_COLUMNS) as plain, start(experts, "capturing", capture) as capturing:
+        return asyncio.run(measure_routes(plain.address, capturing.address, num_tokens, repeats))
 
 
 def run(folder: Path, num_tokens: int, repeats: int) -> dict[str, list[float]]:
-    """Start the engines, measure, stop them."""
+    """Both with tiny models on the CPU."""
     shape = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 512}
     dense = build_tiny_qwen3(folder / "dense", **shape)
     experts = build_tiny_qwen3(folder / "experts", num_experts=8, **shape)
-    with ExitStack() as stack:
-        server = _start(stack, dense, "dense", SampleColumns(num_candidates=HEAD))
-        server.wait_ready()
-        values = asyncio.run(measure_heads(server.address, num_tokens, repeats))
-    with ExitStack() as stack:
-        plain = _start(stack, experts, "plain", NO_COLUMNS)
-        capturing = _start(stack, experts, "capturing", SampleColumns(routes=True))
-        for server in (plain, capturing):
-            server.wait_ready()
-        return values | asyncio.run(measure_routes(plain.address, capturing.address, num_tokens, repeats))
+    heads = run_heads(cpu_engine, dense, num_tokens, repeats)
+    return heads | run_routes(cpu_engine, experts, num_tokens, repeats)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.jobs import Job, describe_devices, device_flags, num_gpus, steady, without_folder
+from benchmarks.gpu.jobs import Job, describe_devices, num_gpus, steady, without_folder
+from benchmarks.gpu.reverse_job import prepare_example, reverse_command
 from benchmarks.report import benchmark_parser, build_report, print_report
-from examples.reverse.prepare import prepare
 from recovery.audit import audit_run
-from vime.cli.demo import train_command
 from vime.cli.demo_report import read_steps
 from vime.errors import VimeError
 
@@ -42,11 +41,9 @@ TIMES = ("step_s", "train_s", "publish_s", "pause_s", "wait_s")
 
 def run(folder: Path, steps: int, more: Sequence[str]) -> dict[str, list[float]]:
     """One run with a kill in its middle; the values of the report."""
-    example = folder / "example"
-    if not example.exists():
-        prepare(example)
+    prepare_example(folder)
     interval = max(2, steps // 12)
-    command = [*train_command(example, folder / "run", steps, 0), *device_flags(num_gpus())]
+    command = reverse_command(folder, folder / "run", steps, num_gpus())
     job = Job([*command, "--save-interval", str(interval), *more], folder / "run", folder / "job.log")
     cold_s = job.killed_after(steps // 2 // interval * interval + min(PAST_COMMIT, interval - 1))
     resume_s = job.to_end()
@@ -70,10 +67,10 @@ def run(folder: Path, steps: int, more: Sequence[str]) -> dict[str, list[float]]
     return {name: [float(value)] for name, value in values.items()}
 
 
-def steps_to_goal(rewards: Sequence[float]) -> int:
-    """Steps after which the mean of the last `WINDOW` rewards is `GOAL` or more; 0 for never."""
+def steps_to_goal(rewards: Sequence[float], goal: float = GOAL) -> int:
+    """Steps after which the mean of the last `WINDOW` rewards is `goal` or more; 0 for never."""
     means = [statistics.fmean(rewards[end - WINDOW : end]) for end in range(WINDOW, len(rewards) + 1)]
-    return next((WINDOW + number for number, mean in enumerate(means) if mean >= GOAL), 0)
+    return next((WINDOW + number for number, mean in enumerate(means) if mean >= goal), 0)
 
 
 def medians(records: Sequence[dict[str, Any]]) -> dict[str, float]:

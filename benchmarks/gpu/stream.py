@@ -7,34 +7,19 @@ import itertools
 import json
 import random
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.jobs import (
-    HEAD,
-    ONE_GPU_SHARE,
-    Job,
-    describe_devices,
-    device_flags,
-    num_gpus,
-    steady,
-    train_words,
-    without_folder,
-)
-from benchmarks.report import benchmark_parser, build_report, print_report
+from benchmarks.gpu.engines import GRAPHS, QWEN3_06B, engine_launch, ready_engine
+from benchmarks.gpu.jobs import ONE_GPU_SHARE, device_flags, steady, train_words
+from benchmarks.gpu.part import Part, Stages, run_part
 from tests.support.tiny_models import CHARACTERS, build_tiny_qwen3
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
-from vime.backends.vllm_utils.server import EngineServer
 from vime.cli.demo_report import read_steps
-from vime.errors import VimeError
 
 DESCRIPTION = """\
 Trains a Qwen3 with random weights by `vime train` on prompts of PROMPT tokens with long responses, a publication after
@@ -72,20 +57,8 @@ class Load:
 
 
 SMALL = Load({"vocab_size": 1024, "max_position_embeddings": 512}, 16, 32, 4, 8, 32, 1024, 6)
-QWEN3_06B: dict[str, Any] = {
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 4096,
-}
 FULL = Load(QWEN3_06B, 64, 512, 8, 16, 256, 16384, 12)
 """Steps of 65,536 response tokens."""
-GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
-"""`--compilation-config` of the engine on a GPU: the fastest of a small model, and ready in half the time."""
 NUM_PROMPTS = 4096
 _IDS = itertools.count()
 
@@ -158,21 +131,14 @@ async def _generate(address: str, load: Load, num_requests: int) -> float:
 
 def generation_alone(folder: Path, load: Load, gpus: int) -> float:
     """Start an engine as the job would, and measure it."""
-    extra = ["--gpu-memory-utilization", str(ONE_GPU_SHARE)] if gpus == 1 else []
-    launch = EngineLaunch(
+    launch = engine_launch(
         folder / "model",
-        "127.0.0.1",
-        0,
-        folder / "alone.log",
-        "stream",
+        gpus,
         max_model_len=load.prompt_tokens + load.response_tokens,
-        device="gpu" if gpus else "cpu",
-        dtype="bfloat16" if gpus else None,
-        extra_args=(*extra, "--hf-overrides", HEAD, "--compilation-config", GRAPHS) if gpus else (),
+        name="alone",
+        gpu_share=ONE_GPU_SHARE if gpus == 1 else None,
     )
-    with ExitStack() as stack:
-        server = stack.enter_context(EngineServer(launch))
-        server.wait_ready()
+    with ready_engine(launch, gpus) as server:
         return asyncio.run(_generate(server.address, load, 2 * load.groups * load.group))
 
 
@@ -205,42 +171,28 @@ def summarize(stream: Sequence[dict[str, Any]], turns: Sequence[dict[str, Any]],
     }
 
 
-def run(folder: Path, load: Load, more: Sequence[str]) -> dict[str, list[float]]:
-    """Both jobs and the engine alone; a job that ended before is not repeated."""
-    gpus = num_gpus()
+def measure(stages: Stages) -> dict[str, float]:
+    """Both jobs and the engine alone."""
+    load, folder, gpus = SMALL if stages.small else FULL, stages.folder, stages.gpus
     prepare(folder, load)
-    generation = generation_alone(folder, load, gpus)
-    records: dict[str, list[dict[str, Any]]] = {}
-    parity: list[float] = []
-    for name, flags in (("stream", ()), ("turns", ("--max-staleness", "0"))):
-        command = [*train_command(folder, folder / name, load, gpus), *flags, *more]
-        job = Job(command, folder / name, folder / f"{name}.log")
+    alone = stages.once("alone", lambda: {"tokens_per_s": generation_alone(folder, load, gpus)}, needs_s=90)
+
+    def trained(name: str, flags: Sequence[str]) -> dict[str, float]:
+        job = stages.job(name, [*train_command(folder, folder / name, load, gpus), *flags])
         if len(read_steps(folder / name)) < load.steps:
             # What is measured is the steps; a commit of the whole model would only take time.
             job.killed_after(load.steps)
-        records[name] = list(read_steps(folder / name).values())
-        parity.append(job.parity_means()[-1])
-    values = summarize(records["stream"], records["turns"], generation) | {"parity_mean": parity[0]}
-    return {name: [value] for name, value in values.items()}
+        return {"parity_mean": job.parity_means()[-1]}
+
+    streaming = stages.once("stream", lambda: trained("stream", ()), needs_s=150)
+    stages.once("turns", lambda: trained("turns", ("--max-staleness", "0")), needs_s=150)
+    records = {name: list(read_steps(folder / name).values()) for name in ("stream", "turns")}
+    return summarize(records["stream"], records["turns"], alone["tokens_per_s"]) | streaming
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit status. Flags that it doesn't know go to `vime train`."""
-    parser = benchmark_parser("gpu.stream", DESCRIPTION, repeats=1)
-    parser.add_argument("--folder", type=Path, help="where runs and logs stay; a new temporary folder when left out")
-    options, more = parser.parse_known_args(argv)
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="vime-stream-"))
-    small = options.quick or not num_gpus()
-    try:
-        values = run(folder, SMALL if small else FULL, more)
-    except VimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    packages = ["vllm", "torch", "megatron-core", "ray"]
-    report = build_report("gpu.stream", values, argv=without_folder(argv), packages=packages, folder=folder)
-    report["machine"] |= describe_devices()
-    print_report(report, only_json=options.json)
-    return 0
+    """Run the benchmark; the exit status."""
+    return run_part(Part("stream", DESCRIPTION, measure), argv)
 
 
 if __name__ == "__main__":

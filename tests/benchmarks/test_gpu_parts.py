@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import reverse_run, stream
-from benchmarks.gpu.jobs import Job, device_flags, without_folder
-from vime.cli.demo import train_command
+from benchmarks.gpu import crash, layouts, learner, learning, publication, queue_load, reverse_run, sample_path, stream
+from benchmarks.gpu.engines import SMALL_MOE
+from benchmarks.gpu.jobs import Job, without_folder
+from benchmarks.gpu.part import Stages
+from benchmarks.gpu.reverse_job import reverse_command
 from vime.errors import RunFailedError
 from vime.settings.resolve import resolve
 from vime.settings.validate import validate
@@ -24,7 +27,7 @@ first = len(path.read_text().splitlines()) if path.exists() else 0
 print("Engine 0 against the trainer on 24 tokens: mean 0.0031, p99 0.02, max 0.03.", flush=True)
 for step in range(first, int(sys.argv[2])):
     with path.open("a") as file:
-        file.write(json.dumps({"rollout_id": step}) + chr(10))
+        file.write(json.dumps({"rollout_id": step, "policy_version": step}) + chr(10))
     time.sleep(0.01 if first else 0.2)
 """
 
@@ -42,12 +45,17 @@ def record(step_s: float, train_s: float, tokens: float, **more: float) -> dict[
 @pytest.mark.parametrize("num_gpus", [0, 1, 2])
 def test_jobs_are_valid_on_every_kind_of_machine(tmp_path: Path, num_gpus: int) -> None:
     stream.prepare(tmp_path, stream.SMALL)
+    stream.prepare(tmp_path / "experts", replace(stream.SMALL, model=SMALL_MOE))
+    reverse = reverse_command(tmp_path, tmp_path / "run", 12, num_gpus)
     commands = [
-        train_command(tmp_path, tmp_path / "run", 12, 0) + device_flags(num_gpus),
+        *[[*reverse, *flags] for flags in ((), crash.FLAGS, *learning.SIDES.values())],
         stream.train_command(tmp_path, tmp_path / "run", stream.SMALL, num_gpus),
+        *[queue_load.side_command(tmp_path, side, stream.SMALL, num_gpus) for side in queue_load.SIDES],
+        *[sample_path.side_command(tmp_path, side, stream.SMALL, num_gpus) for side in sample_path.SIDES],
     ]
     for command in commands:
-        words = ["--hf-checkpoint", str(tmp_path / "model"), "--prompt-data", str(tmp_path / "prompts.jsonl")]
+        model = tmp_path / ("experts/model" if "--use-rollout-routing-replay" in command else "model")
+        words = ["--hf-checkpoint", str(model), "--prompt-data", str(tmp_path / "prompts.jsonl")]
         validate(resolve([*command[4:], *words]).settings)
 
 
@@ -95,4 +103,82 @@ def test_both_parts_run_in_small_on_a_cpu(tmp_path: Path) -> None:
     values = reverse_run.run(tmp_path / "reverse", 6, [])
     assert (values["lost"], values["trained_twice"]) == ([0.0], [0.0])
     assert values["parity_mean"][0] < 1e-4
-    assert stream.run(tmp_path / "stream", stream.SMALL, [])["stream_tokens_per_s"][0] > 0
+    assert stream.measure(small(tmp_path / "stream"))["stream_tokens_per_s"] > 0
+
+
+def small(folder: Path) -> Stages:
+    """A call of any length, on the CPU."""
+    return Stages(folder, small=True, gpus=0)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_publications_are_measured_on_a_cpu_in_every_mode_and_on_disk(tmp_path: Path) -> None:
+    values = publication.measure(small(tmp_path))
+    assert values["pause_over_plain"] == values["keep_pause_s"] / values["plain_s"]
+    assert values["abort_lost_tokens"] > 0, "what was aborted is thrown away"
+    assert values["wait_pause_s"] > values["keep_pause_s"], "running requests end first"
+    assert values["delta_over_full"] < 0.5
+
+
+@pytest.mark.engine
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_sample_path_is_measured_on_a_cpu_by_the_engine_and_through_the_queue(tmp_path: Path) -> None:
+    values = sample_path.measure(small(tmp_path))
+    assert {"logprob_ratio", "stock_logprob_ratio", "head_over_stock", "routes_ratio"} <= values.keys()
+    assert min(values[f"queued_tokens_per_s_{side}"] for side in sample_path.SIDES) > 0
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_learner_is_measured_on_a_cpu(tmp_path: Path) -> None:
+    values = learner.measure(small(tmp_path))
+    assert 0 < values["utilisation_8k"] < 1
+    assert values["tokens_per_s_32k"] == pytest.approx(1024 / values["step_s_32k"])
+    assert values["replay_over_own"] > 0
+    assert values["head_memory_with_entropy_over_dense"] > 0
+
+
+@pytest.mark.engine
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_queue_is_measured_under_load_on_a_cpu(tmp_path: Path) -> None:
+    values = queue_load.measure(small(tmp_path))
+    assert values["straw_over_memory"] == values["straw_step_s"] / values["memory_step_s"]
+
+
+@pytest.mark.engine
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_job_on_a_cpu_survives_the_kill_of_each_role_and_loses_nothing(tmp_path: Path) -> None:
+    values = crash.measure(small(tmp_path))
+    assert min(values[f"{victim.value}_over_cold"] for victim in crash.VICTIMS) > 0
+    assert values["restarts"] >= 1, "a job whose tree is killed is started again"
+    assert (values["lost"], values["trained_twice"]) == (0, 0)
+
+
+@pytest.mark.engine
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_learning_is_timed_on_a_cpu_as_a_stream_and_synchronously(tmp_path: Path) -> None:
+    values = learning.measure(small(tmp_path))
+    assert values["async_steps"] >= reverse_run.WINDOW
+    assert values["sync_staleness_max"] == 0
+    assert values["async_staleness_max"] <= 4
+
+
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_layouts_in_bf16_stay_near_one_rank_in_fp32(tmp_path: Path) -> None:
+    values = layouts.measure(small(tmp_path))
+    for layout in layouts.LAYOUTS:
+        assert 0 < values[f"{layout}_log_probs"] < 0.5
+    assert values["k3_gap_cut"] > 1

@@ -97,6 +97,8 @@ class Outcome:
 class Layout:
     argv: tuple[str, ...]
     model: str = "tied"
+    precision: str = "fp32"
+    """Of the ranks that share the work; the one rank computes in fp32."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -116,7 +118,7 @@ class Layout:
         found = {}
         for kind in self.kinds:
             options = self.options(world, kind)
-            with world.trainer(*self.optimizer[0], *self.argv, **options) as trainer:
+            with world.trainer(*self.optimizer[0], *self.argv, precision=self.precision, **options) as trainer:
                 split = train(trainer, kind)
             alone = self.on_one_rank(world, kind)
             if alone is not None:
@@ -359,8 +361,13 @@ def refused_layouts(world: World) -> dict[str, str]:
     return {"said": said}
 
 
+IN_BF16 = {
+    f"bf16_{name}": dataclasses.replace(LAYOUTS[name], precision="bf16")
+    for name in ("tensor", "pipeline", "zigzag", "distributed", "experts", "experts_distributed")
+}
+
 SCENARIOS: dict[str, Callable[[World], Any]] = {
-    **{name: functools.partial(Layout.compare, layout) for name, layout in LAYOUTS.items()},
+    **{name: functools.partial(Layout.compare, layout) for name, layout in (LAYOUTS | IN_BF16).items()},
     **{name: functools.partial(Chain.compare, chain) for name, chain in CHAINS.items()},
     "other_expert_layout": other_expert_layout,
     "refused_layouts": refused_layouts,

@@ -1,0 +1,77 @@
+"""Parallel layouts on two ranks in bf16 against one rank in fp32, and what replayed routes add to that."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.gpu.part import Part, Stages, run_part
+from benchmarks.gpu.programs import medians_of
+from tests.support.worlds import RankFailedError, run_scenarios
+from vime.errors import RunFailedError, SettingsError
+
+DESCRIPTION = """\
+Takes two optimizer steps on the same batches in each layout on two ranks in bf16, and on one rank in fp32, with tiny
+models whose logits differ enough; then compares log-probabilities and metrics. LAYOUT is one of
+
+  tensor, pipeline, zigzag        each cut in two: tensor, pipeline, context parallel
+  distributed                     data parallel with the distributed optimizer
+  experts, experts_distributed    a mixture of experts, spread over both ranks; the same with the distributed optimizer
+
+  LAYOUT_log_probs    largest difference of a token's log-probability after the steps, of all objectives tried
+  LAYOUT_metrics      largest difference of a metric, relative above 1
+  LAYOUT_moved        how far the steps moved a weight: what the differences are to be compared with
+  max_gap, k3_gap, max_gap_replayed, k3_gap_replayed, max_gap_cut, k3_gap_cut
+                      trainer against a bf16 sampler of a mixture of experts, without and with its routes, as
+                      `python -m benchmarks.routing_replay` measures them
+"""
+LAYOUTS = ("tensor", "pipeline", "zigzag", "distributed", "experts", "experts_distributed")
+REPLAY_VALUES = ("max_gap", "k3_gap", "max_gap_replayed", "k3_gap_replayed", "max_gap_cut", "k3_gap_cut")
+WORLD = 2
+
+
+def layout_distances(stages: Stages, layout: str) -> dict[str, float]:
+    """The largest of each distance over the kinds of batches that the layout is tried with."""
+    name = f"bf16_{layout}"
+    folder = stages.folder / layout
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    left_s = min(stages.deadline - time.monotonic(), 3600.0)
+    try:
+        found = run_scenarios(folder, WORLD, [name], "layout_worker.py", left_s)[name]
+    except (RankFailedError, subprocess.TimeoutExpired) as error:
+        raise RunFailedError(f"The layout {layout}: {error}", next_step=f"Look at the logs in {folder}.") from error
+    return {f"{layout}_{value}": largest(found, value) for value in ("log_probs", "metrics", "moved")}
+
+
+def largest(kinds: Mapping[str, Mapping[str, Any]], value: str) -> float:
+    """Of all kinds of batches."""
+    return max(float(found[value]) for found in kinds.values())
+
+
+def measure(stages: Stages) -> dict[str, float]:
+    """Every value."""
+    if stages.gpus == 1:
+        raise SettingsError(
+            f"{WORLD} ranks need a GPU each, found 1, allowed: {WORLD} or more, or none.",
+            next_step="Hide it with CUDA_VISIBLE_DEVICES= to run on the CPU.",
+        )
+    found: dict[str, float] = {}
+    for layout in LAYOUTS:
+        found |= stages.once(layout, partial(layout_distances, stages, layout), needs_s=60)
+    quick = ["--quick"] if stages.small else []
+    replay = stages.once("replay", lambda: medians_of("benchmarks.routing_replay", quick, stages), needs_s=90)
+    return found | {name: replay[name] for name in REPLAY_VALUES}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit status."""
+    return run_part(Part("layouts", DESCRIPTION, measure, ("torch", "megatron-core")), argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,135 @@
+"""What every part of the suite has: a command line, a budget of time, stages that are not repeated, and a report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.jobs import AGAIN, BudgetSpentError, Job, describe_devices, num_gpus, without_folder
+from benchmarks.report import benchmark_parser, build_report, print_report
+from storage.files import write_atomically
+from vime.errors import SettingsError, VimeError
+
+BUDGET_S = 450.0
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu"
+AGAIN_STATUS = 75
+"""Exit status when the budget is spent before the last stage, as `EX_TEMPFAIL` of sysexits(3)."""
+EPILOG = """
+--folder keeps what a part needs and the values of its stages: with the same folder again it goes on after those that
+have ended. A call takes BUDGET s at most, then its exit status is 75 and another call does the rest. Without a GPU, or
+with --quick, everything is small. Flags that it doesn't know go to `vime train`, where a part starts one.
+"""
+
+
+class Stages:
+    """One call of a part: its folder, its devices, its time, and what earlier calls have found."""
+
+    def __init__(
+        self, folder: Path, *, small: bool, gpus: int, budget_s: float = math.inf, more: Sequence[str] = ()
+    ) -> None:
+        """`more` are flags for `vime train`. Raises `SettingsError` for a folder of other settings."""
+        self.folder, self.small, self.gpus, self.more = folder, small, gpus, list(more)
+        self.deadline = time.monotonic() + budget_s
+        self._path = folder / "stages.json"
+        settings = {"small": small, "gpus": gpus, "more": self.more}
+        self._found: dict[str, Any] = {"settings": settings, "stages": {}}
+        if self._path.exists():
+            self._found = json.loads(self._path.read_bytes())
+            if self._found["settings"] != settings:
+                raise SettingsError(
+                    f"{folder} holds stages of {self._found['settings']}, allowed: {settings}.",
+                    next_step="Give the flags of the call that began it, or another --folder.",
+                )
+
+    @property
+    def seconds(self) -> float:
+        """That all stages have taken, in all calls."""
+        return sum(stage["seconds"] for stage in self._found["stages"].values())
+
+    def once(self, name: str, measure: Callable[[], Mapping[str, float]], *, needs_s: float = 60.0) -> dict[str, float]:
+        """Values of a stage, measured unless an earlier call has done it.
+
+        Raises `BudgetSpentError` when less than `needs_s` is left for it.
+        """
+        stages = self._found["stages"]
+        if name not in stages:
+            started = time.monotonic()
+            if started + needs_s > self.deadline:
+                raise BudgetSpentError(
+                    f"The stage {name} needs about {needs_s:.0f} s, left: {self.deadline - started:.0f} s.",
+                    next_step=AGAIN,
+                )
+            values = {key: float(value) for key, value in measure().items()}
+            stages[name] = {"values": values, "seconds": round(time.monotonic() - started, 1)}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps(self._found, indent=1).encode())
+        return dict(stages[name]["values"])
+
+    def job(self, name: str, command: Sequence[str]) -> Job:
+        """A job of this call, in a folder of its own."""
+        return Job([*command, *self.more], self.folder / name, self.folder / f"{name}.log", self.deadline)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the suite."""
+
+    name: str
+    """Of its module."""
+    description: str
+    measure: Callable[[Stages], Mapping[str, float]]
+    packages: tuple[str, ...] = ("vllm", "torch", "megatron-core", "ray")
+
+
+def run_part(part: Part, argv: Sequence[str] | None) -> int:
+    """Measure a part and print its report; the exit status."""
+    epilog = EPILOG.replace("BUDGET", f"{BUDGET_S:.0f}")
+    parser = benchmark_parser(f"gpu.{part.name}", part.description + epilog, repeats=1)
+    parser.add_argument("--folder", type=Path, help="where stages and logs stay; a new temporary folder when left out")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help=f"seconds of this call (default {BUDGET_S:.0f})")
+    parser.add_argument("--keep", action="store_true", help="write the report to benchmarks/results/gpu, too")
+    options, more = parser.parse_known_args(argv)
+    try:
+        report = _measured(part, options, more, argv)
+    except BudgetSpentError as error:
+        print(f"not done yet: {error}", file=sys.stderr)
+        return AGAIN_STATUS
+    except VimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if options.keep:
+        (RESULTS / f"gpu.{part.name}.json").write_text(json.dumps(report, indent=4) + "\n")
+    print_report(report, only_json=options.json)
+    return 0
+
+
+def _measured(
+    part: Part, options: argparse.Namespace, more: Sequence[str], argv: Sequence[str] | None
+) -> dict[str, Any]:
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix=f"vime-{part.name}-"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    gpus = num_gpus()
+    stages = Stages(folder, small=options.quick or not gpus, gpus=gpus, budget_s=options.budget, more=more)
+    try:
+        values = part.measure(stages)
+    except BudgetSpentError:
+        print(f"--folder {folder} holds what has been measured.", file=sys.stderr)
+        raise
+    report = build_report(
+        f"gpu.{part.name}",
+        {name: [value] for name, value in values.items()},
+        argv=without_folder(argv),
+        packages=part.packages,
+        folder=folder,
+    )
+    report["machine"] |= describe_devices()
+    report["seconds"] = round(stages.seconds, 1)
+    return report

@@ -1,0 +1,272 @@
+"""Publications of a real model's weights into a loaded engine: its pause, the tokens that it costs, and deltas."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.engines import engine_launch, model_in, ready_engine
+from benchmarks.gpu.jobs import ONE_GPU_SHARE
+from benchmarks.gpu.part import Part, Stages, run_part
+from benchmarks.gpu.plain_copy import plain_seconds
+from benchmarks.gpu.traffic import Traffic, Window
+from benchmarks.publish import Admission, Source
+from pipeline.publisher import Publication, WeightPublisher
+from pipeline.trainer_weights import PublishSettings, TrainerWeights
+from pipeline.weight_transports.disk import DiskSettings, DiskTransport, PublishedVersion
+from pipeline.weight_transports.group import GroupTransport
+from pipeline.weight_transports.shared import SharedTransport
+from pipeline.weight_transports.transport import WeightTransport
+from vime.backends.vllm_utils.client import EngineClient
+from vime.backends.vllm_utils.disk.writer import DeltaFormat, VersionWriter
+from vime.backends.vllm_utils.protocol import PauseMode
+from vime.backends.vllm_utils.weight_folder import read_weight_folder, weight_names
+from vime.errors import PublicationError
+
+DESCRIPTION = """\
+Publishes the weights of Qwen3-0.6B, in bf16, into an engine with 256 requests of 512 tokens in flight, over NCCL to the
+other of two GPUs, through shared memory on one, over gloo on a CPU (there: a tiny model in float32). MODE is one of
+
+  keep    running requests are frozen and go on afterwards; what vime does
+  wait    the engine first ends what runs
+  abort   running requests are ended, their tokens thrown away, and the cache is dropped
+
+  plain_s                     the same bytes by one plain broadcast to the other GPU (or process), or a copy in the GPU
+  MODE_pause_s                seconds in which the engine took no new work, median of the publications
+  pause_over_plain            keep_pause_s / plain_s; floor 2.0, goal 1.25
+  MODE_lost_tokens            of the WINDOW seconds around a publication: tokens that were not made at the rate of as
+                              many seconds right before, and those that were thrown away; medians
+  MODE_lost_s                 the same in seconds of undisturbed sampling
+  full_bytes, delta_bytes     written by a publication on disk: whole, and what has changed after a step
+  full_s, delta_s             of it from its beginning to the engine's going on
+  full_pause_s, delta_pause_s the engine's pause in it
+  delta_over_full             bytes
+
+Between versions every CHANGED_EVERY-th weight changes in its last bit, about as many as a step at a learning rate of
+1e-6 changes in bf16; `python -m benchmarks.delta` trains to find out.
+"""
+CHANGED_EVERY = 64
+TIMEOUT_S = 120.0
+PUBLICATIONS = 3
+"""Of each mode, after one that isn't counted."""
+WINDOW_S, SMALL_WINDOW_S = 10.0, 3.0
+MODES: tuple[PauseMode, ...] = ("keep", "wait", "abort")
+
+
+class ChangingWeights:
+    """A checkpoint's weights on the trainer's device; each version differs from the one before in some last bits."""
+
+    def __init__(self, checkpoint: Path, gpus: int) -> None:
+        device, dtype = (torch.device("cuda", 0), torch.bfloat16) if gpus else (torch.device("cpu"), torch.float32)
+        self._weights = [
+            (name, tensor.to(device, dtype, copy=True).contiguous())
+            for name, tensor in read_weight_folder(checkpoint, weight_names(checkpoint))
+        ]
+        self._steps = itertools.count()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for _, tensor in self._weights)
+
+    def step(self) -> None:
+        """Make the next version."""
+        first = next(self._steps) % CHANGED_EVERY
+        for _, tensor in self._weights:
+            bits = tensor.view(-1).view(torch.int16 if tensor.element_size() == 2 else torch.int32)
+            bits[first::CHANGED_EVERY] ^= 1
+
+    def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._weights
+
+
+class EverySource(Source):
+    """One trainer rank in this process, for every transport."""
+
+    async def write_version(self, version: int, *, full: bool) -> PublishedVersion:
+        return await asyncio.to_thread(partial(self.rank.write_version, version, full=full))
+
+    async def run_post_write_hook(self, folder: str, engine_names: list[str]) -> None:
+        await asyncio.to_thread(self.rank.run_post_write_hook, folder, engine_names)
+
+    async def remove_version(self, version: int) -> None:
+        await asyncio.to_thread(self.rank.remove_version, version)
+
+    async def share_next_part(self, version: int) -> dict[str, object] | None:
+        return await asyncio.to_thread(self.rank.share_next_part, version)
+
+    async def stop_sharing(self) -> None:
+        await asyncio.to_thread(self.rank.stop_sharing)
+
+
+class WaitingClient(EngineClient):
+    """Lets running requests end where others freeze them."""
+
+    async def pause(self, mode: PauseMode, *, timeout_s: float | None = None) -> None:
+        await super().pause("wait" if mode == "keep" else mode, timeout_s=timeout_s)
+
+
+class Rig:
+    """One engine under load, and what publishes into it."""
+
+    def __init__(self, weights: ChangingWeights, transport: WeightTransport, address: str, stages: Stages) -> None:
+        self._weights, self._transport, self._address = weights, transport, address
+        self._window_s = SMALL_WINDOW_S if stages.small else WINDOW_S
+        requests, tokens = (16, 128) if stages.small else (256, 512)
+        self._load = (requests, tokens)
+        self._version = 0
+
+    @asynccontextmanager
+    async def under_load(self, mode: PauseMode) -> Any:
+        """Traffic, and a function that publishes one version under it."""
+        kind = WaitingClient if mode == "wait" else EngineClient
+        admission = Admission()
+        async with kind(self._address) as client:
+            publisher = WeightPublisher(
+                [client],
+                self._transport,
+                admission,
+                start_version=self._version,
+                flush_interval=1 if mode == "abort" else 0,
+                timeout_s=TIMEOUT_S,
+            )
+
+            async def publish() -> Publication:
+                await asyncio.to_thread(self._weights.step)
+                publication = await publisher.publish()
+                self._version = publisher.version
+                if not publication.raised:
+                    raise PublicationError(f"Version {publisher.version + 1} was not published: {publication.fenced}.")
+                return publication
+
+            await publish()  # the first one flushes, and meets the engine
+            async with Traffic(client, admission, *self._load) as traffic:
+                yield traffic, publish
+
+    async def cost(self, mode: PauseMode) -> dict[str, float]:
+        """Pause and lost tokens of one mode."""
+        async with self.under_load(mode) as (traffic, publish):
+            await publish()
+            found = []
+            for _ in range(PUBLICATIONS):
+                undisturbed = await traffic.window(self._window_s)
+                around, publication = await self._around(traffic, publish)
+                tokens = lost_tokens(undisturbed, around)
+                found.append((publication.pause_s, tokens, tokens / undisturbed.tokens_per_s))
+        pairs = zip(("pause_s", "lost_tokens", "lost_s"), zip(*found, strict=True), strict=True)
+        return {f"{mode}_{name}": statistics.median(numbers) for name, numbers in pairs}
+
+    async def _around(self, traffic: Traffic, publish: Callable[[], Any]) -> tuple[Window, Publication]:
+        """The window whose middle a publication begins in."""
+
+        async def in_the_middle() -> Publication:
+            await asyncio.sleep(self._window_s / 2)
+            return await publish()
+
+        publishing = asyncio.create_task(in_the_middle())
+        window = await traffic.window(self._window_s)
+        return window, await publishing
+
+    async def disk(self) -> dict[str, float]:
+        """A whole version and deltas, under load."""
+        async with self.under_load("keep") as (_, publish):
+            deltas = [await publish() for _ in range(PUBLICATIONS)]
+        return {
+            "delta_bytes": statistics.median(delta.wire_bytes for delta in deltas),
+            "delta_s": statistics.median(delta.prepare_s + delta.pause_s for delta in deltas),
+            "delta_pause_s": statistics.median(delta.pause_s for delta in deltas),
+        }
+
+    async def whole(self) -> dict[str, float]:
+        """Whole versions on disk, under load."""
+        async with self.under_load("keep") as (_, publish):
+            versions = [await publish() for _ in range(PUBLICATIONS)]
+        return {
+            "full_bytes": statistics.median(version.wire_bytes for version in versions),
+            "full_s": statistics.median(version.prepare_s + version.pause_s for version in versions),
+            "full_pause_s": statistics.median(version.pause_s for version in versions),
+        }
+
+
+def lost_tokens(undisturbed: Window, around: Window) -> float:
+    """Tokens of `around` that were not made, and those that nobody keeps."""
+    return undisturbed.tokens_per_s * around.seconds - around.tokens + around.thrown_away
+
+
+def running(stages: Stages, model: Path) -> dict[str, float]:
+    """All modes on one engine, over the transport of these devices."""
+    settings = PublishSettings(backend="nccl" if stages.gpus else "gloo")
+    weights = ChangingWeights(model, stages.gpus)
+    source = EverySource(TrainerWeights(weights, 0, settings))
+    transport: WeightTransport = GroupTransport(source, streams=stages.gpus > 0, timeout_s=TIMEOUT_S)
+    if stages.gpus == 1:
+        transport = SharedTransport(source)
+
+    async def run(address: str) -> dict[str, float]:
+        rig, found = Rig(weights, transport, address, stages), dict[str, float]()
+        for mode in MODES:
+            found |= await rig.cost(mode)
+        return found
+
+    try:
+        return _on_engine(stages, model, run)
+    finally:
+        source.rank.close()
+
+
+def on_disk(stages: Stages, model: Path, name: str) -> dict[str, float]:
+    """Publications through a folder: "delta" or "full"."""
+    folder = stages.folder / f"versions_{name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    weights = ChangingWeights(model, stages.gpus)
+    writer = partial(VersionWriter, delta=DeltaFormat() if name == "delta" else None, configuration=model)
+    rank = TrainerWeights(weights, 0, PublishSettings(disk_dir=folder / "shared"), make_writer=writer)
+    transport = DiskTransport(EverySource(rank), DiskSettings(local_dir=folder / "local"))
+
+    async def run(address: str) -> dict[str, float]:
+        rig = Rig(weights, transport, address, stages)
+        return await (rig.disk() if name == "delta" else rig.whole())
+
+    try:
+        return _on_engine(stages, model, run)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _on_engine(stages: Stages, model: Path, run: Callable[[str], Any]) -> dict[str, float]:
+    share = ONE_GPU_SHARE if stages.gpus == 1 else None
+    launch = engine_launch(model, stages.gpus, max_model_len=1024, gpu_share=share)
+    with ready_engine(launch, stages.gpus) as server:
+        return asyncio.run(run(server.address))
+
+
+def measure(stages: Stages) -> dict[str, float]:
+    """Every value."""
+    model = model_in(stages.folder / "model", small=stages.small)
+    num_bytes = ChangingWeights(model, stages.gpus).num_bytes
+    plain = stages.once("plain", lambda: {"plain_s": plain_seconds(num_bytes, stages.gpus, stages.folder)}, needs_s=60)
+    found = plain | stages.once("running", lambda: running(stages, model), needs_s=280)
+    for name in ("full", "delta"):
+        found |= stages.once(name, partial(on_disk, stages, model, name), needs_s=90)
+    return found | {
+        "pause_over_plain": found["keep_pause_s"] / found["plain_s"],
+        "delta_over_full": found["delta_bytes"] / found["full_bytes"],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit status."""
+    words = DESCRIPTION.replace("WINDOW", f"{WINDOW_S:g}").replace("CHANGED_EVERY", str(CHANGED_EVERY))
+    return run_part(Part("publication", words, measure, ("vllm", "torch")), argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
