@@ -1,6 +1,7 @@
 """`vime train` with stand-in engines: python -m tests.end_to_end.standin_run FLAGS. Everything else is real.
 
-With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 0 ends so many seconds after its first version, once.
+With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 0 ends so many seconds after its first version, once. With
+`VIME_TEST_NUM_MISSING_ROUTES` so many answers of each engine lack the routes that were asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import msgspec
 
 import pipeline.workers
+from pipeline.preview.passed_value import passed_value
 from pipeline.run_folder import RunFolder
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import VOCAB_SIZE
@@ -20,6 +22,7 @@ from vime.cli.main import main
 from vime.settings.groups import Settings
 
 DIES_VARIABLE = "VIME_TEST_ENGINE_DIES_AFTER_S"
+ROUTES_VARIABLE = "VIME_TEST_NUM_MISSING_ROUTES"
 
 
 class StandinEngineActor:
@@ -27,11 +30,13 @@ class StandinEngineActor:
 
     def __init__(self, settings: bytes, number: int, engine: bytes) -> None:
         del engine
-        folder = RunFolder.of(msgspec.msgpack.decode(settings, type=Settings))
+        decoded = msgspec.msgpack.decode(settings, type=Settings)
+        folder = RunFolder.of(decoded)
         self._events = folder.log(f"engine_{number}_events")
         self._has_died = folder.root / "has_died"
         self._number = number
-        self._engine = StandinEngine(VOCAB_SIZE, 64)
+        self._engine = StandinEngine(VOCAB_SIZE, int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64))
+        self._engine.faults.num_missing_routes = int(os.environ.get(ROUTES_VARIABLE, "0"))
 
     async def start(self, port: int = 0) -> str:
         self._engine.port = port

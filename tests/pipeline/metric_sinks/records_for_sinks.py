@@ -18,6 +18,7 @@ _NAMED = {
     "zero_std": {"1.0": 3},
     "response_tokens_max": 9,
     "alarms": [],
+    "standing_alarms": [],
     "branch": "b",
 }
 
