@@ -10,8 +10,10 @@ from pipeline.stream_shares import StreamShares
 
 
 def stats(cached: int = 0, prompt: int = 0, reward_s: float = 0.0, generating_s: float = 0.0) -> ProducerStats:
-    numbers = {"cached_prompt_tokens": cached, "prompt_tokens": prompt, "reward_s": reward_s}
-    return ProducerStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 1.0, **numbers, generating_s=generating_s)  # type: ignore[arg-type]
+    return ProducerStats(
+        0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 1.0,
+        cached_prompt_tokens=cached, prompt_tokens=prompt, reward_s=reward_s, generating_s=generating_s,
+    )  # fmt: skip
 
 
 def publication(*, flushed: bool, raised: bool = True) -> Publication:
