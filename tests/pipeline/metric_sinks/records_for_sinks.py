@@ -19,6 +19,8 @@ _NAMED = {
     "response_tokens_max": 9,
     "alarms": [],
     "standing_alarms": [],
+    "alarm_levels": {"gap": 2.0},
+    "reward": "judge",
     "branch": "b",
 }
 
