@@ -132,7 +132,7 @@ SAMPLE_RATES = {
 
 
 async def test_the_sample_benchmark_reports_a_rate_and_a_ratio_for_each_side() -> None:
-    with StandinEngine(vocab_size=1024) as engine:
+    with StandinEngine(vocab_size=512) as engine:
         heads = await sample_path.measure_heads(engine.address, num_tokens=4, repeats=2)
         routes = await sample_path.measure_routes(engine.address, engine.address, num_tokens=4, repeats=2)
     assert heads.keys() | routes.keys() == SAMPLE_RATIOS | SAMPLE_RATES
