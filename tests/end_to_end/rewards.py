@@ -16,8 +16,8 @@ async def by_index(args: Any, sample: Sample) -> float:  # noqa: ARG001
 
 
 async def slow(args: Any, sample: Sample) -> float:
-    """Takes three seconds, as a busy judge does."""
-    await asyncio.sleep(3)
+    """Takes five seconds, as a busy judge does."""
+    await asyncio.sleep(5)
     return await by_index(args, sample)
 
 
