@@ -45,7 +45,7 @@ def test_missing_routes(tmp_path: Path) -> None:
     job.prepare()
     for file in job.model.iterdir():
         file.unlink()
-    build_tiny_qwen3(job.model, seed=0, num_experts=4)
+    build_tiny_qwen3(job.model, seed=0, num_experts=4, norm_topk_prob=True)
     output = run_with_standins(job, **{ROUTES_VARIABLE: "3"})
     page = first_page(job)
     assert "Failed samples: 3 " in page
