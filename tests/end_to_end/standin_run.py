@@ -1,7 +1,6 @@
 """`vime train` with stand-in engines: python -m tests.end_to_end.standin_run FLAGS. Everything else is real.
 
-With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 0 ends so many seconds after its first version, once. With
-`VIME_TEST_NUM_MISSING_ROUTES` so many answers of each engine lack the routes that were asked for.
+With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 0 ends so many seconds after its first version, once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from vime.cli.main import main
 from vime.settings.groups import Settings
 
 DIES_VARIABLE = "VIME_TEST_ENGINE_DIES_AFTER_S"
-ROUTES_VARIABLE = "VIME_TEST_NUM_MISSING_ROUTES"
 
 
 class StandinEngineActor:
@@ -36,7 +34,6 @@ class StandinEngineActor:
         self._has_died = folder.root / "has_died"
         self._number = number
         self._engine = StandinEngine(VOCAB_SIZE, int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64))
-        self._engine.faults.num_missing_routes = int(os.environ.get(ROUTES_VARIABLE, "0"))
 
     async def start(self, port: int = 0) -> str:
         self._engine.port = port

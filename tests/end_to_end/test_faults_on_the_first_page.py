@@ -13,8 +13,7 @@ from plotly.utils import PlotlyJSONEncoder
 from recovery.run_location import locate_run
 from tests.end_to_end import rewards
 from tests.end_to_end.jobs import REPOSITORY, Job, run_with_standins
-from tests.end_to_end.standin_run import DIES_VARIABLE, ROUTES_VARIABLE
-from tests.support.tiny_models import build_tiny_qwen3
+from tests.end_to_end.standin_run import DIES_VARIABLE
 from vime.view.pages.overview import overview
 from vime.view.run_watch import read_once
 
@@ -38,19 +37,6 @@ def test_a_slow_judge(tmp_path: Path) -> None:
     assert output.count("alarm: reward: Samples spent ") == 1
     assert "At end still: reward: " in output
     assert [alarm["name"] for alarm in job.steps()[-1]["standing_alarms"]].count("reward") == 1
-
-
-def test_missing_routes(tmp_path: Path) -> None:
-    job = Job(tmp_path, num_rollout=2, flags=FLAGS, switches=("--use-rollout-routing-replay",))
-    job.prepare()
-    for file in job.model.iterdir():
-        file.unlink()
-    build_tiny_qwen3(job.model, seed=0, num_experts=4, norm_topk_prob=True)
-    output = run_with_standins(job, **{ROUTES_VARIABLE: "3"})
-    page = first_page(job)
-    assert "Failed samples: 3 " in page
-    assert "routes of 0 tokens came, allowed: " in page
-    assert "alarm: failures: Failed samples: " in output
 
 
 def test_a_stale_prefix(tmp_path: Path) -> None:
