@@ -24,9 +24,9 @@ from vime.backends.vllm_utils.wire_032 import GENERATE, sampling_parameters
 
 DESCRIPTION = """\
 Measures a real engine on the CPU with a tiny model and a vocabulary of 512: 256 requests at once of 256 tokens each
-(with --quick 32), the load of the measurement on a GPU, with --max-num-seqs 256 so that they all run together. The sides take turns in each repeat;
-vLLM's own route with the head gets a quarter of the tokens, since it holds some 130 Python objects of each and its rate
-doesn't depend on their number. Values, all in tokens/s or ratios of the same repeat:
+(with --quick 32), the load of the measurement on a GPU, with --max-num-seqs 256 so that they all run together. Sides
+take turns in each repeat; vLLM's own route with the head gets a quarter of the tokens, since it holds some 130 Python
+objects of each and its rate doesn't depend on their number. Values, all in tokens/s or ratios of the same repeat:
 
   tokens_per_s_none             tokens alone, by vLLM's own route
   tokens_per_s_logprob, _head   vime's route: the sampler's log-probability of each token; the HEAD most probable too

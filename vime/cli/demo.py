@@ -1,4 +1,4 @@
-"""`vime demo`: the reverse example through `vime train`, killed twice, resumed twice, then counted independently."""
+"""`vime demo`: the reverse example through `vime train`, killed twice and resumed, then counted independently."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from recovery.audit import audit_run
 from recovery.audit_parts import AuditReport
+from recovery.branch import read_branches
 from vime.cli.demo_report import demo_summary, draw_curves, read_steps
 from vime.cli.exit_codes import ExitCode
 from vime.errors import RunFailedError, SettingsError
@@ -29,15 +28,6 @@ KILL_AFTER = (0.35, 0.7)
 """Fractions of the steps after which the kills come; a few steps past a commit, so that work is rolled back."""
 STEPS_PAST_COMMIT = 4
 LEFTOVER_S = 15.0
-
-
-@dataclass(frozen=True)
-class Kill:
-    """A kill: when, and what it hits."""
-
-    step: int
-    what: str
-    pick: Callable[[subprocess.Popen[bytes], dict[str, Any]], list[int]]
 
 
 def run_demo(words: Sequence[str]) -> int:
@@ -69,20 +59,17 @@ def run_demo(words: Sequence[str]) -> int:
     )
     command = train_command(output / "example", run, options.steps, options.seed)
     _say("2. The job, as a user would start it:\n   " + " ".join(command[2:]))
-    kills = [
-        Kill(_kill_step(options.steps, KILL_AFTER[0]), "the trainer rank", lambda _, ids: [ids["trainers"][0]]),
-        Kill(_kill_step(options.steps, KILL_AFTER[1]), "the whole process tree", lambda train, _: _tree(train.pid)),
-    ]
-    for kill in kills:
-        _train_until_killed(command, run, kill)
-        _say(f"   Counted from the journal, before the resume: {_identity(audit_run(run))}")
-        _say("   The same command again; it resumes.\n")
+    kills = [_kill_step(options.steps, fraction) for fraction in KILL_AFTER]
+    _train_until_killed(command, run, *kills)
+    _say(f"   Counted from the journal, before the resume: {_identity(audit_run(run))}")
+    _say("   The same command again; it resumes.\n")
     _call(command)
     report = audit_run(run)
     _say(f"\n3. Counted from the journal, after the run: {_identity(report)}")
     steps = read_steps(run)
-    draw_curves(steps, [kill.step for kill in kills], output / "demo.png")
-    summary = demo_summary(steps, report, kills=len(kills), resumes=len(kills), seconds=time.monotonic() - started)
+    draw_curves(steps, kills, output / "demo.png")
+    resumes = len(read_branches(run)) - 1
+    summary = demo_summary(steps, report, kills=len(kills), resumes=resumes, seconds=time.monotonic() - started)
     _say(summary.words + f"\n   Curves: {output / 'demo.png'}")
     print(json.dumps(summary.numbers), flush=True)
     return ExitCode.DONE if summary.sound else ExitCode.INTERNAL
@@ -123,27 +110,37 @@ def train_command(example: Path, run: Path, steps: int, seed: int) -> list[str]:
     return [sys.executable, "-m", "vime", "train", *words, *switches]
 
 
-def _train_until_killed(command: list[str], run: Path, kill: Kill) -> None:
-    """Start the job, kill a part of it after a step, and see it end."""
+def _train_until_killed(command: list[str], run: Path, rank_step: int, tree_step: int) -> None:
+    """Start the job, kill its trainer rank after a step and all of it after another, and see it end.
+
+    Raises `RunFailedError` when the job ends otherwise, nothing takes the rank's place, or a process is left.
+    """
     with subprocess.Popen(command, env=_environment()) as train:
-        while train.poll() is None and _newest_step(run) < kill.step:
-            time.sleep(0.1)
-        if train.poll() is not None:
-            raise RunFailedError(
-                f"The job ended with status {train.returncode} before step {kill.step}.",
-                next_step=f"Look at {run / 'logs'}.",
-            )
-        ids = json.loads((run / "processes.json").read_bytes())
+        _wait_for_step(train, run, rank_step)
+        victim = json.loads((run / "processes.json").read_bytes())["trainers"][0]
+        _kill(victim)
+        _say(f"\n   kill -9 of the trainer rank after step {_newest_step(run)}. The rest of the job goes on.\n")
+        _wait_for_step(train, run, tree_step)
+        if len(read_branches(run)) < 2 or psutil.pid_exists(victim):
+            raise RunFailedError(f"The killed trainer rank {victim} was not replaced from a commit.")
         everything = _tree(train.pid)
-        victims = kill.pick(train, ids)
-        for pid in victims:
+        for pid in everything:
             _kill(pid)
-        _say(f"\n   kill -9 of {kill.what} ({len(victims)} processes) after step {_newest_step(run)}.")
+        _say(f"\n   kill -9 of the whole process tree ({len(everything)} processes) after step {_newest_step(run)}.")
         status = train.wait()
     left = _still_alive(everything, LEFTOVER_S)
     _say(f"   The job ended with status {status}; {len(left)} of its {len(everything)} processes are left.")
     if status == 0 or left:
         raise RunFailedError(f"After the kill: exit status {status}, still running: {left}.")
+
+
+def _wait_for_step(train: subprocess.Popen[bytes], run: Path, step: int) -> None:
+    while train.poll() is None and _newest_step(run) < step:
+        time.sleep(0.1)
+    if train.poll() is not None:
+        raise RunFailedError(
+            f"The job ended with status {train.returncode} before step {step}.", next_step=f"Look at {run / 'logs'}."
+        )
 
 
 def _newest_step(run: Path) -> int:

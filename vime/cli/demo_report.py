@@ -44,16 +44,13 @@ def demo_summary(
     """Numbers of the last line and the paragraph above it."""
     records = list(steps.values())
     rewards = [record["reward_mean"] for record in records]
-    spanning: dict[str, int] = {}
-    for record in records:
-        spanning[record["branch"]] = max(spanning.get(record["branch"], 0), record["spanning_samples"])
     numbers: dict[str, Any] = {
         "reward_first": _mean(rewards[:EDGE_STEPS]),
         "reward_last": _mean(rewards[-EDGE_STEPS:]),
         "steps": len(records),
         "kills": kills,
         "resumes": resumes,
-        "spanning_requests": sum(spanning.values()),
+        "spanning_requests": _spanning(records),
         "generated": report.generated,
         "trained": report.trained,
         "pending": report.pending,
@@ -72,6 +69,16 @@ def demo_summary(
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in numbers.items()}
     sound = report.identity_holds and not report.lost and not report.trained_twice
     return Summary(rounded, _words(rounded, report), sound)
+
+
+def _spanning(records: Sequence[Mapping[str, Any]]) -> int:
+    """Of all sessions; each counts from 0, and one may have several branches."""
+    total = newest = 0
+    for record in sorted(records, key=lambda record: record["time_s"]):
+        if record["spanning_samples"] < newest:
+            total += newest
+        newest = record["spanning_samples"]
+    return total + newest
 
 
 def draw_curves(steps: Mapping[int, Mapping[str, Any]], kills: Sequence[int], path: Path) -> None:
