@@ -56,6 +56,7 @@ class ActivityBoard:
         self._clock = clock
         self._doing: set[_Doing] = set()
         self._generated: dict[int, int] = {}
+        self._ended_s = dict.fromkeys(Phase, 0.0)
 
     @contextmanager
     def doing(self, phase: Phase, group_index: int, samples: list[Sample]) -> Iterator[None]:
@@ -66,6 +67,7 @@ class ActivityBoard:
             yield
         finally:
             self._doing.discard(entry)
+            self._ended_s[phase] += self._sample_seconds(entry)
             if phase is Phase.GENERATING:
                 tokens = sum(sample.response_length for sample in samples)
                 self._generated[group_index] = self._generated.get(group_index, 0) + tokens
@@ -73,6 +75,13 @@ class ActivityBoard:
     def ended(self, group_index: int) -> None:
         """Nobody works on the group any more."""
         self._generated.pop(group_index, None)
+
+    def seconds(self, phase: Phase) -> float:
+        """How long samples have been in a phase so far, summed over samples."""
+        return self._ended_s[phase] + sum(self._sample_seconds(entry) for entry in self._doing if entry.phase is phase)
+
+    def _sample_seconds(self, entry: _Doing) -> float:
+        return len(entry.samples) * (self._clock() - entry.since)
 
     def groups(self) -> list[GroupActivity]:
         """Each group that is worked on; its phase is the earliest that a member of it is in."""

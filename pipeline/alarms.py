@@ -7,23 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
+from pipeline.alarm import Alarm, level_above, level_below
+from pipeline.incidents import Incident
 from pipeline.progress import StepRecord
 from vime.counted import counted
 
 GAP = "train_rollout_logprob_abs_diff"
+ROUTES_WORDS = "Routes were replayed"
+"""How a record's own alarm about routes begins."""
 ENTROPY = "entropy_loss"
-
-
-class Alarm(msgspec.Struct, frozen=True):
-    """One thing that is wrong."""
-
-    name: str
-    """A word: stall, gap, staleness, replay, failures, truncation, entropy, signal, numbers, disk, batch."""
-    text: str
-    """What was found, and the threshold."""
-    what_to_do: str
 
 
 @dataclass(frozen=True)
@@ -40,6 +32,12 @@ class AlarmLimits:
     """Of all groups that were ever leased."""
     entropy_share: float = 0.2
     """Of the entropy in the first `window` batches."""
+    stale_prefix_share: float = 0.05
+    """Of the prompt tokens."""
+    reward_time_share: float = 0.5
+    """Of the time that samples take, where the trainer waits for them."""
+    wait_share: float = 0.3
+    """Of the trainer's time, from which on it counts as waiting."""
     free_disk_bytes: int = 5 << 30
     free_disk_share: float = 0.05
 
@@ -47,24 +45,30 @@ class AlarmLimits:
 def find_alarms(
     steps: Sequence[StepRecord],
     *,
+    incidents: Sequence[Incident] = (),
     stall: tuple[float, str] | None = None,
     dead_letters: Mapping[str, int] | None = None,
+    messages: Mapping[str, str] | None = None,
     disk: tuple[int, int] | None = None,
     limits: AlarmLimits | None = None,
 ) -> list[Alarm]:
     """The alarms of a run at its newest batch.
 
-    `steps` are the batches that count, ascending. `stall` is for how many seconds nothing went on since the newest, and
-    who waits for whom. `dead_letters` maps reason -> letters, where they are known better than from the newest batch.
+    `steps` are the batches that count, ascending; those between the first `window` and the last `window` may be left
+    out. `incidents` are those that are not over. `stall` is for how many seconds nothing went on since the newest, and
+    who waits for whom. `dead_letters` maps reason -> letters, where they are known better than from the newest batch,
+    and `messages` reason -> what the newest of them says.
     `disk` is (free, total) bytes of the file system under the queue.
     """
     chosen = limits or AlarmLimits()
-    alarms: list[Alarm] = []
+    alarms = [Alarm(incident.kind, incident.text, incident.what_to_do) for incident in incidents]
     if stall is not None:
         alarms.append(_stall(*stall))
     if steps:
         alarms += _numbers(steps[-1])
+        alarms += _prefix(steps, chosen)
         alarms += _gap(steps, chosen)
+        alarms += _reward(steps, chosen)
         alarms += _staleness(steps, chosen)
         alarms += _replay(steps[-1])
         alarms += _truncation(steps, chosen)
@@ -73,9 +77,9 @@ def find_alarms(
         alarms += [
             Alarm("batch", f"Batch {steps[-1].rollout_id}: {text}", "Look at the samples that it names.")
             for text in steps[-1].alarms
-            if "Routes were replayed" not in text
+            if ROUTES_WORDS not in text
         ]
-    alarms += _failures(steps, dead_letters, chosen)
+    alarms += _failures(steps, dead_letters, messages or {}, chosen)
     if disk is not None:
         alarms += _disk(*disk, chosen)
     return alarms
@@ -107,7 +111,38 @@ def _gap(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
             f"Sampler and trainer differ by {gap:.3g} nats a token; alarm above {limits.gap_nats:g}.",
             "`vime parity` with the flags of the job tells whether engine and trainer compute the same. If they do, "
             "the samples are old: lower --max-staleness or --update-weights-interval, or lower --lr.",
+            level_above(gap, limits.gap_nats),
         )
+
+
+def _prefix(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
+    share = _recent([step.stale_prefix_share for step in steps], limits)
+    if share is not None and share > limits.stale_prefix_share:
+        gap = _recent([step.train.get(GAP) for step in steps], limits)
+        differ = "" if gap is None else f" Sampler and trainer differ by {gap:.3g} nats a token."
+        yield Alarm(
+            "prefix",
+            f"Stale prefixes: {share:.0%} of the prompt tokens came from prefix caches that may hold what older "
+            f"weights computed; alarm above {limits.stale_prefix_share:.0%}.{differ}",
+            "Resume with --prefix-cache-salt version, or empty the caches at each publication with "
+            "--flush-cache-interval 1.",
+            level_above(share, limits.stale_prefix_share),
+        )
+
+
+def _reward(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
+    share = _recent([step.reward_time_share for step in steps], limits)
+    wait = _recent([step.wait_s / step.step_s if step.step_s > 0 else None for step in steps], limits)
+    if share is None or wait is None or share <= limits.reward_time_share or wait <= limits.wait_share:
+        return
+    yield Alarm(
+        "reward",
+        f"Samples spent {share:.0%} of their time in the reward {steps[-1].reward}, and the trainer waited {wait:.0%} "
+        f"of its time for them; alarm above {limits.reward_time_share:.0%} and {limits.wait_share:.0%}.",
+        "Make the reward faster or answer more calls at once (--reward-workers, --reward-concurrency, more servers "
+        "behind --rm-url); --reward-timeout bounds a call.",
+        level_above(wait, limits.wait_share),
+    )
 
 
 def _staleness(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
@@ -117,19 +152,21 @@ def _staleness(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Ala
             "staleness",
             f"Samples of up to {counted(oldest, 'version')} ago were trained; alarm above {limits.staleness_versions}.",
             "Set --max-staleness, or lower --rollout-queue-max-groups, so that less waits in the queue.",
+            level_above(oldest, limits.staleness_versions),
         )
 
 
 def _replay(step: StepRecord) -> Iterator[Alarm]:
-    fraction = step.train.get("routing_replay_fraction")
-    if fraction is not None and fraction < 1.0:
-        detail = next((text for text in step.alarms if "Routes were replayed" in text), "")
+    fraction = step.train.get("routing_replay_fraction", 1.0)
+    detail = next((text for text in step.alarms if ROUTES_WORDS in text), "")
+    if fraction < 1.0 or detail:
+        replayed = f"the experts of {fraction:.1%} of the tokens were replayed; alarm below 100%."
         yield Alarm(
             "replay",
-            f"Batch {step.rollout_id}: the experts of {fraction:.1%} of the tokens were replayed; alarm below 100%. "
-            + detail,
+            f"Batch {step.rollout_id}: {replayed if fraction < 1.0 else 'routes are missing.'} {detail}".rstrip(),
             "Routes are missing: check that the engine returns routed experts for every sample, and that generate "
             "functions keep them.",
+            level_below(fraction, 1.0),
         )
 
 
@@ -140,6 +177,7 @@ def _truncation(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Al
             "truncation",
             f"{share:.0%} of the samples were cut off at the length limit; alarm above {limits.truncated_share:.0%}.",
             "Raise --rollout-max-response-len, or look at such samples: they may never come to an end.",
+            level_above(share, limits.truncated_share),
         )
 
 
@@ -155,6 +193,7 @@ def _entropy(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm
             f"beginning.",
             "The policy explores no more: lower --lr, raise --entropy-coef or the sampling temperature, or widen "
             "--eps-clip-high.",
+            level_below(last, limits.entropy_share * first),
         )
 
 
@@ -166,11 +205,15 @@ def _signal(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]
             f"Rewards differ in {share:.0%} of the groups; alarm below {limits.signal_share:.0%}.",
             "The other groups teach nothing: choose prompts that are neither too easy nor too hard, or filter groups "
             "with --dynamic-sampling-filter-path.",
+            level_below(share, limits.signal_share),
         )
 
 
 def _failures(
-    steps: Sequence[StepRecord], dead_letters: Mapping[str, int] | None, limits: AlarmLimits
+    steps: Sequence[StepRecord],
+    dead_letters: Mapping[str, int] | None,
+    messages: Mapping[str, str],
+    limits: AlarmLimits,
 ) -> Iterator[Alarm]:
     failed = Counter(dead_letters if dead_letters is not None else steps[-1].failed_samples if steps else {})
     dropped = Counter(steps[-1].dropped if steps else {})
@@ -178,10 +221,13 @@ def _failures(
     reasons = ", ".join(f"{count} {reason}" for reason, count in failed.most_common())
     share = dropped.total() / generated if generated else 0.0
     if failed.total() and (not generated or failed.total() / generated > limits.dropped_share):
+        message = messages.get(failed.most_common(1)[0][0], "")
         yield Alarm(
             "failures",
-            f"Failed samples: {reasons}; alarm above {limits.dropped_share:.0%} of the {counted(generated, 'group')}.",
+            f"Failed samples: {reasons}; alarm above {limits.dropped_share:.0%} of the {counted(generated, 'group')}."
+            + (f" {message}" if message else ""),
             "`vime queue dead RUN --traces` shows each with its trace.",
+            level_above(failed.total() / generated if generated else 1.0, limits.dropped_share),
         )
     elif share > limits.dropped_share:
         words = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())
@@ -189,6 +235,7 @@ def _failures(
             "failures",
             f"{share:.0%} of the groups were dropped ({words}); alarm above {limits.dropped_share:.0%}.",
             "`vime queue tasks RUN --state dropped` lists them.",
+            level_above(share, limits.dropped_share),
         )
 
 
@@ -200,6 +247,7 @@ def _disk(free: int, total: int, limits: AlarmLimits) -> Iterator[Alarm]:
             f"{free / 2**30:.1f} GiB of {total / 2**30:.1f} GiB are free under the queue; alarm below "
             f"{needed / 2**30:.1f} GiB.",
             "Free space, or resume with --rollout-queue-online-gc and a smaller --rollout-queue-keep-commits.",
+            level_below(free, min(needed, total)),
         )
 
 

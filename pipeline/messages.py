@@ -105,6 +105,10 @@ class ProducerStats(msgspec.Struct, frozen=True):
     """Prompt tokens of published samples whose keys and values an engine had in its prefix cache."""
     prompt_tokens: int = 0
     """All prompt tokens of these samples' requests."""
+    reward_s: float = 0.0
+    """Seconds in which samples were in the reward, summed over samples."""
+    generating_s: float = 0.0
+    """Seconds in which samples were generated, summed over samples."""
 
 
 class Takeover(msgspec.Struct, frozen=True):

@@ -122,12 +122,14 @@ class Producer:
         self.gate.open_to_end()
 
     def stats(self) -> ProducerStats:
-        return self._counts.stats(
+        stats = self._counts.stats(
             self.gate,
             blocked_s=self._blocked.total_s(),
             failed_samples=self._failed.num_samples_by_reason,
             drifted_tokens=self._groups.num_drifted_tokens,
         )
+        seconds = self._activity.seconds
+        return msgspec.structs.replace(stats, reward_s=seconds(Phase.REWARD), generating_s=seconds(Phase.GENERATING))
 
     async def run(self) -> None:
         """Produce until stopped. An exception here is a fault of the producer, not of one sample."""

@@ -13,9 +13,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.alarm import Alarm
+
 PLAIN_INTERVAL_S = 2.0
 IDLE_MARGIN = 0.05
 """Idle shares closer than this count as balanced."""
+REWARD_SHARE = 0.5
+"""Of the samples' time, from which on the reward is what the trainer waits for."""
 
 
 class StepRecord(msgspec.Struct, frozen=True):
@@ -75,11 +79,29 @@ class StepRecord(msgspec.Struct, frozen=True):
     """Reward, rounded to one decimal -> groups of the batch whose members all got the same, this one."""
     prefix_cache_hit_rate: float = 0.0
     """Prompt tokens that engines had in their prefix cache, of all in requests for this session's samples."""
+    stale_prefix_share: float = 0.0
+    """Since the batch before, the share of prompt tokens that came from a prefix cache that may hold what older weights
+    computed; 0 with `--prefix-cache-salt version`, or where each publication flushes."""
+    reward_time_share: float = 0.0
+    """Since the batch before, the share of the samples' time that they were in the reward, not generated."""
+    reward: str = ""
+    """What scores the samples."""
+    standing_alarms: list[Alarm] = []
+    """What is wrong with the run after this batch: each with name, text, what to do, and level."""
+    alarm_levels: dict[str, float] = {}
+    """Name of a standing alarm -> how many times past its threshold."""
 
 
-def bottleneck(trainer_idle_share: float, generator_idle_share: float) -> str:
-    """One sentence that names the slower side."""
+def bottleneck(
+    trainer_idle_share: float, generator_idle_share: float, reward_time_share: float = 0.0, reward: str = ""
+) -> str:
+    """One sentence that names the slower side; the reward, where samples spent most of their time in it."""
     trainer, generator = f"{trainer_idle_share:.0%}", f"{generator_idle_share:.0%}"
+    if reward_time_share > REWARD_SHARE and trainer_idle_share > REWARD_SHARE:
+        return (
+            f"The reward is the bottleneck: samples spent {reward_time_share:.0%} of their time in {reward}, while the "
+            f"trainer waited {trainer} of the time and the engines stood idle {generator}."
+        )
     if trainer_idle_share > generator_idle_share + IDLE_MARGIN:
         return f"Generation is the bottleneck: the trainer waited {trainer} of the time for samples."
     if generator_idle_share > trainer_idle_share + IDLE_MARGIN:
@@ -118,9 +140,7 @@ class ProgressView:
             self.note(line)
 
     def step(self, record: StepRecord) -> None:
-        """The newest step, and what is wrong with it."""
-        for alarm in record.alarms:
-            self.note(f"warning: step {record.rollout_id + 1}: {alarm}")
+        """The newest step."""
         if self._live is not None:
             self._live.update(step_table(record), refresh=True)
         else:
@@ -167,4 +187,9 @@ def step_table(record: StepRecord) -> Group:
     ]
     for row in rows:
         table.add_row(*row)
-    return Group(table, Text(bottleneck(record.trainer_idle_share, record.generator_idle_share)))
+    return Group(table, Text(bottleneck_of(record)))
+
+
+def bottleneck_of(record: StepRecord) -> str:
+    """The slower side at a step."""
+    return bottleneck(record.trainer_idle_share, record.generator_idle_share, record.reward_time_share, record.reward)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -78,15 +78,17 @@ class WeightPublisher:
         timeout_s: float,
         compare_first: bool = False,
         replace: Callable[[str, str], None] | None = None,
+        tell_fenced: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
         """`compare_first`: the first version must leave the engines with exactly the weights they were started with.
 
         `replace` asks for a new process for the engine at an address, with the reason. Whoever follows it calls `fence`
-        at once and `readmit` later.
+        at once and `readmit` later. `tell_fenced` is told which engines get no requests, and why, whenever that may
+        have changed.
         """
         self._engines, self._transport, self._admission = list(engines), transport, admission
         self._start_version, self._flush_interval, self._timeout_s = start_version, flush_interval, timeout_s
-        self._compare_first, self._replace = compare_first, replace
+        self._compare_first, self._replace, self._tell_fenced = compare_first, replace, tell_fenced
         self.version = start_version
         self._tried = start_version
         self._serving: set[str] = set()
@@ -121,6 +123,7 @@ class WeightPublisher:
         """Send no more requests to an engine, and count on it in no publication until `readmit`."""
         self._gone[address] = self._lost[address] = self.fenced[address] = reason
         self._serving.discard(address)
+        self._fences_changed()
         await self._admission.serve_only(sorted(self._serving))
 
     async def readmit(self, address: str) -> None:
@@ -183,6 +186,10 @@ class WeightPublisher:
             if self._replace:
                 deadline = await self._someone_is_there()
 
+    def _fences_changed(self) -> None:
+        if self._tell_fenced is not None:
+            self._tell_fenced(self.fenced)
+
     def _failed(self, publication: Publication) -> PublicationError:
         reasons = "; ".join(f"{address}: {reason}" for address, reason in publication.fenced.items())
         return PublicationError(
@@ -225,6 +232,7 @@ class WeightPublisher:
             if any(update.goes_on for update in updates):
                 pause_s = await self._change(version, updates, deadline, flush=flush)
             raised = self._judge(version, updates)
+            self._fences_changed()
         except BaseException:
             await self._cut_short(updates)
             raise
@@ -252,6 +260,7 @@ class WeightPublisher:
         self.fenced |= dict.fromkeys(changed, "its publication was cut short")
         self._serving -= set(changed)
         self._in_doubt |= set(changed)
+        self._fences_changed()
         if self._serving:
             await self._admission.resume_admission(self.version, sorted(self._serving))
         elif changed:

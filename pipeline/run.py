@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from pipeline.alarm_log import AlarmLog, disk_of
 from pipeline.batch_hooks import BatchHooks
 from pipeline.batch_report import BatchReport
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
@@ -27,6 +28,7 @@ from pipeline.evaluation.start import evaluates_first, evaluation_schedule, high
 from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
 from pipeline.fixed_settings import fixed_settings
 from pipeline.frozen_sources import check_sources
+from pipeline.incidents import IncidentLog, session_incidents
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.kept_engines import engine_lease
 from pipeline.memory_turns import MemoryTurns
@@ -38,6 +40,7 @@ from pipeline.parity_verdict import engine_parity, refuse_difference
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
 from pipeline.process_reports import ProcessReports
+from pipeline.producer_wiring import reward_name
 from pipeline.progress import ProgressView, bottleneck
 from pipeline.prometheus.exporter import write_engine_targets
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
@@ -50,6 +53,7 @@ from pipeline.session_start import Start, coordinator_config, prepare_start
 from pipeline.stages import Stage, StageBoard
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.storage_proof import prove_here, prove_nodes
+from pipeline.stream_shares import StreamShares
 from pipeline.supervision import Patience, StallRecord, Supervisor, write_stall
 from pipeline.trainer_return import go_back
 from pipeline.transports.promise import transport_words
@@ -115,6 +119,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         if settings.debug.dump_details is not None:
             save_tokenizer(settings.checkpoint.hf_checkpoint or "", Path(settings.debug.dump_details) / "tokenizer")
         with (
+            session_incidents(folder.incidents) as incidents,
             Interrupts(view) as interrupts,
             engine_lease(settings, folder, view.note),
             Cluster(demand_of(settings), NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
@@ -122,7 +127,9 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             if settings.debug.debug_rollout_only:
                 return interrupts.run(_generate(settings, folder, start, cluster, view, interrupts))
             with open_sinks(settings, folder, start.plan.start_rollout, view.note) as sinks:
-                session = _Session(settings, folder, start, cluster, view, interrupts, sinks, evaluates_first=evaluates)
+                session = _Session(
+                    settings, folder, start, cluster, view, interrupts, sinks, incidents, evaluates_first=evaluates
+                )
                 return interrupts.run(session.run())
 
 
@@ -193,6 +200,7 @@ class _Session:
         view: ProgressView,
         interrupts: Interrupts,
         sinks: MetricSinks,
+        incidents: IncidentLog,
         *,
         evaluates_first: bool,
     ) -> None:
@@ -202,7 +210,10 @@ class _Session:
         self._workers = Workers(settings, folder, cluster, view.note)
         self._turns = MemoryTurns(settings.cluster, self._workers)
         self._dumps = rollout_dumps(settings, self._workers, view)
-        self._clock = StepClock()
+        salts = settings.weights.prefix_cache_salt == "version"
+        self._clock = StepClock(StreamShares(salts_prefixes=salts, reward=reward_name(settings)))
+        queue_root = folder.root if settings.queue.is_in_memory else folder.queue
+        self._alarms, self._incidents = AlarmLog(view.note, partial(disk_of, queue_root)), incidents
         self._commits = Commits(settings, folder, start, self._workers, view.note)
         self._done_rollouts = start.plan.start_rollout
         self._packing = PackingSettings(num_ranks=1)
@@ -297,6 +308,7 @@ class _Session:
             and self._start.commit is None
             and self._kept_version is None,
             replace=None if workers.keeper is None else workers.keeper.replace,
+            tell_fenced=self._note_fenced,
         )
         self._publisher = publisher
         if self._kept_version is not None:
@@ -473,8 +485,9 @@ class _Session:
                 self._evaluations.begin(rollout_id + 1)
         self._clock.published()
         counts, stats = await self._workers.guarded(self._workers.counts_and_stats())
-        record = step_record(
-            plan, last + 1, reports, publication, counts, stats, self._clock, self._report.numbers(samples)
+        numbers = self._report.numbers(samples)
+        record = self._alarms.with_alarms(
+            step_record(plan, last + 1, reports, publication, counts, stats, self._clock, numbers)
         )
         append_durably(self._folder.metrics, msgspec.json.encode(record))
         is_told, warning = await self._report.tell(record, samples)
@@ -483,6 +496,7 @@ class _Session:
         self._sinks.batch(record, is_told=is_told)
         if not is_told:
             self._view.step(record)
+        self._alarms.tell()
         self._evaluations.collect()
         self._stop_when_too_many_failed(counts)
         return not self._stop_asked()
@@ -535,6 +549,9 @@ class _Session:
         for address, reason in publication.fenced.items():
             self._view.note(f"Engine {address} gets no requests until it confirms a version: {reason}")
 
+    def _note_fenced(self, fenced: Mapping[str, str]) -> None:
+        self._incidents.engines(fenced, {engine.address: engine.name for engine in self._workers.engines})
+
     async def _next_plan(self, rollout_id: int, publisher: WeightPublisher) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
         data = self._settings.data
@@ -578,7 +595,10 @@ class _Session:
     def _say_goodbye(self, identity: Identity) -> None:
         self._view.note(f"At end: {identity}")
         if self._workers.has_engines and self._done_rollouts > self._start.plan.start_rollout:
-            self._view.note(bottleneck(self._clock.trainer_idle_share, self._clock.generator_idle_share))
+            shares = self._clock.shares
+            idle = self._clock.trainer_idle_share, self._clock.generator_idle_share
+            self._view.note(bottleneck(*idle, shares.reward_time, shares.reward))
+        self._alarms.tell_at_end()
         wanted = self._settings.data.num_rollout or 0
         if self._done_rollouts < wanted:
             self._view.note(

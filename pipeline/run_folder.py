@@ -48,6 +48,11 @@ class RunFolder:
         return self.root / "stalls.jsonl"
 
     @property
+    def incidents(self) -> Path:
+        """Engines that get no requests, and how a session failed."""
+        return self.root / "incidents.jsonl"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

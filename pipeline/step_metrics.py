@@ -12,13 +12,16 @@ from pipeline.messages import ProducerStats, QueueCounts, TrainReport
 from pipeline.planner import BatchPlan
 from pipeline.progress import StepRecord
 from pipeline.publisher import Publication
+from pipeline.stream_shares import StreamShares
 from vime.counted import counted
 
 
 class StepClock:
     """Splits the run loop's time into waiting, training and publishing. Seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: StreamShares | None = None) -> None:
+        """`shares` is kept up to date by `step_record`."""
+        self.shares = shares or StreamShares()
         self._begin = self._mark = time.monotonic()
         self._total_wait_s = 0.0
         self.wait_s = self.train_s = self.publish_s = 0.0
@@ -76,6 +79,7 @@ def step_record(
     lengths = np.asarray([sample.response_length for sample in plan.samples])
     clock.generator_idle_share = sum(stat.idle_s for stat in stats) / max(sum(stat.wall_s for stat in stats), 1e-9)
     generated = sum(stat.tokens_generated for stat in stats)
+    clock.shares.update(stats, publication)
     fresh_tokens, clock.last_tokens_generated = generated - clock.last_tokens_generated, generated
     return StepRecord(
         branch=plan.branch,
@@ -116,6 +120,9 @@ def step_record(
         zero_std=_zero_std(plan),
         prefix_cache_hit_rate=sum(stat.cached_prompt_tokens for stat in stats)
         / max(1, sum(stat.prompt_tokens for stat in stats)),
+        stale_prefix_share=clock.shares.stale_prefix,
+        reward_time_share=clock.shares.reward_time,
+        reward=clock.shares.reward,
         reward_by_source=_reward_by_source(plan),
         train=train_reports[0].metrics,
         reports=dict(reports),

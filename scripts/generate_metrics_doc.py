@@ -55,6 +55,7 @@ OTHER_UNITS = {
     "response_tokens_max": "tokens",
     "zero_std": "groups by reward",
     "prefix_cache_hit_rate": "fraction of 1",
+    "alarm_levels": "thresholds",
 }
 
 MEANINGS = {

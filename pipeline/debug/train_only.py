@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.alarm_log import AlarmLog
 from pipeline.cluster import Cluster
 from pipeline.debug.stored import StoredRollouts
 from pipeline.enqueue_needs import enqueue_needs
@@ -123,6 +124,7 @@ class _Session:
         self._stored = stored
         self._workers = Workers(settings, folder, cluster)
         self._clock = StepClock()
+        self._alarms = AlarmLog(view.note)
 
     async def run(self, start: tuple[Path, int] | None, rollouts: range) -> Ending:
         workers = self._workers
@@ -152,9 +154,12 @@ class _Session:
                     self._clock.trained()
                     await self._save(rollout_id, last=rollout_id == rollouts[-1] or self._interrupts.stop_asked)
                     self._clock.published()
-                    record = step_record(plan, rollouts.stop, reports, None, _NO_QUEUE, [], self._clock, {})
+                    record = self._alarms.with_alarms(
+                        step_record(plan, rollouts.stop, reports, None, _NO_QUEUE, [], self._clock, {})
+                    )
                     append_durably(self._folder.metrics, msgspec.json.encode(record))
                     self._view.step(record)
+                    self._alarms.tell()
                     if self._interrupts.stop_asked:
                         return Ending.INTERRUPTED
             return Ending.DONE

@@ -18,6 +18,8 @@ SERIES: Mapping[str, str] = {
     "rollout/response_len/max": "response_tokens_max",
     "rollout/response_len/min": "response_tokens_min",
     "rollout/prefix_cache_hit_rate": "prefix_cache_hit_rate",
+    "rollout/stale_prefix_share": "stale_prefix_share",
+    "rollout/reward_time_share": "reward_time_share",
     "rollout/truncated_ratio": "truncated_share",
     "rollout/staleness/mean": "staleness_mean",
     "rollout/staleness/max": "staleness_max",
@@ -50,6 +52,7 @@ FAMILIES: Mapping[str, str] = {
     "rollout/failed_samples/": "failed_samples",
     "rollout/zero_std/count_": "zero_std",
     "queue/dropped/": "dropped",
+    "alarms/": "alarm_levels",
 }
 """Beginning of the names of several series -> field of `StepRecord` that holds them by name."""
 

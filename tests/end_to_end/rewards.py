@@ -15,6 +15,12 @@ async def by_index(args: Any, sample: Sample) -> float:  # noqa: ARG001
     return float((sample.index or 0) % 3)
 
 
+async def slow(args: Any, sample: Sample) -> float:
+    """Takes five seconds, as a busy judge does."""
+    await asyncio.sleep(5)
+    return await by_index(args, sample)
+
+
 async def never(args: Any, sample: Sample) -> float:  # noqa: ARG001
     """Answers to nobody."""
     await asyncio.Event().wait()

@@ -12,6 +12,7 @@ import sys
 import msgspec
 
 import pipeline.workers
+from pipeline.preview.passed_value import passed_value
 from pipeline.run_folder import RunFolder
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import VOCAB_SIZE
@@ -27,11 +28,12 @@ class StandinEngineActor:
 
     def __init__(self, settings: bytes, number: int, engine: bytes) -> None:
         del engine
-        folder = RunFolder.of(msgspec.msgpack.decode(settings, type=Settings))
+        decoded = msgspec.msgpack.decode(settings, type=Settings)
+        folder = RunFolder.of(decoded)
         self._events = folder.log(f"engine_{number}_events")
         self._has_died = folder.root / "has_died"
         self._number = number
-        self._engine = StandinEngine(VOCAB_SIZE, 64)
+        self._engine = StandinEngine(VOCAB_SIZE, int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64))
 
     async def start(self, port: int = 0) -> str:
         self._engine.port = port

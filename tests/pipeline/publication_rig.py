@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -109,6 +109,7 @@ class Rig:
         hook: str | None = None,
         replace: Callable[[str, str], None] | None = None,
         make_client: Callable[[str], EngineClient] = EngineClient,
+        tell_fenced: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
         """With `folder` versions go through disk, to a copy on the host unless `disk` says otherwise."""
         self.engines = engines
@@ -128,6 +129,7 @@ class Rig:
             timeout_s=timeout_s,
             compare_first=compare_first,
             replace=replace,
+            tell_fenced=tell_fenced,
         )
         self._numbers = itertools.count()
         self._digests: dict[int, str] = {}

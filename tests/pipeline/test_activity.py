@@ -21,6 +21,17 @@ def test_a_group_is_in_the_earliest_phase_of_its_members() -> None:
     assert board.groups() == []
 
 
+def test_seconds_in_a_phase_are_summed_over_samples_also_of_those_that_still_are_in_it() -> None:
+    now = [0.0]
+    board = ActivityBoard(clock=lambda: now[0])
+    with board.doing(Phase.REWARD, 3, [Sample(), Sample()]):
+        now[0] = 2.0
+    with board.doing(Phase.REWARD, 4, [Sample()]):
+        now[0] = 5.0
+        assert (board.seconds(Phase.REWARD), board.seconds(Phase.GENERATING)) == (7.0, 0.0)
+    assert board.seconds(Phase.REWARD) == 7.0
+
+
 def test_tokens_of_a_group_that_ended_are_forgotten() -> None:
     board = ActivityBoard(clock=lambda: 0.0)
     with board.doing(Phase.GENERATING, 3, [Sample(response_length=5)]):

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.alarm import MOST_LEVEL, Alarm
 from pipeline.alarms import AlarmLimits, find_alarms
+from pipeline.incidents import Incident
 from tests.support.step_records import step_record
 
 TRAIN = step_record().train
@@ -31,6 +33,19 @@ def test_a_healthy_run_has_no_alarm() -> None:
         ("numbers", {"train": {**TRAIN, "loss": math.nan}}, "loss is not finite", "--ckpt-step"),
         ("failures", {"dropped": {"bad_prompt": 3}}, "3 bad_prompt", "--state dropped"),
         ("failures", {"failed_samples": {"reward_timeout": 5}}, "5 reward_timeout", "--traces"),
+        ("prefix", {"stale_prefix_share": 0.4}, "Stale prefixes: 40%", "--prefix-cache-salt version"),
+        (
+            "reward",
+            {"reward_time_share": 0.9, "reward": "judges.slow", "wait_s": 8.0},
+            "90% of their time in the reward judges.slow",
+            "--reward-workers",
+        ),
+        (
+            "replay",
+            {"alarms": ["Routes were replayed for 100.0% of the tokens; 1 sample: 4."]},
+            "1 sample: 4",
+            "Routes",
+        ),
         ("batch", {"alarms": ["Sample 7 is odd."]}, "Sample 7 is odd.", "Look"),
     ],
 )
@@ -46,6 +61,29 @@ def test_samples_without_routes_are_named_by_the_replay_alarm() -> None:
     found = find_alarms([step_record(train={**TRAIN, "routing_replay_fraction": 0.97}, alarms=[told])])
     assert [alarm.name for alarm in found] == ["replay"]
     assert "12" in found[0].text
+
+
+def test_a_slow_reward_that_nobody_waits_for_is_no_alarm() -> None:
+    assert names(step_record(reward_time_share=0.9, wait_s=1.0)) == []
+
+
+def test_incidents_come_first_with_their_own_advice() -> None:
+    incident = Incident(5.0, "engine", "http://e", "Engine 0 gets no requests: gone.", "See its log.")
+    found = find_alarms([step_record(truncated_share=0.9)], incidents=[incident])
+    assert [alarm.name for alarm in found] == ["engine", "truncation"]
+    assert (found[0].text, found[0].what_to_do) == (incident.text, incident.what_to_do)
+
+
+def test_the_further_past_its_threshold_the_higher_the_level() -> None:
+    def level(**changes: Any) -> float:
+        (alarm,) = find_alarms([step_record(3, **changes)])
+        return alarm.level
+
+    assert level(truncated_share=0.5) == 2.0
+    assert level(signal_share=0.025) == 4.0
+    assert level(signal_share=0.0) == MOST_LEVEL, "finite, since JSON has no infinity"
+    assert level(train={**TRAIN, "routing_replay_fraction": 0.5}) == 2.0
+    assert str(Alarm("gap", "It is 1.", "Lower it.")) == "gap: It is 1. Lower it."
 
 
 def test_entropy_alarms_when_it_falls_to_a_fraction_of_the_beginning() -> None:
@@ -73,6 +111,12 @@ def test_little_free_disk_is_an_alarm_without_any_batch() -> None:
 def test_failures_of_the_queue_count_before_those_of_the_newest_batch() -> None:
     (alarm,) = find_alarms([step_record(failed_samples={})], dead_letters={"reward_raised": 2, "nan_reward": 7})
     assert alarm.text.startswith("Failed samples: 7 nan_reward, 2 reward_raised;")
+
+
+def test_the_most_frequent_failure_is_told_with_its_newest_message() -> None:
+    messages = {"engine_error": "routes of 0 tokens came, allowed: 12.", "other": "no"}
+    (alarm,) = find_alarms([], dead_letters={"other": 1, "engine_error": 3}, messages=messages)
+    assert alarm.text.endswith("routes of 0 tokens came, allowed: 12.")
 
 
 def test_a_stall_is_the_first_alarm_and_names_its_last_link() -> None:

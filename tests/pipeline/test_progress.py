@@ -19,6 +19,9 @@ def record(**changes: Any) -> StepRecord:
             "failed_samples": {},
             "train": {},
             "alarms": [],
+            "reward_time_share": 0.0,
+            "standing_alarms": [],
+            "alarm_levels": {},
         }.get(field.name, 1)
     return StepRecord(**{**values, "rollout_id": 6, "num_rollout": 20, "reward_mean": 0.25, **changes})
 
@@ -52,11 +55,11 @@ def test_plain_output_repeats_no_waiting_line() -> None:
     assert "step 7/20" in output.getvalue()
 
 
-def test_an_alarm_is_told_with_its_step() -> None:
-    output = io.StringIO()
-    with ProgressView(Console(file=output, force_terminal=False)) as view:
-        view.step(record(alarms=["Routes were replayed for 50.0% of the tokens."]))
-    assert "warning: step 7: Routes were replayed for 50.0% of the tokens." in output.getvalue()
+def test_a_reward_that_samples_spend_their_time_in_is_the_bottleneck_by_its_name() -> None:
+    words = bottleneck(0.9, 0.85, 0.95, "judges.slow")
+    assert words.startswith("The reward is the bottleneck: samples spent 95% of their time in judges.slow")
+    assert "Generation is the bottleneck" in bottleneck(0.9, 0.2, 0.3, "judges.slow")
+    assert "Training is the bottleneck" in bottleneck(0.1, 0.5, 0.95, "judges.slow")
 
 
 def test_a_terminal_shows_a_table_with_the_bottleneck_below() -> None:

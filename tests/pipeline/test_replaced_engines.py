@@ -43,6 +43,19 @@ async def test_a_dead_engine_gets_no_requests_and_publications_go_on_without_it(
         assert rig.publisher.behind == [], "nothing can be published to a process that isn't there"
 
 
+async def test_whoever_follows_the_engines_is_told_who_gets_no_requests_and_why(engines: list[StandinEngine]) -> None:
+    told: list[dict[str, str]] = []
+    async with Rig(engines, tell_fenced=lambda fenced: told.append(dict(fenced))) as rig:
+        await rig.publish()
+        await die_and_return(rig)
+        assert told == [{}, {engines[1].address: "it died"}]
+        await rig.publisher.catch_up()
+        engines[1].faults.num_failed_updates = 1
+        await rig.publish()
+        assert told[2] == {}
+        assert list(told[3]) == [engines[1].address]
+
+
 async def test_a_replaced_engine_confirms_the_version_that_serves_while_the_others_sample_on(
     engines: list[StandinEngine],
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline import run as run_module
 from pipeline.cluster import Cluster
+from pipeline.incidents import IncidentLog
 from pipeline.metric_sinks.sinks import MetricSinks
 from pipeline.node_clients import other_nodes
 from pipeline.progress import ProgressView
@@ -58,7 +59,15 @@ async def test_nodes_are_tried_before_the_coordinator_starts(tmp_path: Path, mon
     start = run_module.Start(RestorePlan(RestoreMode.NEW, ".", 0), "b", None, None, None)
     with ProgressView() as view:
         session = run_module._Session(
-            resolved.settings, folder, start, nothing, view, nothing, MetricSinks([], 1, print), evaluates_first=False
+            resolved.settings,
+            folder,
+            start,
+            nothing,
+            view,
+            nothing,
+            MetricSinks([], 1, print),
+            IncidentLog(folder.incidents),
+            evaluates_first=False,
         )
         with pytest.raises(StorageError, match="node 7 lacks it"):
             await session._start_all([])

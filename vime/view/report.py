@@ -15,7 +15,7 @@ from vime.view.figures import PANEL_HEIGHT, TIMELINE_HEIGHT, panel_figure, timel
 from vime.view.pages.history import TIMELINE_BATCHES
 from vime.view.pages.parts import moment
 from vime.view.panels import DROPS, PANELS, newest_words, panel_lines
-from vime.view.run_watch import RunState, read_once
+from vime.view.run_watch import read_once
 from vime.view.timeline import timeline
 from vime.view.words import bottleneck_words, summary
 
@@ -51,16 +51,10 @@ def report_html(location: RunLocation) -> str:
             for panel in PANELS
         ],
         has_timeline=bool(intervals),
-        newest=_newest_messages(state),
+        newest=state.newest_messages,
         css=Markup((_HERE / "assets" / "view.css").read_text()),
         plotly=Markup(get_plotlyjs()),
         figures=Markup(msgspec.json.encode(figures).decode().replace("<", "\\u003c")),
         panel_height=PANEL_HEIGHT,
         timeline_height=TIMELINE_HEIGHT,
     )
-
-
-def _newest_messages(state: RunState) -> dict[str, str]:
-    """Reason -> message of its newest letter."""
-    letters = [] if state.dead is None else state.dead.letters
-    return {row.letter.reason: row.letter.message for row in reversed(letters)}

@@ -11,13 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pipeline.alarms import Alarm, find_alarms
+from pipeline.alarm import Alarm
+from pipeline.alarms import find_alarms
 from pipeline.dead_list import DeadList, list_dead
+from pipeline.incidents import Incident, open_incidents
+from pipeline.supervision import StallRecord
 from recovery import queue_report
 from recovery.branch_line import BranchLine
 from recovery.commit import commit_path, committed_rollouts
 from recovery.queue_report import HistoryReport, StatusReport
 from recovery.run_location import RunLocation
+from storage.json_lines import read_json_lines
 from storage.pool import Pool
 from storage.queue_view import QueueView
 from vime.counted import counted
@@ -25,7 +29,6 @@ from vime.errors import VimeError
 from vime.view.index_builder import IndexBuilder
 from vime.view.metrics import MetricsFile, RunMetrics
 from vime.view.sample_index import SampleIndex
-from vime.view.stalls import Stall, read_stalls
 
 INTERVAL_S = 1.0
 REST = 4.0
@@ -49,7 +52,8 @@ class RunState:
     """Rollout -> Unix time of its commit record."""
     num_indexed: int = 0
     """Groups whose samples can be searched."""
-    stalls: tuple[Stall, ...] = ()
+    stalls: tuple[StallRecord, ...] = ()
+    incidents: tuple[Incident, ...] = ()
     metrics_problem: str = ""
     queue_problem: str = ""
 
@@ -59,20 +63,29 @@ class RunState:
         return [text for text in (self.metrics_problem, self.queue_problem, *self.metrics.problems) if text]
 
     @property
-    def stall(self) -> Stall | None:
+    def stall(self) -> StallRecord | None:
         """The newest stall, unless a batch was trained since."""
         steps = self.metrics.steps
         newest = self.stalls[-1] if self.stalls else None
         return newest if newest is not None and (not steps or steps[-1].time_s < newest.time_s) else None
 
     @property
+    def newest_messages(self) -> dict[str, str]:
+        """Reason -> message of its newest dead letter."""
+        letters = [] if self.dead is None else self.dead.letters
+        return {row.letter.reason: row.letter.message for row in reversed(letters)}
+
+    @property
     def alarms(self) -> list[Alarm]:
         """What is wrong, most urgent first."""
-        status = self.status
+        status, dead = self.status, self.dead
+        letters = None if dead is None or not dead.reasons else {each.reason: each.num_letters for each in dead.reasons}
         return find_alarms(
             self.metrics.steps,
+            incidents=open_incidents(self.incidents),
             stall=None if self.stall is None else (self.stall.quiet_s, self.stall.words),
-            dead_letters=None if status is None else status.dead_letters,
+            dead_letters=letters if status is None else status.dead_letters,
+            messages=self.newest_messages,
             disk=None if status is None else (status.free_bytes, status.total_bytes),
         )
 
@@ -101,7 +114,11 @@ class RunWatch:
         problem = ""
         try:
             metrics = self._metrics.refresh()
-            self._update(stalls=read_stalls(self.location.root / "stalls.jsonl"))
+            root = self.location.root
+            self._update(
+                stalls=read_json_lines(root / "stalls.jsonl", StallRecord, "a stall"),
+                incidents=read_json_lines(root / "incidents.jsonl", Incident, "an incident"),
+            )
         except VimeError as error:
             metrics, problem = self._metrics.metrics, str(error)
         if metrics.serial != self.state.metrics.serial:

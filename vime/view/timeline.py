@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.progress import StepRecord
+from pipeline.supervision import StallRecord
 from vime.view.metrics import Evaluation
-from vime.view.stalls import Stall
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def timeline(
     evaluations: Sequence[Evaluation] = (),
     commits: Mapping[int, float] | None = None,
     failures: Sequence[tuple[float, str]] = (),
-    stalls: Sequence[Stall] = (),
+    stalls: Sequence[StallRecord] = (),
 ) -> list[Interval]:
     """Intervals of some batches. `commits` maps rollout -> Unix time of its record; `failures` are (time, words)."""
     fastest = max((step.generated_tokens_per_s for step in steps), default=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.progress import StepRecord, bottleneck
+from pipeline.progress import StepRecord, bottleneck_of
 from vime.counted import counted
 from vime.view.metrics import RunMetrics
 from vime.view.panels import shown
@@ -14,7 +14,7 @@ def bottleneck_words(steps: Sequence[StepRecord]) -> str:
     """Which side is the slower one."""
     if not steps:
         return "No batch was trained yet."
-    return bottleneck(steps[-1].trainer_idle_share, steps[-1].generator_idle_share)
+    return bottleneck_of(steps[-1])
 
 
 def summary(metrics: RunMetrics, *, is_running: bool) -> list[str]:

@@ -18,6 +18,9 @@ _NAMED = {
     "zero_std": {"1.0": 3},
     "response_tokens_max": 9,
     "alarms": [],
+    "standing_alarms": [],
+    "alarm_levels": {"gap": 2.0},
+    "reward": "judge",
     "branch": "b",
 }
 
