@@ -29,8 +29,12 @@ OF_OTHERS = {
         "--io-retries", "--mount", "--bucket", "--meta-url", "--durability",
     },
     "docs/placement.md": {"--head", "--address", "--resources"},
+    "docs/engines.md": {"--policy"},
+    "docs/metrics_out.md": {"--logdir"},
+    "deploy/juicefs/README.md": {"--cap-add", "--device"},
+    "CONTRIBUTING.md": {"--strict"},
 }  # fmt: skip
-"""Page -> flags of programs other than vime, vLLM and Megatron."""
+"""Page -> flags of programs other than vime, its scripts, vLLM and Megatron."""
 
 
 class Parsed(BaseException):
