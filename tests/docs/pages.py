@@ -48,7 +48,7 @@ def spans(text: str) -> list[str]:
 
 
 def commands_of(page: Path) -> list[Command]:
-    """Everything that begins with a program, and flags alone as those of `vime train`."""
+    """Everything that begins with a program, and flags alone, with values, as those of `vime train`."""
     text = page.read_text()
     shown = [line for language, block in blocks(text) if language in ("", "bash") for line in _lines(block)]
     found = [Command(page, words, True) for line in shown for words in _commands_in(line)]
@@ -71,8 +71,9 @@ def links_of(page: Path) -> list[str]:
 def _lines(block: str) -> Iterator[str]:
     lines = block.replace("\\\n", " ").splitlines()
     has_prompts = any(line.startswith("$ ") for line in lines)
+    is_flags = lines[0].lstrip().startswith("--")
     for line in lines:
-        if has_prompts and not line.startswith("$ "):
+        if (has_prompts and not line.startswith("$ ")) or (line.startswith("--") and not is_flags):
             continue
         yield line.removeprefix("$ ").strip()
 
@@ -85,7 +86,7 @@ def _commands_in(line: str) -> Iterator[tuple[str, ...]]:
     for word in [*shlex.split(line, comments=True), ";"]:
         if word in ("&&", ";", "|"):
             if words and (words[0] in PROGRAMS or words[0].startswith("--")):
-                yield tuple(word for word in words if word != "...")
+                yield tuple(word for word in words if word != "..." and not word.startswith("$"))
             words = []
         else:
             words.append(word)

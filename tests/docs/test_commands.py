@@ -20,6 +20,12 @@ from vime.settings.passed_on import listed_megatron_flags, own_flag_names
 from vime.settings.resolve import resolve
 
 COMMANDS = [command for page in PAGES for command in commands_of(page)]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 STANDS_FOR = {"N": "1", "ID": "1", "FORMAT": "hf", "ROLLOUT": "1"}
 """Placeholders whose option takes a number or one of some words."""
 OF_OTHERS = {
@@ -41,54 +47,55 @@ class Parsed(BaseException):
     """A command line was read without a complaint."""
 
 
-def train_words(command: Command) -> list[str] | None:
-    """Words after `vime train`, or as those of a job; None for other commands."""
-    words = list(command.words)
+def job_words(command: Command) -> list[str]:
+    """Flags of a job, with placeholders filled in; none for other commands, and where a sentence leaves values open."""
+    words = [STANDS_FOR.get(word, word) for word in command.words]
     if words[0].startswith("--"):
-        return words
+        is_open = any(word.isupper() or "package.module" in word or ":PORT" in word for word in words)
+        is_own = command.is_shown or words[0] in own_flag_names()
+        return words if len(words) > 1 and is_own and (command.is_shown or not is_open) else []
     if words[0] in ("python", "python3") and words[1:2] == ["train.py"]:
         return words[2:]
-    if words[0] != "vime" or words[1] not in ("train", "doctor", "parity"):
-        return None
-    if words[1] == "doctor":
-        for own in {"--storage", "--peer"} & set(words):
-            del words[words.index(own) : words.index(own) + 2]
+    if words[0] != "vime" or words[1:2] not in (["train"], ["doctor"], ["parity"]) or words[-1] == "--config":
+        return []
+    for own in {"--storage", "--peer"} & set(words):  # of the doctor alone
+        del words[words.index(own) : words.index(own) + 2]
     return words[2:]
 
 
-JOBS = [command for command in COMMANDS if train_words(command)]
-OTHERS = [
-    command for command in COMMANDS if command.words[0] == "vime" and len(command.words) > 2 and command not in JOBS
-]
+def is_whole(command: Command) -> bool:
+    """Whether it has the run, or whatever its command is about, so that its own parser can be asked."""
+    if command.words[0] != "vime" or command.words[1:2] in ((), ("train",), ("doctor",), ("parity",)):
+        return False
+    plain = [word for word in command.words[1:] if not word.startswith("-")]
+    return command.is_shown or len(plain) > (2 if plain[:1] in (["queue"], ["sample"]) else 1)
+
+
 READERS = [
     command
-    for command in OTHERS
-    if command.is_shown and command.words[1] in ("queue", "sample", "audit", "runs") and "--help" not in command.words
+    for command in COMMANDS
+    if command.is_shown
+    and is_whole(command)
+    and command.words[1] in ("queue", "sample", "audit", "runs")
+    and "--help" not in command.words
 ]
 
 
-@pytest.fixture
-def job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with the settings files that commands name."""
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_flags_of_a_job_are_parsed_with_their_values(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("run.toml", "changed.toml"):
         (tmp_path / name).write_text("[data]\nrollout_batch_size = 4\n")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    for command in (command for command in COMMANDS if command.page == page):
+        words = job_words(command)
+        if not any(word.startswith("--help") for word in words):
+            settings = resolve(words).settings
+            assert list(passed_on_problems(settings)) == [], command
 
 
-@pytest.mark.usefixtures("job_folder")
-@pytest.mark.parametrize("command", JOBS, ids=str)
-def test_the_flags_of_a_job_are_parsed_with_their_values(command: Command) -> None:
-    words = train_words(command)
-    assert words is not None
-    if not any(word.startswith("--help") for word in words):
-        settings = resolve([STANDS_FOR.get(word, word) for word in words]).settings
-        assert list(passed_on_problems(settings)) == []
-
-
-@pytest.mark.usefixtures("job_folder")
-@pytest.mark.parametrize("command", OTHERS, ids=str)
-def test_other_commands_are_parsed_by_their_own_parser(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_commands_are_parsed_by_their_own_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     parse = argparse.ArgumentParser.parse_args
 
     def parse_alone(parser: argparse.ArgumentParser, *words: Any) -> argparse.Namespace:
@@ -96,12 +103,16 @@ def test_other_commands_are_parsed_by_their_own_parser(command: Command, monkeyp
         raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_alone)
-    words = [STANDS_FOR.get(word, word) for word in command.words[1:]]
-    if "--help" in words:
-        assert main(words) == 0
-        return
-    with pytest.raises(Parsed):
-        main(words)
+    parsed = 0
+    for command in filter(is_whole, COMMANDS):
+        words = [STANDS_FOR.get(word, word) for word in command.words[1:]]
+        if {"--help", "--version"} & set(words):
+            continue
+        try:
+            assert main(words) == "parsed", command
+        except Parsed:
+            parsed += 1
+    assert parsed > 30
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +121,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return make_run(tmp_path_factory.mktemp("made") / "run", monkeypatch)
 
 
-@pytest.mark.parametrize("command", READERS, ids=str)
+@pytest.mark.parametrize("page", sorted({command.page for command in READERS}), ids=name_of)
 def test_commands_that_look_into_a_run_work_on_a_stored_one(
-    command: Command, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    page: Path, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = copy_run(made, tmp_path / "run")
-    words = list(command.words[1:])
-    words[1 if words[0] in ("audit", "runs") else 2] = str(run)
-    if words[1] in ("requeue", "drop") and "--yes" not in words:
-        words.append("--yes")
-    assert main(words) == 0, capsys.readouterr().err
-    assert capsys.readouterr().out.strip()
+    for number, command in enumerate(command for command in READERS if command.page == page):
+        words = list(command.words[1:])
+        words[1 if words[0] in ("audit", "runs") else 2] = str(copy_run(made, tmp_path / str(number)))
+        if words[1] in ("requeue", "drop") and "--yes" not in words:
+            words.append("--yes")
+        assert main(words) == 0, f"{command}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.strip(), command
 
 
 def test_every_command_of_vime_that_a_page_names_exists() -> None:
@@ -169,11 +180,11 @@ def known_flags() -> set[str]:
     return own | own_flag_names() | listed_megatron_flags() | {"--help", "--version", "--output", "--seed"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_flag_that_a_page_names_exists(page: Path) -> None:
     listed = json.loads((ROOT / "vime" / "backends" / "vllm_utils" / VLLM_FLAGS_FILE).read_text())["options"]
     engine = {option.removeprefix("--") for option in listed}
-    known = known_flags() | OF_OTHERS.get(str(page.relative_to(ROOT)), set())
+    known = known_flags() | OF_OTHERS.get(name_of(page), set())
 
     def exists(flag: str) -> bool:
         name = flag.removeprefix("--")
@@ -187,6 +198,6 @@ def test_every_flag_that_a_page_names_exists(page: Path) -> None:
     assert sorted(flag for flag in flags_of(page) if not exists(flag)) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_file_that_a_page_links_exists(page: Path) -> None:
     assert [link for link in links_of(page) if not (page.parent / link).exists()] == []
