@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 PY := .venv/bin/python
 STAMP := .venv/.vime-setup-done
 
-.PHONY: demo test test-fast test-juicefs test-browser test-all lint docs setup clean
+.PHONY: demo test test-fast test-juicefs test-browser test-all lint docs docs-site setup clean
 
 demo: $(STAMP)
 	.venv/bin/vime demo
@@ -47,6 +47,10 @@ docs: $(STAMP)
 	PYTHONPATH=. $(PY) scripts/generate_flags_doc.py
 	$(PY) scripts/generate_metrics_doc.py
 	$(PY) scripts/generate_performance_doc.py
+
+# The pages as a site in build/site; it opens from there.
+docs-site: $(STAMP)
+	$(PY) -m mkdocs build --strict --quiet
 
 setup: $(STAMP)
 
