@@ -27,15 +27,6 @@ The load in a heading is that of the last minute of the run. Above the number of
 them: rates are then lower than on a machine of one's own, and a ratio is as sure as its range is narrow.
 """
 
-KILL_COUNTS: list[tuple[str, str, float, str]] = [
-    ("lost", "<=", 0, "groups lost"),
-    ("trained_twice", "<=", 0, "samples trained twice"),
-    ("skipped_prompts", "<=", 0, "prompts skipped, taken twice or out of turn"),
-    ("version_regressions", "<=", 0, "steps whose version is below that of a step before"),
-    ("orphans", "<=", 0, "processes that outlived their session"),
-    ("stuck", "<=", 0, "sessions that stood still or ended for no reason"),
-    ("seconds_a_kill", "", 0, "seconds a kill, restarts included"),
-]
 FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
     "storage_write": [
         (
@@ -77,9 +68,6 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
         ),
         ("cold_start_s_standin", "", 0, "seconds from the command to the first step"),
     ],
-    "recovery.history": [
-        ("history_ratio", "<=", 1.3, "time to open the queue with 100,000 trained groups behind it, over 100"),
-    ],
     "recovery.failover": [
         ("failover_gap_s", "<=", 5, "seconds that the stream stands still when its coordinator is killed"),
         ("failover_steps_before_s", "", 0, "seconds that as many steps take without a kill"),
@@ -92,14 +80,6 @@ FLOORS: dict[str, list[tuple[str, str, float, str]]] = {
             "seconds from the release of a dead JuiceFS client's locks until a successor has the queue open",
         ),
         ("juicefs_lock_release_s", "", 0, "seconds until JuiceFS releases them"),
-    ],
-    "chaos": [
-        ("kills", ">=", 500, "kills by SIGKILL, at named steps and random moments, on stand-in engines"),
-        *KILL_COUNTS,
-    ],
-    "chaos_real_engine": [
-        ("kills", ">=", 100, "the same on vLLM itself"),
-        *KILL_COUNTS,
     ],
     "packing": [
         ("fill", ">=", 0.98, "tokens of 10,000 sequences over what their microbatches could hold"),
