@@ -95,6 +95,11 @@ class QueueDataSource:
         """The user's own; `save` keeps it, `load` brings it back."""
         self._policy_version = policy_version
 
+    @property
+    def policy_version(self) -> int:
+        """Version under which new requests are made now."""
+        return self._policy_version()
+
     def get_samples(self, num_samples: int) -> list[Group]:
         """`num_samples` groups: completed ones first, then partial ones, then prompts.
 
@@ -105,7 +110,7 @@ class QueueDataSource:
         while len(groups) < num_samples and not self._ending.is_set():
             self._keeper.check()
             wanted = min(MAX_GROUPS_PER_CALL, num_samples - len(groups))
-            reply = self._queue.lease(self._settings.worker_id, wanted, self._policy_version())
+            reply = self._queue.lease(self._settings.worker_id, wanted, self.policy_version)
             for work in reply.work:
                 self._keeper.add(work.lease, work.group_index)
             groups += [self._read(work) for work in reply.work]

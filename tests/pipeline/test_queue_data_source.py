@@ -213,7 +213,7 @@ def test_groups_are_leased_under_the_version_that_requests_are_made_under(
     source.get_samples(1)
     parts.policy_version = 4
     source.get_samples(1)
-    assert parts.queue.versions == [0, 4]
+    assert (parts.queue.versions, source.policy_version) == ([0, 4], 4)
 
 
 def test_dropped_groups_are_counted_by_reason(source: QueueDataSource, parts: Parts) -> None:
