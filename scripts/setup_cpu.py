@@ -19,8 +19,8 @@ VENV = ROOT / ".venv"
 STAMP = VENV / ".vime-setup-done"
 REQUIREMENTS = ROOT / "requirements"
 PYTHON_VERSION = (3, 11)
-DOWNLOAD_MB = 1250
-DISK_MB = 4700
+DOWNLOAD_MB = 1290
+DISK_MB = 4830
 MINUTES = "3 to 6"
 
 
