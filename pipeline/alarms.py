@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 from pipeline.alarm import Alarm, level_above, level_below
 from pipeline.incidents import Incident
-from pipeline.progress import StepRecord
+from pipeline.progress import ROUTES_WORDS, StepRecord
 from vime.counted import counted
 
 GAP = "train_rollout_logprob_abs_diff"
-ROUTES_WORDS = "Routes were replayed"
-"""How a record's own alarm about routes begins."""
 ENTROPY = "entropy_loss"
 
 

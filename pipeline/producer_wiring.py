@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from pipeline.activity import ActivityBoard
@@ -14,6 +13,7 @@ from pipeline.failed_groups import FailedGroups
 from pipeline.generate_settings import generate_settings, rollout_sampling
 from pipeline.group_maker import GroupMaker, GroupSettings
 from pipeline.messages import QueueCounts, decode
+from pipeline.model_config import model_config
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.queue_data_source import QueueDataSource
 from pipeline.request_gate import RequestGate
@@ -26,7 +26,6 @@ from pipeline.transports.ray_parts import answer_of
 from pipeline.wiring import build_data_source, open_bounded_pool
 from recovery.branch import read_branches
 from storage.dead_letters import DeadLetterBox
-from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.engine_http import Poster
 from vime.backends.vllm_utils.routed import RoutedClient
@@ -92,9 +91,7 @@ async def build_producer(
         GroupSettings(
             reward_timeout_s=rollout.reward_timeout,
             reward_key=rollout.reward_key,
-            needs=enqueue_needs(
-                settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
-            ),
+            needs=enqueue_needs(settings, model_config(settings)),
             sc_dtype=settings.queue.rollout_queue_sc_dtype,
             continues_aborted=rollout.partial_rollout,
             masks_continued=rollout.mask_offpolicy_in_partial_rollout,

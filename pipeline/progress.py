@@ -20,6 +20,8 @@ IDLE_MARGIN = 0.05
 """Idle shares closer than this count as balanced."""
 REWARD_SHARE = 0.5
 """Of the samples' time, from which on the reward is what the trainer waits for."""
+ROUTES_WORDS = "Routes were replayed"
+"""How the alarm of a batch about its routes begins."""
 
 
 class StepRecord(msgspec.Struct, frozen=True):

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -77,8 +76,6 @@ from vime.settings.resolve import Resolved
 from vime.settings.rules.quantities import demand_of
 from vime.utils.kill_points import KillPoint, reach
 from vime.utils.types import Sample
-
-_Result = TypeVar("_Result")
 
 
 def run_training(resolved: Resolved, view: ProgressView) -> Ending:

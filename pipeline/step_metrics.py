@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport
 from pipeline.planner import BatchPlan
-from pipeline.progress import StepRecord
+from pipeline.progress import ROUTES_WORDS, StepRecord
 from pipeline.publisher import Publication
 from pipeline.stream_shares import StreamShares
 from vime.counted import counted
+
+_Key = TypeVar("_Key", str, int)
 
 
 class StepClock:
@@ -137,26 +140,28 @@ def routes_alarm(reports: Sequence[TrainReport]) -> str | None:
     if not samples and fraction >= 1.0:
         return None
     named = f"{counted(len(samples), 'sample')} without routes: {', '.join(map(str, samples))}."
-    return f"Routes were replayed for {fraction:.1%} of the tokens of the last step; {named}"
+    return f"{ROUTES_WORDS} for {fraction:.1%} of the tokens of the last step; {named}"
 
 
 def _reward_by_source(plan: BatchPlan) -> dict[str, float]:
-    rewards: dict[str, list[float]] = {}
-    for sample in plan.samples:
-        rewards.setdefault(sample.source_name, []).append(sample.reward)
+    rewards = _collected((sample.source_name, sample.reward) for sample in plan.samples)
     return {source: float(np.mean(values)) for source, values in sorted(rewards.items())}
 
 
 def _zero_std(plan: BatchPlan) -> dict[str, int]:
-    rewards: dict[int, set[float]] = {}
-    for sample in plan.samples:
-        rewards.setdefault(sample.group, set()).add(sample.reward)
-    counts = Counter(f"{values.pop():.1f}" for values in rewards.values() if len(values) == 1)
+    rewards = _collected((sample.group, sample.reward) for sample in plan.samples)
+    counts = Counter(f"{values[0]:.1f}" for values in rewards.values() if len(set(values)) == 1)
     return dict(sorted(counts.items()))
 
 
 def _signal_share(plan: BatchPlan) -> float:
-    rewards: dict[int, set[float]] = {}
-    for sample in plan.samples:
-        rewards.setdefault(sample.group, set()).add(sample.advantage)
-    return float(np.mean([len(values) > 1 for values in rewards.values()]))
+    advantages = _collected((sample.group, sample.advantage) for sample in plan.samples)
+    return float(np.mean([len(set(values)) > 1 for values in advantages.values()]))
+
+
+def _collected(items: Iterable[tuple[_Key, float]]) -> dict[_Key, list[float]]:
+    """Key -> its values, in order."""
+    found: dict[_Key, list[float]] = {}
+    for key, value in items:
+        found.setdefault(key, []).append(value)
+    return found

@@ -12,6 +12,7 @@ from pipeline.devices import visible_gpus
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.frozen_sources import reference_source, teacher_source
 from pipeline.memory_record import memory_record
+from pipeline.model_config import model_config
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
@@ -33,7 +34,6 @@ from storage.columns import EncodedGroup, encode_group
 from storage.contracts import PayloadPool
 from storage.memory_pool import MemoryPool
 from storage.pool import Pool
-from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.backends.vllm_utils.arguments import split_vllm_flags
 from vime.backends.vllm_utils.kept import Keeping
 from vime.backends.vllm_utils.launch import EngineLaunch, EnginePart
@@ -153,9 +153,7 @@ def build_data_source(
 ) -> QueueDataSource:
     """The queue as a rollout function of the user's own gets it; `coordinator` is the handle of its actor."""
     queue, data = settings.queue, settings.data
-    needs = enqueue_needs(
-        settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
-    )
+    needs = enqueue_needs(settings, model_config(settings))
     return QueueDataSource(
         RayBlockingQueue(coordinator),
         open_bounded_pool(settings, coordinator),
@@ -178,9 +176,7 @@ def build_conversion(settings: Settings) -> Conversion | None:
     """How what --custom-convert-samples-to-train-data-path makes is checked and stored; None without it."""
     if settings.rollout.custom_convert_samples_to_train_data_path is None:
         return None
-    needs = enqueue_needs(
-        settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
-    )
+    needs = enqueue_needs(settings, model_config(settings))
     return Conversion(partial(check_enqueue, needs=needs), group_encoder(settings, needs))
 
 

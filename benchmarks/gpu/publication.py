@@ -175,24 +175,14 @@ class Rig:
         window = await traffic.window(self._window_s)
         return window, await publishing
 
-    async def disk(self) -> dict[str, float]:
-        """A whole version and deltas, under load."""
+    async def disk(self, name: str) -> dict[str, float]:
+        """Versions that go through a folder, under load; `name` begins the names of the values."""
         async with self.under_load("keep") as (_, publish):
-            deltas = [await publish() for _ in range(PUBLICATIONS)]
+            made = [await publish() for _ in range(PUBLICATIONS)]
         return {
-            "delta_bytes": statistics.median(delta.wire_bytes for delta in deltas),
-            "delta_s": statistics.median(delta.prepare_s + delta.pause_s for delta in deltas),
-            "delta_pause_s": statistics.median(delta.pause_s for delta in deltas),
-        }
-
-    async def whole(self) -> dict[str, float]:
-        """Whole versions on disk, under load."""
-        async with self.under_load("keep") as (_, publish):
-            versions = [await publish() for _ in range(PUBLICATIONS)]
-        return {
-            "full_bytes": statistics.median(version.wire_bytes for version in versions),
-            "full_s": statistics.median(version.prepare_s + version.pause_s for version in versions),
-            "full_pause_s": statistics.median(version.pause_s for version in versions),
+            f"{name}_bytes": statistics.median(version.wire_bytes for version in made),
+            f"{name}_s": statistics.median(version.prepare_s + version.pause_s for version in made),
+            f"{name}_pause_s": statistics.median(version.pause_s for version in made),
         }
 
 
@@ -233,7 +223,7 @@ def on_disk(stages: Stages, model: Path, name: str) -> dict[str, float]:
 
     async def run(address: str) -> dict[str, float]:
         rig = Rig(weights, transport, address, stages)
-        return await (rig.disk() if name == "delta" else rig.whole())
+        return await rig.disk(name)
 
     try:
         return _on_engine(stages, model, run)

@@ -15,6 +15,7 @@ from pipeline.debug.stored import StoredRollouts
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
+from pipeline.model_config import model_config
 from pipeline.packing_settings import packing_settings
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import plan_batch
@@ -29,7 +30,6 @@ from recovery.restore import parse_load
 from storage.checks import check_enqueue
 from storage.columns import encode_group
 from storage.files import append_durably, write_atomically
-from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.errors import RestoreError, SettingsError
 from vime.settings.groups import Settings
 from vime.settings.rules.quantities import demand_of
@@ -54,9 +54,7 @@ def train_stored(settings: Settings, view: ProgressView) -> Ending:
     start = _commit_of_load(settings)
     first = 0 if start is None else start[1] + 1
     folder.make()
-    needs = enqueue_needs(
-        settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
-    )
+    needs = enqueue_needs(settings, model_config(settings))
     with (
         StoredRollouts(
             template,

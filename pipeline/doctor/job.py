@@ -12,12 +12,12 @@ import psutil
 from pipeline.doctor.check import Check, failed, passed, warned
 from pipeline.doctor.machine import MachineFacts, port_error
 from pipeline.kept_engines import kept_on_disk
+from pipeline.model_config import model_config
 from pipeline.preview.disk_need import DiskNeed, disk_need
 from pipeline.preview.folders import RESERVE_STEP, reserve_shortfall, written_folders
 from pipeline.preview.process_map import Machines, map_processes
 from pipeline.run_folder import RunFolder
 from storage.preflight import probe_folder
-from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.counted import counted
 from vime.errors import VimeError
 from vime.folders import existing_parent
@@ -172,9 +172,7 @@ def _disk_need(settings: Settings) -> tuple[DiskNeed | None, list[Check]]:
     if settings.checkpoint.hf_checkpoint is None:
         return None, []
     try:
-        need = disk_need(
-            settings, read_hf_config(Path(settings.checkpoint.hf_checkpoint), settings.checkpoint.model_name)
-        )
+        need = disk_need(settings, model_config(settings))
     except VimeError as error:
         return None, [failed("model", error.message, error.next_step or "Name another --hf-checkpoint.")]
     return need, [passed("model", f"{need.parameters / 1e6:.4g} M parameters")]

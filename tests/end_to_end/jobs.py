@@ -74,18 +74,24 @@ class Job:
 
     def standin_command(self) -> list[str]:
         """The same job on stand-in engines; every other process is real."""
+        return self.command_of("tests.end_to_end.standin_run")
+
+    def command_of(self, module: str) -> list[str]:
+        """The same job by a module of the tests in the place of `vime train`."""
         words = self.command()
-        return [sys.executable, "-m", "tests.end_to_end.standin_run", *words[words.index("train") + 1 :]]
+        return [sys.executable, "-m", module, *words[words.index("train") + 1 :]]
 
     def start(self) -> subprocess.Popen[str]:
         """Start the job in a process group of its own."""
-        return self._start(self.command())
+        return self.started(self.command())
 
     def start_with_standins(self) -> subprocess.Popen[str]:
         """Start `standin_command` in a process group of its own."""
-        return self._start(self.standin_command())
+        return self.started(self.standin_command())
 
-    def _start(self, command: list[str]) -> subprocess.Popen[str]:
+    @staticmethod
+    def started(command: list[str]) -> subprocess.Popen[str]:
+        """Start a command in a process group of its own."""
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -111,18 +117,22 @@ def run_with_standins(job: Job, **variables: str) -> str:
 
     `variables` are added to its environment.
     """
-    environment = {**os.environ, **variables}
-    done = subprocess.run(
+    done = ended_with_standins(job, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def ended_with_standins(job: Job, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A run whose engines are stand-ins, however it ended."""
+    return subprocess.run(
         job.standin_command(),
-        env=environment,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=280,
         cwd=REPOSITORY,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def stored_samples(job: Job) -> list[Sample]:

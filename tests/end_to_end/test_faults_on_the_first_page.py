@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from plotly.utils import PlotlyJSONEncoder
 
 from recovery.run_location import locate_run
 from tests.end_to_end import rewards
-from tests.end_to_end.jobs import REPOSITORY, Job, run_with_standins
+from tests.end_to_end.jobs import Job, ended_with_standins, run_with_standins
 from tests.end_to_end.standin_run import DIES_VARIABLE
 from vime.view.pages.overview import overview
 from vime.view.run_watch import read_once
@@ -57,15 +55,7 @@ def test_a_stale_prefix(tmp_path: Path) -> None:
 def test_a_dead_engine(tmp_path: Path) -> None:
     job = Job(tmp_path, num_rollout=400, flags=FLAGS)
     job.prepare()
-    done = subprocess.run(
-        job.standin_command(),
-        env={**os.environ, DIES_VARIABLE: "2"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=REPOSITORY,
-        check=False,
-    )
+    done = ended_with_standins(job, **{DIES_VARIABLE: "2"})
     assert done.returncode == 4, done.stdout + done.stderr
     page = first_page(job)
     assert "engine_0 ended unexpectedly" in page

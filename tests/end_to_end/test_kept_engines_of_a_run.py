@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,16 +21,7 @@ FLAGS = {"--parity-probes": 0, "--rollout-session-id": "nightly", "--rollout-cle
 
 
 def start(job: Job) -> subprocess.Popen[str]:
-    words = job.command()
-    command = [sys.executable, "-m", "tests.end_to_end.kept_standin_run", *words[words.index("train") + 1 :]]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    return job.started(job.command_of("tests.end_to_end.kept_standin_run"))
 
 
 def kept(job: Job) -> list[int]:

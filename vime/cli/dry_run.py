@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from pipeline.devices import cpu_slots, visible_gpus
 from pipeline.evaluation.prompts import open_eval_sets, set_aside_words
 from pipeline.fixed_settings import refuse_otherwise_started
+from pipeline.model_config import model_config
 from pipeline.preview.folders import folder_problems
 from pipeline.preview.process_map import Machines, assumed_machines
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, try_reward
@@ -17,7 +17,6 @@ from pipeline.run_folder import RunFolder
 from pipeline.session_plan import plan_session
 from pipeline.transports.promise import transport_words
 from recovery.commit import commit_path, read_commit, read_queue_state
-from vime.backends.megatron_utils.hf_config import read_hf_config
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
 from vime.data.prompt_stream import PromptStream
@@ -64,7 +63,7 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     return preview(
         resolved,
         machines_for(settings),
-        read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name),
+        model_config(settings),
         start=start,
         rehearsal=_rehearse(settings, source, problems),
         warnings=warnings,

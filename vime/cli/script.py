@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from vime.cli.closed_output import ending_quietly, reader_is_gone
@@ -69,12 +68,12 @@ def train(args: ScriptArgs) -> None:
 
 def megatron_args(settings: Settings) -> Mapping[str, Any]:
     """Megatron's arguments as the first trainer rank sees them. Imports Megatron."""
+    from pipeline.model_config import model_config
     from pipeline.wiring import trainer_config
     from vime.backends.megatron_utils.arguments import parse_megatron_args
-    from vime.backends.megatron_utils.hf_config import read_hf_config
 
     ranks = settings.cluster.num_trainer_ranks
-    hf_config = read_hf_config(Path(settings.checkpoint.hf_checkpoint or ""), settings.checkpoint.model_name)
+    hf_config = model_config(settings)
     return vars(parse_megatron_args(settings.megatron_args, hf_config, trainer_config(settings, ranks), 0, ranks))
 
 

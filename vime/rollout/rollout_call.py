@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vime.errors import RunFailedError
+from vime.rollout.current_call import CurrentCall
 from vime.rollout.group_collector import GroupCollector
 
 _Result = TypeVar("_Result")
@@ -27,20 +27,11 @@ class RolloutCall:
         return asyncio.run_coroutine_threadsafe(work, self.home).result()
 
 
-_CURRENT: ContextVar[RolloutCall] = ContextVar("rollout_call")
-
-
-def bind(call: RolloutCall) -> None:
-    """Make this the call of the running thread."""
-    _CURRENT.set(call)
-
-
-def current_rollout() -> RolloutCall:
-    """The call that runs. Raises `RunFailedError` outside of one."""
-    call = _CURRENT.get(None)
-    if call is None:
-        raise RunFailedError(
-            "A rollout function of vime's was called where no rollout is being made.",
-            next_step="Call it from the function that --rollout-function-path names, in the same thread.",
-        )
-    return call
+_CURRENT = CurrentCall[RolloutCall](
+    "rollout_call",
+    lambda: RunFailedError(
+        "A rollout function of vime's was called where no rollout is being made.",
+        next_step="Call it from the function that --rollout-function-path names, in the same thread.",
+    ),
+)
+bind, current_rollout = _CURRENT.bind, _CURRENT.get

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from vime.errors import GenerationAborted, SampleError
+from vime.rollout.current_call import CurrentCall
 from vime.rollout.generate import HandOver
 from vime.rollout.sampling import SamplingSettings
 from vime.utils.types import Sample
@@ -96,21 +96,12 @@ class SampleCall:
         self.answers.append((sample, start, tuple(sample.tokens[start:])))
 
 
-_CURRENT: ContextVar[SampleCall] = ContextVar("sample_call")
-
-
-def bind(call: SampleCall) -> None:
-    """Make this the call of the running task and of those that it starts."""
-    _CURRENT.set(call)
-
-
-def current_call() -> SampleCall:
-    """The call that runs. Raises `SampleError` outside of one."""
-    call = _CURRENT.get(None)
-    if call is None:
-        raise SampleError(
-            "generate was called where no sample is being made.",
-            next_step="Call it from a function that --custom-generate-function-path names, or from a task of it.",
-            reason="generate_raised",
-        )
-    return call
+_CURRENT = CurrentCall[SampleCall](
+    "sample_call",
+    lambda: SampleError(
+        "generate was called where no sample is being made.",
+        next_step="Call it from a function that --custom-generate-function-path names, or from a task of it.",
+        reason="generate_raised",
+    ),
+)
+bind, current_call = _CURRENT.bind, _CURRENT.get
