@@ -295,9 +295,9 @@ class Workers:
         evaluated = await self.producers.ask(0, lambda producer: producer.evaluate.remote(step, branch))
         return decode(evaluated, EvaluationRecord)
 
-    async def evaluation_generated(self, step: int) -> None:
-        """Returns when every response of an evaluation is there."""
-        await self.producers.ask(0, lambda producer: producer.evaluation_generated.remote(step))
+    async def evaluation_generated(self, step: int, branch: str) -> None:
+        """Returns when every response of an evaluation is there, also of one that begins after this was asked."""
+        await self.producers.ask(0, lambda producer: producer.evaluation_generated.remote(step, branch))
 
     async def on_trainers(self, call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
         """The same call on every rank, at once."""
