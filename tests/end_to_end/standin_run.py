@@ -6,6 +6,7 @@ With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 0 ends so many second
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 
@@ -34,6 +35,8 @@ class StandinEngineActor:
         self._has_died = folder.root / "has_died"
         self._number = number
         self._engine = StandinEngine(VOCAB_SIZE, int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64))
+        if drafting := passed_value(decoded.vllm_args, "--vllm-speculative-config"):
+            self._engine.num_drafted = json.loads(drafting)["num_speculative_tokens"]
 
     async def start(self, port: int = 0) -> str:
         self._engine.port = port

@@ -29,6 +29,7 @@ from vime.backends.vllm_utils.updates import LoadStaged, LoadStream, RememberHel
 from vime.backends.vllm_utils.wire_columns import (
     SAMPLE,
     VERSION,
+    DraftCounts,
     NucleusColumn,
     RouteColumn,
     SampleAbilities,
@@ -113,6 +114,8 @@ class StandinEngine:
         """What stands for a medium in a prompt; the model gets it three times."""
         self.media: list[str] = []
         """URLs of the media that it was sent."""
+        self.num_drafted = 0
+        """Tokens that a step drafts, one of which is accepted; 0: no speculative decoding."""
         self.has_sleep = True
         """Whether it says that it can sleep."""
         self.keeps_version = False
@@ -340,6 +343,7 @@ class StandinEngine:
             num_cached_tokens=sampled.num_cached,
             routes=self._routes(prompt + sampled.tokens, call.routes_from) if sampled.tokens else None,
             nucleus=self._nucleus(sampled) if call.nucleus else None,
+            drafts=self._drafts(len(sampled.tokens)),
         )
         return web.Response(body=msgspec.msgpack.encode(answer))
 
@@ -390,6 +394,11 @@ class StandinEngine:
         first = np.asarray(tokens[start:-1]).astype(np.uint8)[:, None, None] + np.arange(2, dtype=np.uint8)[:, None]
         rows = ((first + np.arange(2, dtype=np.uint8)) % 4).astype(np.uint8)
         return RouteColumn("|u1", (len(rows), 2, 2), rows.tobytes(), start)
+
+    def _drafts(self, num_tokens: int) -> DraftCounts | None:
+        """Each step makes two tokens; of an odd number, the last one comes without a draft."""
+        steps = num_tokens // 2
+        return DraftCounts(steps * self.num_drafted, steps, steps) if self.num_drafted else None
 
     def _nucleus(self, sampled: _Sampled) -> NucleusColumn:
         """The sampled token and those after it, equally probable."""
