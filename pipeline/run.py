@@ -20,6 +20,7 @@ from pipeline.commits import Commits
 from pipeline.debug.dumps import RolloutDumps, save_tokenizer
 from pipeline.debug.rollout_only import RolloutOnlySession, generation_alone
 from pipeline.debug.train_only import train_stored
+from pipeline.engine_in_turns import kept_in_turns
 from pipeline.engine_return import engines_brought_back
 from pipeline.evaluation.prompts import open_eval_sets, set_aside_words
 from pipeline.evaluation.session import Evaluations
@@ -288,11 +289,15 @@ class _Session:
         self._kept_version = await workers.guarded(workers.take_over_engines())
         await workers.start_routers()
         addresses = await workers.guarded(
-            self._turns.start_both(lambda: workers.start_engines(self._view.waiting), self._start_trainers)
+            self._turns.start_both(
+                lambda: workers.start_engines(self._view.waiting, partial(kept_in_turns, self._turns)),
+                self._start_trainers,
+            )
         )
         write_engine_targets(self._settings.logging, self._folder, addresses)
         await workers.start_producers(addresses)
-        clients.extend(self._turns.engine(address) for address in addresses)
+        clients.extend(self._turns.engine(each, is_asleep=each in workers.taken_over) for each in addresses)
+        replace = self._turns.replace_engine = None if workers.keeper is None else workers.keeper.replace
         weights = self._settings.weights
         publisher = WeightPublisher(
             clients,
@@ -304,8 +309,9 @@ class _Session:
             compare_first=weights.check_weight_update_equal
             and self._start.commit is None
             and self._kept_version is None,
-            replace=None if workers.keeper is None else workers.keeper.replace,
+            replace=replace,
             tell_fenced=self._note_fenced,
+            lend_to_engines=self._turns.lent_to_engines,
         )
         self._publisher = publisher
         if self._kept_version is not None:
@@ -454,6 +460,7 @@ class _Session:
         """Wait, plan, train, commit and publish; False when the user asked to stop."""
         last = (self._settings.data.num_rollout or 0) - 1
         interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
+        await self._workers.guarded(self._turns.trainer_leaves())
         planning = self._next_plan(rollout_id, publisher)
         if self._workers.keeper is not None:
             planning = engines_brought_back(planning, publisher, self._bring_back)
@@ -526,7 +533,15 @@ class _Session:
         return publication
 
     async def _bring_back(self, publisher: WeightPublisher) -> None:
-        """Give engines that were replaced the version that serves; a new one to all where that can't be repeated."""
+        """Give engines that were replaced the version that serves; a new one to all where that can't be repeated.
+
+        Where trainer and engines take turns, those that serve are not stopped for it: the next turn's publication
+        brings the others back.
+        """
+        if self._turns.engines_sleep:
+            if publisher.serves:
+                return
+            await self._turns.give_to_trainer()
         publication = None
         if self._holds_published and publisher.repeats():
             async with self._commits.trainers_busy:
@@ -538,6 +553,7 @@ class _Session:
             self._holds_published = publication.raised
             await self._workers.keep_version(publisher.version)
             await self._release_trainers()
+        await self._turns.trainer_leaves()
         self._tell_of_engines(publication)
 
     def _tell_of_engines(self, publication: Publication) -> None:
@@ -553,7 +569,6 @@ class _Session:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
         data = self._settings.data
         batch = data.rollout_batch_size or 0
-        await self._turns.trainer_leaves()
         self._clock.waits()
         wanted = groups_to_wait_for(batch, (data.num_rollout or 0) - rollout_id)
         self._stages.begin(Stage("", rollout_id + 1, groups_wanted=wanted))

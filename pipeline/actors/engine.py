@@ -55,7 +55,8 @@ class EngineActor:
     async def take_over(self) -> bytes:
         """Take over the engine that outlived a driver before, or end it; a `Takeover`.
 
-        An engine that is taken over has no requests any more, and samples.
+        An engine that is taken over has no requests any more, and has sampled. Where a trainer shares the memory, it
+        sleeps.
         """
         differences = await asyncio.to_thread(self._server.take_over)
         if differences is None:
@@ -76,8 +77,13 @@ class EngineActor:
         async with EngineClient(self._server.address) as client:
             check_engine(self._server.address, await client.capabilities(), self._needs, sleeps=self._sleeps)
             await client.abort_all()
+            if self._sleeps:
+                await client.wake_up([])
             await client.resume()
             await client.check(TAKE_OVER_S)
+            if self._sleeps:
+                await client.pause("abort")
+                await client.sleep()
             return await client.weight_version()
 
     async def start(self, port: int = 0) -> str:
