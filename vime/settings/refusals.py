@@ -63,10 +63,6 @@ def _profile_for_nsight(settings: Settings) -> str | None:
     return "" if option(words, "--profile") is not None and option(words, "--use-pytorch-profiler") is None else None
 
 
-def _kept_beside_a_trainer(settings: Settings) -> str | None:
-    return settings.queue.rollout_session_id if settings.cluster.engines_leave_memory else None
-
-
 REFUSALS: tuple[Refusal, ...] = (
     # Model
     Refusal(
@@ -86,15 +82,6 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=lambda settings: _above_one(settings, "--vllm-data-parallel-size"),
     ),
     # Engines and router
-    Refusal(
-        "--use-fault-tolerance",
-        "without --colocate, --offload and --offload-rollout",
-        "An engine that is replaced takes the trainer's weights in the engines' turn, so both would be in memory.",
-        "publications to one engine in the trainer's turn",
-        refused_value=lambda settings: (
-            "" if settings.engine.use_fault_tolerance and settings.cluster.engines_leave_memory else None
-        ),
-    ),
     Refusal(
         "--vllm-config",
         "regular and placeholder groups on devices of their own, and a model with update_weights: true",
@@ -130,14 +117,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "Ranks on GPUs exchange tensors that gloo can't reduce where they are.",
         "two NVIDIA GPUs, to try gloo between them",
         refused_value=_gloo_between_gpus,
-    ),
-    # Queue and weights
-    Refusal(
-        "--rollout-session-id",
-        "without --colocate, --offload and --offload-rollout",
-        "Engines that share memory with the trainer would hold it while a restarted trainer starts.",
-        "a restart that asks kept engines to leave the memory first",
-        refused_value=_kept_beside_a_trainer,
     ),
     # Evaluation, debugging, logging
     Refusal(
