@@ -11,11 +11,11 @@ from pipeline.messages import Takeover, decode, encode
 from pipeline.node_devices import ProcessPlace, spawn_at
 from pipeline.process_log import log_to_file
 from pipeline.run_folder import RunFolder
+from pipeline.takeover import TAKE_OVER_S, make_usable
 from pipeline.wiring import (
     build_engine_server,
     engine_columns,
 )
-from pipeline.takeover import TAKE_OVER_S, make_usable
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.backends.vllm_utils.launch import EnginePart

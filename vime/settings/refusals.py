@@ -5,12 +5,9 @@ A row leaves this table in the change that builds what it needs.
 
 from __future__ import annotations
 
-from vime.models.families import family_of
-from vime.models.weight_names import SUPPORTED_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.machine import has_gpus
 from vime.settings.refusal import Refusal, unless_default
-from vime.settings.rules.json_files import model_config
 from vime.settings.rules.quantities import option, own_engines, size
 
 
@@ -21,14 +18,6 @@ def refused(settings: Settings) -> list[str]:
         for row in REFUSALS
         if (value := row.found(settings)) is not None
     ]
-
-
-def _unsupported_model(settings: Settings) -> str | None:
-    """Path of the checkpoint and type of its model, when it is one that can be described but not trained yet."""
-    family = family_of(model_config(settings))
-    if family is None or family in SUPPORTED_MODEL_TYPES or settings.debug.debug_rollout_only:
-        return None
-    return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
 
 def _above_one(settings: Settings, flag: str) -> str | None:
@@ -64,14 +53,6 @@ def _profile_for_nsight(settings: Settings) -> str | None:
 
 
 REFUSALS: tuple[Refusal, ...] = (
-    # Model
-    Refusal(
-        "--hf-checkpoint",
-        f"a model of type {', '.join(SUPPORTED_MODEL_TYPES)}",
-        "vime knows the shape of other models, but runs of them are not tested.",
-        "training and publication of more model families",
-        refused_value=_unsupported_model,
-    ),
     # Placement
     Refusal(
         "--vllm-data-parallel-size",

@@ -151,16 +151,6 @@ def test_flags_that_nobody_knows_come_in_the_same_list_with_contradictions(
     assert "the nearest one is --router-policy" in said
 
 
-def test_models_that_are_not_trained_yet_are_refused_and_a_dry_run_warns(tmp_path: Path) -> None:
-    settings = parse_settings(Case("", "", "", "", config={"model_type": "glm"}).command(tmp_path))
-    said = "(model_type glm) is not built yet, allowed: a model of type qwen2, qwen3, qwen3_moe, llama, deepseek_v3."
-    (warning,) = validate(settings, dry_run=True)
-    assert said in warning
-    with pytest.raises(SettingsError) as caught:
-        validate(settings)
-    assert said in caught.value.message
-
-
 def test_files_are_warned_about_in_a_dry_run(tmp_path: Path) -> None:
     files = {"m.yaml": "megatron: [{role: actor, overrides: {my_knob: 1}}]"}
     words = "--megatron-config-path $DIR/m.yaml"
