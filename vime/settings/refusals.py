@@ -88,9 +88,10 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     # Trainer and checkpoints
     *unless_default(
-        "--mtp-num-layers --mtp-loss-scaling-factor",
-        "The model is trained without heads for several tokens.",
-        "conversion and training of heads for multi-token prediction",
+        "--mtp-num-layers",
+        "A checkpoint's layers for further tokens are left out of the model. Megatron's own loss of them makes logits "
+        "of every token of a pack, prompts too, and shifts tokens by another cut of context parallelism than vime's.",
+        "their weights' names, a loss of each depth by vime's own head, and their place in pipelines and replayed routes",
     ),
     Refusal(
         "--distributed-backend",

@@ -70,6 +70,7 @@ def test_a_dry_run_warns_of_what_is_not_built_and_refuses_what_cannot_work(tmp_p
         ("--tis-clip 3", "--tis-clip has no effect without --use-tis"),
         ("--tis-clip-low 1", "--tis-clip-low has no effect without --use-tis"),
         ("--opsm-delta 0.1", "--opsm-delta has no effect without --use-opsm"),
+        ("--mtp-loss-scaling-factor 0.1", "--mtp-loss-scaling-factor has no effect without --mtp-num-layers"),
         ("--rollout-session-timeout 5", "--rollout-session-timeout has no effect without --rollout-session-id"),
         ("--rollout-health-check-interval 5", "--rollout-health-check-interval has no effect"),
     ],
