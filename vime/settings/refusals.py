@@ -91,7 +91,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "--mtp-num-layers",
         "A checkpoint's layers for further tokens are left out of the model. Megatron's own loss of them makes logits "
         "of every token of a pack, prompts too, and shifts tokens by another cut of context parallelism than vime's.",
-        "their weights' names, a loss of each depth by vime's own head, and their place in pipelines and replayed routes",
+        "names of their weights, a loss of each depth by vime's own head, and a place in pipelines and replayed routes",
     ),
     Refusal(
         "--distributed-backend",
