@@ -42,6 +42,9 @@ class EngineProcess:
         self.is_kept = is_kept
         self._cleanup_timeout_s, self._log_tail, self._on_restart = cleanup_timeout_s, log_tail, on_restart
         self.actor = spawn()
+        self._is_stopped = False
+        self.is_taken_over = False
+        """Whether its process is that of a driver before."""
         self.address = ""
 
     async def start(self) -> str:
@@ -52,7 +55,9 @@ class EngineProcess:
     async def take_over(self) -> Takeover:
         """Take over the engine that outlived a driver before, or end it, before `start`."""
         taken: bytes = await answer(self.actor.take_over.remote(), self.name)
-        return decode(taken, Takeover)
+        takeover = decode(taken, Takeover)
+        self.is_taken_over = takeover.version is not None
+        return takeover
 
     async def progress(self) -> str:
         """What its start is at, in words."""
@@ -74,8 +79,8 @@ class EngineProcess:
 
     async def restart(self) -> None:
         """End the actor and its engine, and start others at the same address; raises `EngineStartError`."""
-        await self._stop()
-        self.actor = self._spawn()
+        await self.stop()
+        self.actor, self._is_stopped = self._spawn(), False
         try:
             started = await answer(self.actor.start.remote(urlsplit(self.address).port), self.name)
         except RunFailedError as error:
@@ -92,11 +97,14 @@ class EngineProcess:
             return []
         return found
 
-    async def _stop(self) -> None:
-        """What doesn't stop in order ends with its actor."""
+    async def stop(self) -> None:
+        """End the actor and its engine; what doesn't stop in order ends with its actor."""
+        if self._is_stopped:
+            return
         try:
             stopping = answer(self.actor.stop.remote(), self.name)
             await asyncio.wait_for(stopping, self._cleanup_timeout_s + STOP_MARGIN_S)
         except (RunFailedError, TimeoutError) as error:
             logger.warning("%s was not stopped in order: %s", self.name, error)
         self._end(self.actor)
+        self._is_stopped = True

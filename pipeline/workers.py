@@ -17,7 +17,7 @@ from pipeline.actors.producer import ProducerActor
 from pipeline.actors.settings import encode_settings
 from pipeline.cluster import CONTROL_S, Cluster, answer, closed
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
+from pipeline.engine_health import EngineKeeper, Fences, HealthSettings, KeptEngine
 from pipeline.engine_process import EngineProcess
 from pipeline.evaluation.records import EvaluationRecord
 from pipeline.external_engines import ExternalEngine, check_external
@@ -54,6 +54,10 @@ _Result = TypeVar("_Result")
 
 PROGRESS_S = 2.0
 COORDINATOR_RESTARTS = 20
+
+
+def _as_it_is(engine: KeptEngine) -> KeptEngine:
+    return engine
 
 
 class Workers:
@@ -103,10 +107,12 @@ class Workers:
         if in_memory:
             self.watch.add("coordinator", self.coordinator.watch.remote())
 
-    async def start_engines(self, report: Callable[[str], None]) -> list[str]:
+    async def start_engines(
+        self, report: Callable[[str], None], kept: Callable[[KeptEngine], KeptEngine] = _as_it_is
+    ) -> list[str]:
         """Start all engines; base URLs of those that are trained. `report` is told what they are at.
 
-        Those of other models serve at once, through their routers.
+        `kept` is how the keeper sees an engine. Those of other models serve at once, through their routers.
         """
         starting = asyncio.gather(*(engine.start() for engine in self.engines))
         try:
@@ -120,7 +126,7 @@ class Workers:
         if engines_are_others(self.settings):
             return await self._join_engines(report)
         if self.settings.engine.use_fault_tolerance and self.engines:
-            self.keeper = EngineKeeper(self.engines, _health(self.settings), self._note)
+            self.keeper = EngineKeeper([kept(engine) for engine in self.engines], _health(self.settings), self._note)
         else:
             for number, engine in enumerate(self.engines):
                 self.watch.add(f"engine_{number}", engine.actor.watch.remote())
@@ -148,6 +154,11 @@ class Workers:
                 f"{counted(len(versions), 'engine')} kept from the session before, with version {max(versions)}."
             )
         return max(versions, default=None)
+
+    @property
+    def taken_over(self) -> set[str]:
+        """Base URLs of the engines that were taken over, once all have started."""
+        return {engine.address for engine in self.engines if engine.is_taken_over}
 
     @property
     def has_engines(self) -> bool:

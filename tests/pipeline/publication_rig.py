@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -110,6 +111,7 @@ class Rig:
         replace: Callable[[str, str], None] | None = None,
         make_client: Callable[[str], EngineClient] = EngineClient,
         tell_fenced: Callable[[Mapping[str, str]], None] | None = None,
+        lend_to_engines: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         """With `folder` versions go through disk, to a copy on the host unless `disk` says otherwise."""
         self.engines = engines
@@ -130,6 +132,7 @@ class Rig:
             compare_first=compare_first,
             replace=replace,
             tell_fenced=tell_fenced,
+            lend_to_engines=lend_to_engines,
         )
         self._numbers = itertools.count()
         self._digests: dict[int, str] = {}

@@ -153,6 +153,7 @@ class StandinEngine:
         self._inbox.leave()
         self._inbox = WeightInbox(0)
         self.version, self.weights_digest, self.cache = "default", "start", set()
+        self.asleep = set()
         self._update_open = self._loaded = False
         self._loop.call_soon_threadsafe(self._running.set)
         self.faults = Faults()

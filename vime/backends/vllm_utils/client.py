@@ -226,7 +226,7 @@ class EngineClient:
         await self._http.call("POST", "/sleep", params={"level": "1"}, timeout_s=self._update_timeout_s)
 
     async def wake_up(self, memory: Sequence[EngineMemory]) -> None:
-        """Take these parts of the memory back; weights are as before `sleep`.
+        """Take these parts of the memory back, all where none is named; weights are as before `sleep`.
 
         Some versions go on sampling as soon as they have all of it, others after `resume`.
         """
