@@ -20,7 +20,7 @@ STOP_MARGIN_S = 15.0
 
 
 class EngineProcess:
-    """An engine at one address, whichever process serves it."""
+    """An engine, whichever process serves it: at one address, unless it has to go to another node."""
 
     def __init__(
         self,
@@ -32,15 +32,19 @@ class EngineProcess:
         cleanup_timeout_s: float,
         log_tail: Callable[[], list[str]],
         on_restart: Callable[[], Awaitable[None]],
+        node: Callable[[], str],
+        leave_lost_node: Callable[[], Awaitable[None]],
         is_kept: bool = False,
     ) -> None:
         """An engine of `model`. `spawn` starts an actor, `end` kills one; with `is_kept` the engine outlives both.
 
         `log_tail` are the last lines that the engine wrote; `on_restart` is called after each restart.
+        `node` is the id of the node on which `spawn` starts one, another one after `leave_lost_node` where it is gone.
         """
         self.name, self.model, self._spawn, self._end = name, model, spawn, end
         self.is_kept = is_kept
         self._cleanup_timeout_s, self._log_tail, self._on_restart = cleanup_timeout_s, log_tail, on_restart
+        self._node, self._leave_lost_node, self._started_on = node, leave_lost_node, node()
         self.actor = spawn()
         self.address = ""
 
@@ -73,15 +77,21 @@ class EngineProcess:
             await client.check(timeout_s)
 
     async def restart(self) -> None:
-        """End the actor and its engine, and start others at the same address; raises `EngineStartError`."""
+        """End the actor and its engine, and start others; raises `EngineStartError`.
+
+        They have the same address, or another one where the node is lost.
+        """
         await self._stop()
-        self.actor = self._spawn()
         try:
-            started = await answer(self.actor.start.remote(urlsplit(self.address).port), self.name)
+            await self._leave_lost_node()
+            moves = self._node() != self._started_on
+            self.actor = self._spawn()
+            started = await answer(self.actor.start.remote(0 if moves else urlsplit(self.address).port), self.name)
         except RunFailedError as error:
             raise EngineStartError(error.message) from error
-        if started != self.address:
+        if started != self.address and not moves:
             raise EngineStartError(f"{self.name} started at {started}, expected {self.address}.")
+        self.address, self._started_on = started, self._node()
         await self._on_restart()
 
     async def pids(self) -> list[int]:

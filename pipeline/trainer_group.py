@@ -24,16 +24,23 @@ STOP_TIMEOUT_S = 30.0
 class TrainerGroup:
     """Handles of all ranks. A call to a rank whose process died raises `TrainerDiedError`."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, watch: ProcessWatch) -> None:
-        self._settings, self._cluster, self._watch = settings, cluster, watch
+    def __init__(self, settings: Settings, cluster: Cluster, watch: ProcessWatch, note: Callable[[str], None]) -> None:
+        """`note` is told of ranks that go to another node."""
+        self._settings, self._cluster, self._watch, self._note = settings, cluster, watch, note
         self._encoded = encode_settings(settings)
         self.ranks = self._spawn()
         self._following: asyncio.Future[list[None]] | None = None
         """Ranks above 0 that gather with rank 0 while it shares weights."""
 
     async def start(self, coordinator: Any) -> int:
-        """Build the ranks' models, in new processes where there are none; the data-parallel size."""
+        """Build the ranks' models, in new processes where there are none; the data-parallel size.
+
+        Those whose node is lost start on another one. Raises `RunFailedError` when none has room.
+        """
         if not self.ranks:
+            moved = await asyncio.to_thread(self._cluster.leave_lost_nodes)
+            if moved:
+                self._note(moved)
             self.ranks = self._spawn()
         init_method = await self._on_first(lambda trainer: trainer.rendezvous.remote())
         sizes: list[int] = await self.on_all(
