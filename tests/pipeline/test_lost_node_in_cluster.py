@@ -19,7 +19,7 @@ from vime.settings.placement import Demand
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
 
-QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 2}
+QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
 """Ray notices the death of a node soon."""
 
 
