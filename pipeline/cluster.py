@@ -227,8 +227,10 @@ def _seeing(engine: ProcessPlace, lender: ProcessPlace | None) -> ProcessPlace:
     return msgspec.structs.replace(engine, devices=tuple(dict.fromkeys((*engine.devices, *lender.devices))))
 
 
-async def answer(reference: Awaitable[_Result], process: str, *, within_s: float | None = None) -> _Result:
-    """Await an actor's answer; its own exceptions come out as they were raised.
+async def answer(
+    reference: Awaitable[_Result], process: str, *, within_s: float | None = None, doing: str = "answer"
+) -> _Result:
+    """Await an actor's answer; its own exceptions come out as they were raised. `doing` says what it is asked for.
 
     Raises:
         ProcessDiedError: the process died.
@@ -246,7 +248,7 @@ async def answer(reference: Awaitable[_Result], process: str, *, within_s: float
         ) from error
     except TimeoutError as error:
         raise StalledError(
-            f"{process} did not answer within {within_s:g} s.", next_step="Look at its log in the run folder."
+            f"{process} did not {doing} within {within_s:g} s.", next_step="Look at its log in the run folder."
         ) from error
 
 

@@ -15,6 +15,10 @@ from vime.errors import EngineStartError, RunFailedError
 
 logger = logging.getLogger(__name__)
 
+START_S = 900.0
+"""How long an engine and its actor may take to start: the engine itself has a shorter limit in its actor."""
+TAKE_OVER_S = 300.0
+"""How long an actor may take to take over an engine, or to end it."""
 STOP_MARGIN_S = 15.0
 """What an actor may take to stop an engine beyond the time that the engine has for it."""
 
@@ -50,12 +54,14 @@ class EngineProcess:
 
     async def start(self) -> str:
         """Start the engine and wait until it answers; its address. Raises `EngineStartError`."""
-        self.address = await answer(self.actor.start.remote(0), self.name)
+        self.address = await answer(self.actor.start.remote(0), self.name, within_s=START_S, doing="start")
         return self.address
 
     async def take_over(self) -> Takeover:
         """Take over the engine that outlived a driver before, or end it, before `start`."""
-        taken: bytes = await answer(self.actor.take_over.remote(), self.name)
+        taken: bytes = await answer(
+            self.actor.take_over.remote(), self.name, within_s=TAKE_OVER_S, doing="say whether it goes on"
+        )
         return decode(taken, Takeover)
 
     async def progress(self) -> str:
@@ -86,7 +92,8 @@ class EngineProcess:
             await self._leave_lost_node()
             moves = self._node() != self._started_on
             self.actor = self._spawn()
-            started = await answer(self.actor.start.remote(0 if moves else urlsplit(self.address).port), self.name)
+            starting = self.actor.start.remote(0 if moves else urlsplit(self.address).port)
+            started = await answer(starting, self.name, within_s=START_S, doing="start")
         except RunFailedError as error:
             raise EngineStartError(error.message) from error
         if started != self.address and not moves:

@@ -133,7 +133,7 @@ class ProducerGroup:
             self._changed.notify_all()
         if admitting is not None:
             with suppress(ProcessDiedError):  # it is replaced in its turn
-                await answer(admitting, name_of(number))
+                await answer(admitting, name_of(number), within_s=CONTROL_S)
         await self._on_restart()
 
     async def _successor(self, number: int, actor: Any) -> None:

@@ -241,7 +241,7 @@ class Workers:
     async def score_probe(self, sequences: Sequence[ProbeSequence], start_weights: bool) -> dict[str, list[float]]:
         """The trainer's scores of them."""
         content = encode(sequences)
-        scores = await self.on_trainers(lambda trainer: trainer.probe.remote(content, start_weights))
+        scores = await self.trainers.probe(content, start_weights)
         return decode(scores[0], dict[str, list[float]])
 
     async def training_completed(self, plan: BatchPlan) -> None:
@@ -255,7 +255,7 @@ class Workers:
 
     async def rest_trainers(self) -> None:
         """Let the ranks leave their devices' memory until they are needed again."""
-        await self.on_trainers(lambda trainer: trainer.rest.remote())
+        await self.trainers.rest()
 
     async def identity(self) -> Identity:
         return decode(await self._coordinator_call(self.coordinator.identity.remote()), Identity)
