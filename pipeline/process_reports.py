@@ -22,7 +22,7 @@ class ProcessReports:
         self._workers, self._clients, self.fenced_engines = workers, clients, fenced
 
     def ask_coordinator(self) -> Awaitable[QueueCounts]:
-        """What the coordinator counts; nobody waits for one that starts again. Without one there is nothing to count."""
+        """What the coordinator counts, where there is one; nobody waits for one that starts again."""
         if self._workers.coordinator is None:
             return _nothing_counted()
         return _told(self._workers.coordinator.counts.remote(), "the queue coordinator", QueueCounts)

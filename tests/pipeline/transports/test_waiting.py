@@ -28,7 +28,7 @@ class FullCarrier:
         self.kept.append(part)
         return part
 
-    def get(self, references: Sequence[Any]) -> list[bytes]:
+    def get(self, references: Sequence[Any]) -> list[bytes]:  # noqa: ARG002
         raise GetTimeoutError("not there")
 
 
