@@ -123,3 +123,14 @@ def test_the_queue_keeps_samples_for_no_more_commits_than_there_are(run: Path) -
     assert releasable(run, ".", 3) == PositionRanges([(0, 15)])
     remove_commits(run, Keeping(2))
     assert releasable(run, ".", 3) == PositionRanges([(0, 19)])
+
+
+def test_a_session_with_another_save_removes_its_own_commits_and_those_of_the_run_stay(run: Path) -> None:
+    apart = run.parent / f"{run.name}_apart"
+    append_branch(run, Branch("b", CommitParent("a", 5), str(apart), 3))
+    for rollout in (6, 7, 8):
+        commit(apart, rollout, state(rollout))
+    remove_commits(run, Keeping(1), str(apart))
+    assert (committed_rollouts(apart), committed_rollouts(run)) == ([8], list(range(6)))
+    remove_commits(run, Keeping(1))
+    assert (committed_rollouts(apart), committed_rollouts(run)) == ([8], [5])
