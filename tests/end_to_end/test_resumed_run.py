@@ -84,6 +84,7 @@ def test_a_killed_and_resumed_run_learns_bit_by_bit_what_an_unkilled_one_learns(
     output = run_with_standins(killed)
     assert "Resuming from the commit of rollout 1" in output
     assert "Goes on with: generated" in output
+    assert "Weights published as version" in output, "before any batch: requests start under a published version"
     assert trained(killed.run) == trained(whole.run)
     assert audit_run(killed.run).rolled_back > 0, "the kill came after a step that no commit has"
     assert differing(whole, killed) == []
