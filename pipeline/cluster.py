@@ -136,6 +136,29 @@ class Cluster:
         lender = self._trainers[0] if self._demand.shared and self._trainers else None
         return [_seeing(part, lender) for part in self._engines[number]]
 
+    def end(self, actor: Any) -> None:
+        """End an actor's process; its place is free for another one then."""
+        ray.kill(actor)
+
+    def spawn(self, actor: type, *args: Any, restarts: int = 0) -> Any:
+        """Start an actor that needs no device on the driver's node; `restarts` < 0 lets Ray restart it for ever."""
+        strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"max_restarts": restarts, "max_task_retries": restarts, "scheduling_strategy": strategy}
+        return ray.remote(num_cpus=0)(actor).options(runtime_env=runtime_env(None), **options).remote(*args)
+
+    def spawn_everywhere(self, actor: type) -> list[Any]:
+        """Start an actor on each live node, which needs no device and which Ray restarts for ever."""
+        remote = ray.remote(num_cpus=0)(actor)
+        return [
+            remote.options(
+                max_restarts=-1,
+                max_concurrency=MAX_CALLS,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+                runtime_env=runtime_env(None),
+            ).remote()
+            for node in live_nodes()
+        ]
+
     def leave_lost_nodes(self, engine: int | None = None) -> str:
         """Give the trainer's ranks, or those of an engine's parts, that have lost their node a place on another one.
 
