@@ -19,12 +19,13 @@ from typing import Any, Self, TypeVar
 import msgspec
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.devices import cpu_slots, visible_gpus
 from pipeline.guard import guarded
 from pipeline.lost_nodes import Lost, lost_processes, no_room_left, part_size, place_lost
-from pipeline.node_devices import CPU_SLOT, ProcessPlace, device_kind, live_nodes, reserve, spawn_at
-from vime.errors import ProcessDiedError, StalledError, VimeError
+from pipeline.node_devices import CPU_SLOT, ProcessPlace, device_kind, live_nodes, reserve, runtime_env, spawn_at
+from vime.errors import ProcessDiedError, RunFailedError, SettingsError, StalledError, VimeError
 from vime.settings.machine import Node
 from vime.settings.placement import Demand, NoRoom, Placement, Seat, no_room, place
 
@@ -200,7 +201,10 @@ class Cluster:
         placement = place_lost([node.offer(self._resource) for node in nodes], lost, there)
         if isinstance(placement, NoRoom):
             return placement
-        shares = reserve(placement, nodes, self._resource)
+        try:
+            shares = reserve(placement, nodes, self._resource)
+        except SettingsError as error:
+            raise RunFailedError(error.message, next_step=error.next_step) from error
         for rank, seat in zip(lost.ranks, placement.trainers, strict=True):
             self._trainers[rank] = _devices_of(shares, [seat])
         for number, (engine, part) in enumerate(lost.parts):
