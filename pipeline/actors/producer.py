@@ -85,6 +85,9 @@ class ProducerActor:
     async def serve_only(self, serving: list[str]) -> None:
         self._started().gate.serve_only(serving)
 
+    async def engine_moved(self, address: str, now_at: str) -> None:
+        self._started().gate.engines.move(address, now_at)
+
     async def suspects(self) -> list[str]:
         """See `ServingEngines.suspects`."""
         return await self._started().gate.engines.suspects()

@@ -147,6 +147,20 @@ async def test_expired_leases_make_room_for_their_groups(tmp_path: Path) -> None
     coordinator.close()
 
 
+def test_groups_in_flight_before_a_restart_are_handed_out_again_within_the_capacity_and_not_beside_it(
+    tmp_path: Path,
+) -> None:
+    first = opened(tmp_path, max_groups=64, groups_wanted=1000, clock=hurried())
+    before = {work.group_index for work in first.lease("w", 40).work}
+    first.close()
+    second = opened(tmp_path, "b", max_groups=64, groups_wanted=1000, clock=hurried())
+    dispatched: set[int] = set()
+    while work := second.lease("another", 16).work:
+        dispatched |= {each.group_index for each in work}
+    second.close()
+    assert (len(before), len(before & dispatched), len(dispatched - before)) == (40, 40, 24)
+
+
 async def test_acceptances_that_arrive_together_share_a_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,10 @@ class EngineClient:
         """Close the connections; running calls fail."""
         await self._http.close()
 
+    def move(self, address: str) -> None:
+        """The engine is at another base URL from now on; calls that run have gone to the one before."""
+        self._http.address = self.address = address.rstrip("/")
+
     async def ready(self) -> bool:
         """True when the engine answers that it is healthy; False when it doesn't answer or says otherwise."""
         try:
