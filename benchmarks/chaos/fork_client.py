@@ -1,6 +1,6 @@
 """Has the fork server start a worker of Ray, in the place of Ray's own script that would start an interpreter for it.
 
-Ray runs it as `python fork_client.py ... default_worker.py ...`. It imports the standard library only, and ends at once.
+Ray runs it as `python fork_client.py ... default_worker.py ...`. It imports the standard library only.
 """
 
 from __future__ import annotations

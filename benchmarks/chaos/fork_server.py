@@ -2,6 +2,8 @@
 
     python -m benchmarks.chaos.fork_server SOCKET
 
+It ends with its standard input.
+
 Most of a session's start is imports, above all of torch and Megatron by each trainer rank. A process that comes
 from here runs the same code with the same arguments and environment as one that is started anew, and dies as it does.
 The server has one thread and does nothing but import, so its forks find nothing half done.
@@ -58,13 +60,16 @@ class ForkServer:
         self._listener.listen(64)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wakes, selectors.EVENT_READ)
+        self._selector.register(0, selectors.EVENT_READ)
         self._followed: dict[int, socket.socket] = {}
         """Process id -> where its end is told."""
 
     def serve(self) -> dict[str, Any]:
-        """Fork a process for each request. Returns in the forks only, with what they are to become."""
+        """Fork a process for each request, until standard input ends. A fork returns what it is to become."""
         while True:
             for key, _ in self._selector.select():
+                if key.fd == 0:
+                    sys.exit()
                 if key.fileobj is self._listener:
                     connection, _ = self._listener.accept()
                     request, descriptors = _receive(connection)
@@ -96,14 +101,15 @@ class ForkServer:
                 connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(LENGTH_BYTES, "big", signed=True))
 
     def _leave(self, descriptors: Sequence[int]) -> None:
-        """In a fork: a session of its own, its own outputs, and nothing of the server's."""
-        os.setsid()
+        """In a fork: a process group of its own, its own outputs, and nothing of the server's."""
+        os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
         for each in (self._listener, self._wakes, self._wakened, *self._followed.values()):
             each.close()
-        for number, descriptor in enumerate(descriptors, start=1):
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, descriptor in enumerate([nothing, *descriptors]):
             os.dup2(descriptor, number)
             os.close(descriptor)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 import psutil
 
@@ -32,6 +33,12 @@ class MarkedProcesses:
     def __init__(self, mark: str) -> None:
         self.mark = mark
         self._known: set[psutil.Process] = set()
+        self._standing: tuple[int, ...] = ()
+        self._forks_of: int | None = None
+
+    def leave_out(self, cluster: int, server: int) -> None:
+        """These two aren't looked for, nor what is below the first; what the second has forked is."""
+        self._standing, self._forks_of = (cluster, server), server
 
     def alive(self) -> list[psutil.Process]:
         """Look at all processes of the machine."""
@@ -42,11 +49,12 @@ class MarkedProcesses:
                 children[process.ppid()].append(process)
                 if process.environ().get(MARK_VARIABLE) == self.mark and process.pid != os.getpid():
                     found.add(process)
-        unseen = list(found)
-        while unseen:
-            below = set(children[unseen.pop().pid]) - found
-            found |= below
-            unseen += below
+        if self._forks_of is not None:
+            found |= set(children[self._forks_of])
+            cluster = self._standing[0]
+            left_out = _below(children, children[cluster])
+            found -= {process for process in found if process.pid in self._standing} | left_out
+        found = _below(children, found)
         self._known = {process for process in found if _runs(process)}
         return sorted(self._known, key=lambda process: process.pid)
 
@@ -64,6 +72,17 @@ class MarkedProcesses:
         kill_all(found)
         psutil.wait_procs(found, timeout=10.0)
         return told
+
+
+def _below(children: Mapping[int, list[psutil.Process]], processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    """These and all that came from them."""
+    found = set(processes)
+    unseen = list(found)
+    while unseen:
+        below = set(children.get(unseen.pop().pid, ())) - found
+        found |= below
+        unseen += below
+    return found
 
 
 def _runs(process: psutil.Process) -> bool:

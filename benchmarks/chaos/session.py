@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any
 from benchmarks.chaos.kills import Kill, Layout, Victim
 from benchmarks.chaos.launch import launch
 from benchmarks.chaos.processes import MarkedProcesses, kill_all
+from benchmarks.chaos.standing import Driver, Standing
 from benchmarks.chaos.step_log import StepLog
 from storage.files import write_atomically
 from tests.end_to_end.jobs import Job
@@ -81,7 +81,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class _Session:
-    process: subprocess.Popen[bytes]
+    process: Driver
     log: Path
     layout: Layout
     steps_at_start: int
@@ -90,13 +90,16 @@ class _Session:
         return self.process.poll() is not None
 
     def __str__(self) -> str:
-        return f"{self.layout.num_trainers} ranks, {self.layout.num_engines} engines, {self.log.name}"
+        return f"{self.layout}, {self.log.name}"
 
 
 class Campaign:
     """One run folder that session after session is started in; a session takes kills for as long as it survives."""
 
-    def __init__(self, folder: Path, *, standin: bool, patience: Patience = Patience()) -> None:
+    def __init__(self, folder: Path, *, standin: bool, forks: bool = False, patience: Patience = Patience()) -> None:
+        """With `forks` sessions come from a fork server and join a cluster that stands, but those started anew."""
+        self._forks = forks
+        self._standing: Standing | None = None
         self.folder, self._standin, self._patience = folder, standin, patience
         self.job = Job(folder, flags=FLAGS, switches=("--use-fault-tolerance",))
         self._processes = MarkedProcesses(str(folder.resolve()))
@@ -119,6 +122,9 @@ class Campaign:
         if self._session is not None:
             self._session.process.wait(self._patience.stop)
             self._session = None
+        if self._standing is not None:
+            self._standing.close()
+            self._standing = None
 
     def run(self, kill: Kill, num_rollout: int) -> Outcome:
         """Kill as planned, in the session that runs or in a new one, and wait for what comes of it."""
@@ -131,7 +137,7 @@ class Campaign:
             stuck, orphans = stopped.stuck, stopped.orphans
             told.append(f"{stopped.how}; then ")
         is_new = self._session is None
-        session = self._session or self._start(kill.layout, num_rollout)
+        session = self._session or self._start(kill.layout, num_rollout, anew=kill.anew)
         killed = self._kill(kill, session, watch)
         if not killed:
             how, unexpected = "ended before its moment", is_new or not session.is_over()
@@ -148,7 +154,7 @@ class Campaign:
         """A session without a kill, to the run's end."""
         self.settle_down()
         before, watch = self._before_last, Stopwatch()
-        session = self._start(layout, num_rollout)
+        session = self._start(layout, num_rollout, anew=False)
         ended = _wait(session.is_over, self._patience.start + 20.0 * num_rollout)
         watch.ended("finish")
         status = session.process.poll()
@@ -170,11 +176,12 @@ class Campaign:
         self._steps.count()
         return self._steps.last_rollout
 
-    def _start(self, layout: Layout, num_rollout: int) -> _Session:
+    def _start(self, layout: Layout, num_rollout: int, *, anew: bool) -> _Session:
         flags = {
             **self.job.flags,
             "--actor-num-gpus-per-node": layout.num_trainers,
             "--rollout-num-gpus": layout.num_engines,
+            "--rollout-num-producers": layout.num_producers,
         }
         job = replace(self.job, num_rollout=num_rollout, flags=flags)
         logs = self.folder / "sessions"
@@ -182,9 +189,16 @@ class Campaign:
         log = logs / f"{len(list(logs.iterdir())):04d}.log"
         self._disarm()
         variables = {KILL_FILE_VARIABLE: str(self._kill_file.resolve())}
-        process = launch(job, log, self._processes.mark, standin=self._standin, **variables)
+        standing = self._stands() if self._forks and not anew else None
+        process = launch(job, log, self._processes.mark, standin=self._standin, standing=standing, **variables)
         self._session = _Session(process, log, layout, self.num_steps())
         return self._session
+
+    def _stands(self) -> Standing:
+        if self._standing is None:
+            self._standing = Standing(self._processes.mark)
+            self._standing.exempt(self._processes)
+        return self._standing
 
     def _kill(self, kill: Kill, session: _Session, watch: Stopwatch) -> bool:
         """Wait for the moment and kill; False when the session ended before, or no step came."""
