@@ -104,6 +104,7 @@ class Campaign:
         self.job = Job(folder, flags=FLAGS, switches=("--use-fault-tolerance",))
         self._processes = MarkedProcesses(str(folder.resolve()))
         self._kill_file = folder / "kill"
+        self._variables = {KILL_FILE_VARIABLE: str(self._kill_file.resolve())}
         self._steps = StepLog(self.job.run)
         self._session: _Session | None = None
         self._before_last = Outcome(False, "")
@@ -188,15 +189,14 @@ class Campaign:
         logs.mkdir(exist_ok=True)
         log = logs / f"{len(list(logs.iterdir())):04d}.log"
         self._disarm()
-        variables = {KILL_FILE_VARIABLE: str(self._kill_file.resolve())}
         standing = self._stands() if self._forks and not anew else None
-        process = launch(job, log, self._processes.mark, standin=self._standin, standing=standing, **variables)
+        process = launch(job, log, self._processes.mark, standin=self._standin, standing=standing, **self._variables)
         self._session = _Session(process, log, layout, self.num_steps())
         return self._session
 
     def _stands(self) -> Standing:
         if self._standing is None:
-            self._standing = Standing(self._processes.mark)
+            self._standing = Standing(self._processes.mark, **self._variables)
             self._standing.exempt(self._processes)
         return self._standing
 

@@ -73,12 +73,13 @@ class ForkedDriver:
 class Standing:
     """The server and the cluster. Use with `with`, or close it."""
 
-    def __init__(self, mark: str) -> None:
-        """Returns when both are there."""
+    def __init__(self, mark: str, **variables: str) -> None:
+        """Returns when both are there. All workers of the cluster have `variables` in their environments."""
         self._folder = Path(tempfile.mkdtemp(prefix="vime-chaos-"))
         self._socket = str(self._folder / "fork")
         environment = {
             **os.environ,
+            **variables,
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
             "OPENBLAS_NUM_THREADS": "1",  # threads of the server's would be missing in its forks
             MARK_VARIABLE: mark,
