@@ -1,6 +1,6 @@
 """Starts processes that have imported what they need: forks of one that has.
 
-    python -m benchmarks.chaos.fork_server SOCKET
+    python -m benchmarks.chaos.fork_server SOCKET [MODULE ...]
 
 It ends with its standard input.
 
@@ -27,20 +27,6 @@ from typing import Any
 
 from benchmarks.chaos.fork_client import LENGTH_BYTES
 
-MODULES = (
-    "vime.backends.megatron_utils.trainer",
-    "pipeline.trainer_worker",
-    "pipeline.coordinator",
-    "pipeline.producer",
-    "pipeline.publisher",
-    "pipeline.routers",
-    "pipeline.resume_words",
-    "pipeline.metric_sinks.sinks",
-    "tests.end_to_end.rewards",
-    "tests.support.standin_engine",
-    "tests.support.tiny_models",
-)
-"""Imported once, for all. None of them imports Ray, which reads its environment when it is imported."""
 SAFE_THREAD = "jemalloc_bg_thd"
 """Of pyarrow's memory allocator, which looks after itself in forks."""
 
@@ -149,16 +135,16 @@ def _in_its_environment(words: list[str]) -> list[str]:
     return list(others)
 
 
-def main() -> None:
-    for name in MODULES:
+def main(path: str, *modules: str) -> None:
+    for name in modules:
         importlib.import_module(name)
     threads = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")} - {"python", SAFE_THREAD}
     if "ray" in sys.modules or threads:
-        raise RuntimeError(f"Ray or threads {threads} came with {MODULES}: forks would inherit a part of them")
+        raise RuntimeError(f"Ray or threads {threads} came with {modules}: forks would inherit a part of them")
     gc.collect()
     gc.freeze()
-    become(ForkServer(sys.argv[1]).serve())
+    become(ForkServer(path).serve())
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

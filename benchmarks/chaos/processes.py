@@ -33,12 +33,12 @@ class MarkedProcesses:
     def __init__(self, mark: str) -> None:
         self.mark = mark
         self._known: set[psutil.Process] = set()
-        self._standing: tuple[int, ...] = ()
-        self._forks_of: int | None = None
+        self._cluster: int | None = None
+        self._server: int | None = None
 
-    def leave_out(self, cluster: int, server: int) -> None:
+    def leave_out(self, *, cluster: int, server: int) -> None:
         """These two aren't looked for, nor what is below the first; what the second has forked is."""
-        self._standing, self._forks_of = (cluster, server), server
+        self._cluster, self._server = cluster, server
 
     def alive(self) -> list[psutil.Process]:
         """Look at all processes of the machine."""
@@ -49,11 +49,10 @@ class MarkedProcesses:
                 children[process.ppid()].append(process)
                 if process.environ().get(MARK_VARIABLE) == self.mark and process.pid != os.getpid():
                     found.add(process)
-        if self._forks_of is not None:
-            found |= set(children[self._forks_of])
-            cluster = self._standing[0]
-            left_out = _below(children, children[cluster])
-            found -= {process for process in found if process.pid in self._standing} | left_out
+        if self._cluster is not None and self._server is not None:
+            found |= set(children[self._server])
+            left_out = {process.pid for process in _below(children, children[self._cluster])}
+            found = {process for process in found if process.pid not in {self._cluster, self._server, *left_out}}
         found = _below(children, found)
         self._known = {process for process in found if _runs(process)}
         return sorted(self._known, key=lambda process: process.pid)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,21 @@ from tests.end_to_end.jobs import REPOSITORY
 
 START_S = 300.0
 """The longest that the server and the cluster may take to start, on a busy machine."""
+MODULES = (
+    "vime.backends.megatron_utils.trainer",
+    "pipeline.trainer_worker",
+    "pipeline.coordinator",
+    "pipeline.producer",
+    "pipeline.publisher",
+    "pipeline.routers",
+    "pipeline.resume_words",
+    "pipeline.metric_sinks.sinks",
+    "tests.end_to_end.rewards",
+    "tests.support.standin_engine",
+    "tests.support.tiny_models",
+)
+"""Imported by the server, once for all. None of them imports Ray, which reads its environment when it is imported."""
+END_S = 20.0
 NUM_SLOTS = 4
 """Devices of the cluster: as many as the largest layout needs."""
 _POLL_S = 0.05
@@ -70,72 +86,77 @@ class ForkedDriver:
         return status
 
 
+class Forks:
+    """A fork server's process. Close it."""
+
+    def __init__(self, path: Path, modules: Sequence[str], environment: dict[str, str]) -> None:
+        """Returns when it has imported the modules. `environment` is what is seen of its forks from outside."""
+        self._path = str(path)
+        self._process = _started(["benchmarks.chaos.fork_server", self._path, *modules], environment)
+        self.pid = self._process.pid
+        deadline = time.monotonic() + START_S
+        while not path.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                raise RuntimeError("the fork server did not start")
+            time.sleep(_POLL_S)
+
+    def start(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> ForkedDriver:
+        """A fork that becomes `python -m MODULE WORDS` under that environment, and writes to `log`."""
+        _, flag, module, *words = command
+        assert flag == "-m"
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._path)
+        request = {"module": module, "words": words, "environment": environment, "folder": str(REPOSITORY)}
+        with log.open("wb") as output:
+            send_request(connection, request, output.fileno(), output.fileno())
+        return ForkedDriver(connection)
+
+    def close(self) -> None:
+        _end(self._process)
+
+
 class Standing:
-    """The server and the cluster. Use with `with`, or close it."""
+    """The server and the cluster. Close it."""
 
     def __init__(self, mark: str, **variables: str) -> None:
         """Returns when both are there. All workers of the cluster have `variables` in their environments."""
         self._folder = Path(tempfile.mkdtemp(prefix="vime-chaos-"))
-        self._socket = str(self._folder / "fork")
+        path = self._folder / "fork"
         environment = {
             **os.environ,
             **variables,
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
             "OPENBLAS_NUM_THREADS": "1",  # threads of the server's would be missing in its forks
             MARK_VARIABLE: mark,
-            SOCKET_VARIABLE: self._socket,
+            SOCKET_VARIABLE: str(path),
         }
-        self._server = _started(["benchmarks.chaos.fork_server", self._socket], environment)
-        self._cluster = _started(
-            ["benchmarks.chaos.standing_cluster", str(self._folder / "ray"), str(NUM_SLOTS)], environment
-        )
+        cluster = ["benchmarks.chaos.standing_cluster", str(self._folder / "ray"), str(NUM_SLOTS)]
+        self._cluster = _started(cluster, environment)
         try:
-            assert self._cluster.stdout is not None
-            self.address = self._cluster.stdout.readline().decode().strip()
-            """Of the cluster."""
-            deadline = time.monotonic() + START_S
-            while not Path(self._socket).exists():
-                if self._server.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError("the fork server did not start")
-                time.sleep(_POLL_S)
-            if not self.address:
-                raise RuntimeError("the Ray cluster did not start")
+            self._forks = Forks(path, MODULES, environment)
         except BaseException:
-            self.close()
+            _end(self._cluster)
             raise
+        assert self._cluster.stdout is not None
+        self.address = self._cluster.stdout.readline().decode().strip()
+        """Of the cluster."""
+        if not self.address:
+            self.close()
+            raise RuntimeError("the Ray cluster did not start")
 
-    def start(self, command: list[str], log: Path, environment: dict[str, str]) -> ForkedDriver:
-        """Fork a driver of `python -m MODULE WORDS`; it joins the cluster and writes to `log`."""
-        _, flag, module, *words = command
-        assert flag == "-m"
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._socket)
-        request = {
-            "module": module,
-            "words": words,
-            "environment": {**environment, "RAY_ADDRESS": self.address},
-            "folder": str(REPOSITORY),
-        }
-        with log.open("wb") as output:
-            send_request(connection, request, output.fileno(), output.fileno())
-        return ForkedDriver(connection)
+    def start(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> ForkedDriver:
+        """A driver that joins the cluster."""
+        return self._forks.start(command, log, {**environment, "RAY_ADDRESS": self.address})
 
     def exempt(self, processes: MarkedProcesses) -> None:
         """Have the server and the cluster left out of the processes of a session; the server's forks are of one."""
-        processes.leave_out(self._cluster.pid, self._server.pid)
+        processes.leave_out(cluster=self._cluster.pid, server=self._forks.pid)
 
     def close(self) -> None:
-        for process in (self._cluster, self._server):
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in (self._cluster, self._server):
-            try:
-                process.wait(20.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+        """End both, and what they hold."""
+        _end(self._cluster)
+        self._forks.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -149,3 +170,15 @@ def _started(words: list[str], environment: dict[str, str]) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         process_group=0,
     )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
