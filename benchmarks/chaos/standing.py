@@ -22,6 +22,7 @@ START_S = 300.0
 """The longest that the server and the cluster may take to start, on a busy machine."""
 MODULES = (
     "vime.backends.megatron_utils.trainer",
+    "transformers.models.auto.tokenization_auto",
     "pipeline.trainer_worker",
     "pipeline.coordinator",
     "pipeline.producer",
