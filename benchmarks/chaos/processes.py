@@ -21,6 +21,8 @@ TITLES: dict[Victim, tuple[str, ...]] = {
     Victim.ROUTER: ("vllm::router",),
 }
 """What the title of a process of a role contains."""
+KEPT_TITLE = "vime.backends.vllm_utils.kept_supervisor"
+"""Of the process at the top of an engine that may outlive its session."""
 
 
 class MarkedProcesses:
@@ -57,6 +59,15 @@ class MarkedProcesses:
         self._known = {process for process in found if _runs(process)}
         return sorted(self._known, key=lambda process: process.pid)
 
+    def besides_kept(self) -> list[psutil.Process]:
+        """All but engines that may outlive their session."""
+        alive, children = self.alive(), defaultdict(list)
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                children[process.ppid()].append(process)
+        kept = _below(children, [process for process in alive if KEPT_TITLE in title_of(process)])
+        return [process for process in alive if process not in kept]
+
     def of_role(self, victim: Victim) -> list[psutil.Process]:
         """Those that may be killed as this victim, but the driver, whose process its parent knows."""
         alive = self.alive()
@@ -66,7 +77,14 @@ class MarkedProcesses:
 
     def end(self) -> list[str]:
         """Kill all; their ids and titles."""
-        found = self.alive()
+        return self._ended(self.alive())
+
+    def end_besides_kept(self) -> list[str]:
+        """The same of all but engines that may outlive their session."""
+        return self._ended(self.besides_kept())
+
+    @staticmethod
+    def _ended(found: list[psutil.Process]) -> list[str]:
         told = [f"{process.pid} {title_of(process)}" for process in found]
         kill_all(found)
         psutil.wait_procs(found, timeout=10.0)

@@ -30,6 +30,7 @@ FLAGS: dict[str, Any] = {
     "--parity-probes": 0,
 }
 """Small batches, commits that are soon due, leases that soon end. No trainer agrees with a stand-in."""
+SESSION = "chaos"
 SURVIVING_STEPS = 3
 """After which a session is taken to have survived a kill. Two batches may have waited; the third is made after it."""
 POLL_S = 0.05
@@ -85,6 +86,8 @@ class _Session:
     log: Path
     layout: Layout
     steps_at_start: int
+    keeps_engines: bool
+    """Whether they outlive it, for the next one."""
 
     def is_over(self) -> bool:
         return self.process.poll() is not None
@@ -178,8 +181,10 @@ class Campaign:
         return self._steps.last_rollout
 
     def _start(self, layout: Layout, num_rollout: int, *, anew: bool) -> _Session:
+        keeps = not self._standin and not anew
         flags = {
             **self.job.flags,
+            "--rollout-session-id": SESSION if keeps else None,
             "--actor-num-gpus-per-node": layout.num_trainers,
             "--rollout-num-gpus": layout.num_engines,
             "--rollout-num-producers": layout.num_producers,
@@ -191,7 +196,7 @@ class Campaign:
         self._disarm()
         standing = self._stands() if self._forks and not anew else None
         process = launch(job, log, self._processes.mark, standin=self._standin, standing=standing, **self._variables)
-        self._session = _Session(process, log, layout, self.num_steps())
+        self._session = _Session(process, log, layout, self.num_steps(), keeps)
         return self._session
 
     def _stands(self) -> Standing:
@@ -265,9 +270,13 @@ class Campaign:
     def _leave(self, session: _Session, watch: Stopwatch) -> list[str]:
         """Processes of the session that are still there some time after its driver's end; they are ended."""
         over = session.is_over()
+        keeps = session.keeps_engines and over and session.process.poll() != 0  # at the run's end no engine stays
+        alive, end = self._processes.alive, self._processes.end
+        if keeps:
+            alive, end = self._processes.besides_kept, self._processes.end_besides_kept
         if over:
-            _wait(lambda: not self._processes.alive(), self._patience.orphan, SCAN_S)
-        left = self._processes.end()
+            _wait(lambda: not alive(), self._patience.orphan, SCAN_S)
+        left = end()
         session.process.wait(self._patience.stop)
         self._session = None
         watch.ended("leave")
