@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.chaos.campaign_log import CampaignLog, KillRecord
 from benchmarks.chaos.kills import Kill, Layout, plan_kill
-from benchmarks.chaos.session import Campaign, Outcome
+from benchmarks.chaos.session import Campaign, Outcome, Patience
 from benchmarks.chaos.verdict import accepted_groups, judge
 from benchmarks.report import build_report, print_report
 
@@ -99,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_standin = not options.real_engine
     layouts = [Layout(*numbers) for numbers in product((1, 2), (1, 2) if is_standin else (1,), (1, 2))]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    campaign = Campaign(folder, standin=is_standin, forks=True)
+    patience = Patience() if is_standin else Patience(start=900.0, survive=600.0)
+    campaign = Campaign(folder, standin=is_standin, forks=True, patience=patience)
     campaign.prepare()
     log = CampaignLog(folder / "kills.jsonl", seed=options.seed, real_engine=options.real_engine)
     last = options.kills - 1 if options.last is None else options.last
