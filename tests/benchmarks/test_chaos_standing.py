@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos.processes import MARK_VARIABLE, MarkedProcesses
+from benchmarks.chaos.processes import KEPT_TITLE, MARK_VARIABLE, MarkedProcesses
 from benchmarks.chaos.standing import MODULES, ForkedDriver, Forks
 
 WAIT_S = 30.0
@@ -83,3 +83,25 @@ def test_what_the_server_imports_doesnt_import_ray() -> None:
         f"import sys, importlib; [importlib.import_module(name) for name in {MODULES}]; sys.exit('ray' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_engines_that_may_outlive_their_session_are_told_apart_with_all_below_them(tmp_path: Path) -> None:
+    environment = {**os.environ, MARK_VARIABLE: str(tmp_path)}
+    code = "import subprocess as s; print(s.Popen(['sleep', '60']).pid, flush=True); input()"
+    with (
+        subprocess.Popen(["sleep", "60"], env=environment) as other,
+        subprocess.Popen(
+            [sys.executable, "-c", code, KEPT_TITLE],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as kept,
+    ):
+        assert kept.stdout is not None
+        below = int(kept.stdout.readline())
+        marked = MarkedProcesses(str(tmp_path))
+        assert {process.pid for process in marked.alive()} == {other.pid, kept.pid, below}
+        assert marked.end_besides_kept() == [f"{other.pid} sleep 60"]
+        assert {process.pid for process in marked.alive()} == {kept.pid, below}
+        marked.end()
