@@ -37,7 +37,6 @@ from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.trainer_group import STOP_TIMEOUT_S, TrainerGroup
 from pipeline.transports.ray_parts import COORDINATOR_S
-from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
 from recovery.commit import QueueState
 from storage.files import write_atomically
@@ -212,8 +211,8 @@ class Workers:
         self._engine_addresses = engine_addresses
         if self.settings.rollout.use_distributed_post:
             self._forwarders = self._cluster.spawn_everywhere(ForwarderActor)
-        await self.producers.start(NUM_PRODUCERS)
-        for number in range(NUM_PRODUCERS):
+        await self.producers.start(self.settings.queue.rollout_num_producers)
+        for number in range(len(self.producers.actors)):
             self.watch.add(f"producer_{number}", self.producers.keep(number))
 
     async def record_processes(self) -> None:
