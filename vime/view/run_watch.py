@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -100,7 +100,7 @@ class RunWatch:
         self.state = RunState()
         self.index = SampleIndex(index_folder / f"{name.replace('/', '_')}.sqlite")
         self._metrics = MetricsFile(location.root / "metrics.jsonl")
-        self._builder = IndexBuilder(self.index)
+        self._builder = IndexBuilder(self.index, location.token_log)
         self._queue_files: object = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -143,7 +143,7 @@ class RunWatch:
         except (VimeError, OSError) as error:
             self._update(queue_problem=str(error))
             return
-        self._update(queue_problem=_unreadable(self._builder.unreadable))
+        self._update(queue_problem=_unreadable(self._builder))
         self._queue_files = files
 
     def close(self) -> None:
@@ -187,11 +187,13 @@ class RunWatch:
         return not self._stop.is_set()
 
 
-def _unreadable(groups: Mapping[int, str]) -> str:
-    if not groups:
-        return ""
-    first = next(iter(groups))
-    return f"{counted(len(groups), 'group')} can't be shown; the first is group {first}: {groups[first]}"
+def _unreadable(builder: IndexBuilder) -> str:
+    """What of the samples can't be read, "" where all can."""
+    groups, words = builder.unreadable, list(builder.damaged[:1])
+    if groups:
+        first = next(iter(groups))
+        words.append(f"{counted(len(groups), 'group')} can't be shown; the first is group {first}: {groups[first]}")
+    return " ".join(words)
 
 
 def _commit_times(location: RunLocation) -> dict[int, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -126,9 +127,40 @@ def test_a_sample_tells_its_way_and_a_group_its_members(watch: RunWatch) -> None
     page = text(sample_page(watch, row["sample_index"], None, "policy version"))
     assert f"prompts.jsonl:{row['group_index'] + 1}, epoch 0" in page
     assert "optimizer step" in page
-    assert "policy version 1, log-probability -0.5000" in page
+    assert (
+        "policy version 1, log-probability -0.5000, the trainer's -0.7500, gap -0.2500, trained, advantage 0.5" in page
+    )
+    assert row["mean_gap"] == 0.1875
+    assert "0.1875 nats a token in the mean" in page
     assert text(group_page(watch, row["group_index"])).count('"className": "member"') == 2
     assert "There is no sample 9999" in text(sample_page(watch, 9999, None, "policy version"))
+
+
+def test_a_sample_whose_gap_is_not_known_says_why(watch: RunWatch) -> None:
+    pending, trained = (
+        watch.index.page(SampleQuery(conditions=(Condition("state", "equals", (state,)),), limit=1)).rows[0]
+        for state in ("pending", "trained")
+    )
+    assert pending["mean_gap"] is None
+    page = text(sample_page(watch, pending["sample_index"], None, "gap to the trainer"))
+    assert "no step that counts has trained it" in page
+    index, batch = trained["sample_index"], trained["rollout"]
+    for path in (watch.location.token_log / str(batch)).iterdir():
+        path.write_bytes(b"torn")
+    assert f"token_log/{batch}/" in text(sample_page(watch, index, None, "gap to the trainer"))
+    shutil.rmtree(watch.location.token_log)
+    assert "or they were reclaimed" in text(sample_page(watch, index, None, "gap to the trainer"))
+
+
+def test_a_damaged_token_log_is_named_and_hides_no_sample(made: Path, tmp_path: Path) -> None:
+    run = copy_run(made, tmp_path / "run")
+    for path in (run / "token_log" / "0").iterdir():
+        path.write_bytes(b"torn")
+    watch = RunWatch(locate_run(run), "run", tmp_path)
+    watch.refresh_queue()
+    assert any("token_log/0/" in problem for problem in watch.state.problems)
+    assert watch.index.page(SampleQuery(conditions=(Condition("mean_gap", "notBlank"),))).num_matching > 0
+    watch.close()
 
 
 def test_a_run_that_can_not_be_read_says_so_and_is_read_again_later(watch: RunWatch) -> None:

@@ -21,8 +21,8 @@ NUMBER_FILTERS = (
 )  # fmt: skip
 WORD_FILTERS = ("equals", "notEqual", "contains", "notContains")
 _TITLES = {
-    "sample_index": "sample", "group_index": "group", "reward": "reward", "advantage": "advantage", "state": "state",
-    "status": "status", "rollout": "batch", "age_versions": "age", "prompt_tokens": "prompt tokens",
+    "sample_index": "sample", "group_index": "group", "reward": "reward", "advantage": "advantage", "mean_gap": "gap",
+    "state": "state", "status": "status", "rollout": "batch", "age_versions": "age", "prompt_tokens": "prompt tokens",
     "response_tokens": "response tokens", "trained_tokens": "trained tokens", "min_version": "oldest version",
     "max_version": "newest version", "source": "source",
 }  # fmt: skip
@@ -68,7 +68,7 @@ def grid(search: str) -> Component:
         for name, title in _TITLES.items()
     ]
     for column in columns:
-        if column["field"] in ("reward", "advantage"):
+        if column["field"] in ("reward", "advantage", "mean_gap"):
             column["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format('.4~g')(params.value)"}
     texts = [
         {"field": name, "headerName": name, "sortable": False, "filter": False, "width": 340, "tooltipField": name}
@@ -76,7 +76,7 @@ def grid(search: str) -> Component:
     ]
     return dash_ag_grid.AgGrid(
         id={"type": GRID, "search": search},
-        columnDefs=columns[:5] + texts + columns[5:],
+        columnDefs=columns[:6] + texts + columns[6:],
         defaultColDef={"resizable": True, "sortable": True, "filter": True},
         rowModelType="infinite",
         getRowId="params.data.id",
