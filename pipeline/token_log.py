@@ -79,8 +79,10 @@ def read_mean_gaps(folder: Path, branch: str, rollout_id: int) -> dict[int, floa
 
 
 def remove_token_logs(folder: Path, last_rollout: int | None) -> None:
-    """Remove what is kept of the batches up to `last_rollout`, of all branches. Raises `StorageError`."""
-    for batch in folder.glob("*") if last_rollout is not None else ():
+    """Remove what is kept of the batches up to `last_rollout`, of all branches; None: nothing. Raises `StorageError`."""
+    if last_rollout is None:
+        return
+    for batch in folder.glob("*"):
         if batch.name.isdigit() and int(batch.name) <= last_rollout:
             try:
                 shutil.rmtree(batch)

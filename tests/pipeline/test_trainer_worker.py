@@ -94,7 +94,7 @@ class ReadingTrainer:
         self.routes += [batch.routes.ids.tolist() for batch in found if batch.routes is not None]
         self.candidates += [batch.top_k.ids.shape[1] for batch in found if batch.top_k is not None]
         self.trained.append([int(index) for batch in found if batch.advantages.any() for index in batch.sample_indices])
-        self.trained_tokens = {index: TrainedTokens(*np.zeros((2, 5)), 0.0) for index in self.trained[-1]}
+        self.trained_tokens = {index: TrainedTokens(np.zeros(5), np.zeros(5), 0.0) for index in self.trained[-1]}
         self.tokens += sum(batch.num_tokens for batch in found)
         assert [batch.num_tokens for batch in found] == list(microbatches.token_counts)
         return {"loss": float(len(self.trained))}

@@ -50,7 +50,7 @@ class TokenRecord:
         parts = torch.split(values, torch.cat(self._lengths).tolist(), dim=1)
         gaps: list[float] = torch.cat(self._gaps).tolist()
         return {
-            sample: TrainedTokens(*part.numpy(), mean_gap=gap)
+            sample: TrainedTokens(log_probs=part[0].numpy(), advantages=part[1].numpy(), mean_gap=gap)
             for sample, part, gap in zip(self._samples, parts, gaps, strict=True)
             if not math.isnan(gap)
         }
