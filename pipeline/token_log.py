@@ -79,7 +79,7 @@ def read_mean_gaps(folder: Path, branch: str, rollout_id: int) -> dict[int, floa
 
 
 def remove_token_logs(folder: Path, last_rollout: int | None) -> None:
-    """Remove what is kept of the batches up to `last_rollout`, of all branches; None: nothing. Raises `StorageError`."""
+    """Remove what is kept of the batches up to `last_rollout`, of all branches; None: none. Raises `StorageError`."""
     if last_rollout is None:
         return
     for batch in folder.glob("*"):

@@ -16,7 +16,7 @@ from vime.view.pages.history import compare_page, dead_page, history_page, timel
 from vime.view.pages.overview import overview, panel_figures, panel_values, words
 from vime.view.pages.parts import Component, card, nothing
 from vime.view.pages.sample import group_page, sample_page
-from vime.view.pages.samples import GRID, grid, query_of, samples_page
+from vime.view.pages.samples import GRID, MATCHING, grid, matching_words, query_of, samples_page
 from vime.view.run_watch import RunWatch
 from vime.view.tokens import COLOURINGS
 
@@ -80,6 +80,7 @@ class _Callbacks:
         )
         app.callback(
             Output({"type": GRID, "search": MATCH}, "getRowsResponse"),
+            Output({"type": MATCHING, "search": MATCH}, "children"),
             Input({"type": GRID, "search": MATCH}, "getRowsRequest"),
             State({"type": GRID, "search": MATCH}, "id"),
         )(self.rows)
@@ -124,12 +125,13 @@ class _Callbacks:
     def search(self, text: str | None) -> Component:
         return grid(text or "")
 
-    def rows(self, request: dict[str, Any] | None, grid_id: dict[str, str]) -> dict[str, Any]:
+    def rows(self, request: dict[str, Any] | None, grid_id: dict[str, str]) -> tuple[dict[str, Any], str]:
         if request is None:
             raise dash.exceptions.PreventUpdate
         page = self._watch.index.page(query_of(request, grid_id["search"]))
         rows = [{"id": str(row["sample_index"]), **row} for row in page.rows]
-        return {"rowData": rows, "rowCount": page.num_matching}
+        words = matching_words(page.num_matching, self._watch.state.num_indexed)
+        return {"rowData": rows, "rowCount": page.num_matching}, words
 
     def open_sample(self, clicks: list[dict[str, Any] | None]) -> str:
         clicked = next((click for click in clicks if click), None)
@@ -146,7 +148,7 @@ class _Callbacks:
         if path == "/":
             return html.Div([overview(self._watch.state), *_clock("overview", self._watch.state.serial)])
         if path == "/samples":
-            return samples_page(self._watch)
+            return samples_page()
         number = _number(path)
         if path.startswith("/sample/") and number >= 0:
             return html.Div(self._sample(number, next(iter(COLOURINGS))), id="sample")

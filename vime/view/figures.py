@@ -13,11 +13,12 @@ Figure = dict[str, Any]
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 PROCESS_COLOURS = {
     "generate": "#059669",
-    "wait": "#d4d4d8",
+    "reward": "#4d7c0f",
+    "wait": "#a1a1aa",
     "train": "#2563eb",
+    "save": "#7c3aed",
     "publish": "#d97706",
     "pause": "#dc2626",
-    "save": "#7c3aed",
     "evaluate": "#0891b2",
     "stall": "#be185d",
     "failure": "#dc2626",

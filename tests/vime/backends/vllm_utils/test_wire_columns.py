@@ -120,7 +120,11 @@ def test_columns_that_training_could_not_use_are_refused(changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("routes", "reason", "message"),
     [
-        (None, "routes_missing", r"routes of 0 tokens came, allowed: 2 \(4 prompt and 2 output tokens, from row 3 on\)"),
+        (
+            None,
+            "routes_missing",
+            r"routes of 0 tokens came, allowed: 2 \(4 prompt and 2 output tokens, from row 3 on\)",
+        ),
         (RouteColumn("|u1", (1, 1, 2), b"ab", 3), "routes_rows", "routes of 1 tokens came, allowed: 2"),
     ],
 )
