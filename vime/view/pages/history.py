@@ -32,9 +32,9 @@ def timeline_page(state: RunState) -> Component:
             config={"displaylogo": False, "responsive": True},
             style={"height": TIMELINE_HEIGHT},
         ),
-        note=f"The last {len(steps)} batches. Waiting, training, saving and publishing take turns; generation and reward "
-        "go on beside them. The colour of generation is as strong as its tokens per second, that of reward as its share "
-        "of the samples' time.",
+        note=f"The last {len(steps)} batches. Waiting, training, saving and publishing take turns; generation and "
+        "reward go on beside them: the stronger the colour, the more tokens per second, and the larger the share of "
+        "the samples' time.",
     )
 
 
