@@ -21,21 +21,29 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def chromium() -> str:
+    """Path of the program."""
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
         words = f"none of {', '.join(BROWSERS)} is on the PATH; on Debian: apt-get install chromium fonts-dejavu-core"
         (pytest.fail if REQUIRED in os.environ else pytest.skip)(words)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    """Not for longer than a module: as long as Playwright works, its loop is the thread's and no other can run."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
 @pytest.fixture(scope="session")
-def stored(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Job:
+def stored(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A short job that has ended: real but for its engines. Without a browser it isn't run."""
-    del browser
+    del chromium
     job = Job(tmp_path_factory.mktemp("stored"), num_rollout=6, flags=STANDIN_FLAGS)
     job.prepare()
     run_with_standins(job)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from recovery.queue_report import status
+from recovery.run_location import locate_run
 from tests.browser.watched_page import STANDIN_FLAGS, WatchedPage, serve, watched_page
 from tests.end_to_end.jobs import Job, stored_samples, wait_until
 from vime.cli.main import main
@@ -39,6 +41,13 @@ SHOWN: dict[str, dict[str, Callable[[Step], float]]] = {
     "idle": {"trainer": lambda step: step["trainer_idle_share"], "engines": lambda step: step["generator_idle_share"]},
     "drops": {},
 }
+
+
+def step_samples(job: Job, rollout: int) -> list[int]:
+    """Samples that a batch of one step has trained."""
+    lines = (job.run / "training_log" / "rank_0.jsonl").read_text().splitlines()
+    (entry,) = [entry for line in lines if (entry := json.loads(line))["rollout_id"] == rollout]
+    return list(entry["sample_indices"])
 
 
 def check_panels(page: WatchedPage, steps: list[Step]) -> None:
@@ -84,6 +93,7 @@ def test_samples_are_searched_filtered_and_opened(page: WatchedPage, stored: Job
     page.page.fill("#search", wanted.prompt)
     page.page.press("#search", "Enter")
     page.page.wait_for_function("() => document.querySelectorAll('.ag-center-cols-container .ag-row').length === 4")
+    page.wait_for_text(".matching", "4 samples found.")
     of_its_group = {str(index) for index, sample in samples.items() if sample.group_index == wanted.group_index}
     assert {row.get_attribute("row-id") for row in rows.all()} == of_its_group
     page.page.locator('.ag-row[row-id="5"] .ag-cell').first.click()
@@ -93,7 +103,7 @@ def test_samples_are_searched_filtered_and_opened(page: WatchedPage, stored: Job
     assert page.page.locator("#response").text_content() == wanted.response
 
 
-def test_tokens_are_coloured_by_version_and_by_advantage(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_tokens_are_coloured_by_version_advantage_and_gap(page: WatchedPage, stored: Job, pictures: Path) -> None:
     index, spanning = next(
         (sample.index, sample) for sample in stored_samples(stored) if len({v for v, _, _ in sample.version_spans}) > 1
     )
@@ -111,13 +121,27 @@ def test_tokens_are_coloured_by_version_and_by_advantage(page: WatchedPage, stor
     page.page.wait_for_function(
         "old => document.querySelector('#tokens span').style.background !== old", arg=colours[0]
     )
+    page.page.get_by_label("gap to the trainer").check()
+    page.wait_for_text("#legend", "nats or more below")
+    page.page.locator(".card", has=page.page.locator("#tokens")).screenshot(path=pictures / "view_gap.png")
 
 
-def test_a_group_is_shown_side_by_side(page: WatchedPage, stored: Job) -> None:
+def test_the_gaps_of_a_batch_have_the_mean_of_metrics_jsonl(page: WatchedPage, stored: Job) -> None:
+    step = stored.steps()[0]
+    shown = []
+    for index in step_samples(stored, step["rollout_id"]):
+        page.open(f"/sample/{index}", "#tokens")
+        titles = [token.get_attribute("title") or "" for token in page.page.locator("#tokens span").all()]
+        shown += [abs(float(title.partition("gap ")[2].partition(",")[0])) for title in titles]
+    assert sum(shown) / len(shown) == pytest.approx(step["train"]["train_rollout_logprob_abs_diff"], rel=1e-3)
+
+
+def test_a_group_is_shown_side_by_side(page: WatchedPage, stored: Job, pictures: Path) -> None:
     members = sorted((s for s in stored_samples(stored) if s.group_index == 1), key=lambda sample: sample.index or 0)
     page.open("/group/1", "#members")
     shown = [text.strip("\n") for text in page.texts("#members .text")]
     assert shown == [sample.response.strip("\n") for sample in members]
+    page.page.screenshot(path=pictures / "view_group.png")
 
 
 def test_timeline_branches_and_dead_letters_have_their_pages(page: WatchedPage, stored: Job, pictures: Path) -> None:
@@ -179,4 +203,5 @@ def _follow(page: WatchedPage, job: Job, process: subprocess.Popen[str]) -> None
     process.communicate(timeout=400)
     page.wait_for_batches(len(job.steps()))
     check_panels(page, job.steps())
+    page.wait_for_text("#queue .facts", str(status(locate_run(job.run)).identity))
     page.page.get_by_text("not running", exact=True).wait_for()
