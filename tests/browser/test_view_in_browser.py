@@ -157,16 +157,22 @@ def test_timeline_branches_and_dead_letters_have_their_pages(page: WatchedPage, 
     page.page.get_by_text("No sample has failed.").wait_for()
 
 
-def test_two_runs_are_compared_in_the_same_panels(browser: Browser, stored: Job, tmp_path: Path) -> None:
+def test_two_runs_are_compared_in_settings_and_panels(
+    browser: Browser, stored: Job, tmp_path: Path, pictures: Path
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in stored.steps()[:2]))
-    (other / "settings.json").write_text("{}")
+    settings = json.loads((stored.run / "settings.json").read_text())
+    settings["trainer"]["lr"] = 0.5
+    (other / "settings.json").write_text(json.dumps(settings))
     with serve(stored.run, "--compare", str(other)) as address, watched_page(browser, address) as page:
         page.open("/compare", "#compared .main-svg")
         traces = page.page.evaluate(
             "() => document.querySelector('#compared .js-plotly-plot').data.map(t => [t.name, t.x.length])"
         )
+        assert page.texts("#settings tbody td") == ["--lr", "0.001", "0.5"]
+        page.page.screenshot(path=pictures / "view_compare.png")
     assert ["run mean", stored.num_rollout] in traces
     assert ["other mean", 2] in traces
 

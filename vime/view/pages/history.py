@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dash import dcc, html
 
 from pipeline.dead_list import DeadRow
+from vime.errors import StorageError
 from vime.view.figures import TIMELINE_HEIGHT, panel_figure, timeline_figure
 from vime.view.pages.overview import PLOT_CONFIG, PLOT_STYLE
 from vime.view.pages.parts import Component, card, group_link, moment, nothing, sample_link, table
 from vime.view.panels import DROPS, PANELS, newest_words, panel_lines
 from vime.view.run_watch import RunState, RunWatch
+from vime.view.settings_diff import differences, read_settings
 from vime.view.timeline import timeline
 
 TIMELINE_BATCHES = 50
@@ -92,7 +94,7 @@ def history_page(state: RunState) -> Component:
 
 
 def compare_page(watches: Sequence[RunWatch]) -> Component:
-    """The panels of several runs, one over the other."""
+    """In which settings several runs differ, and their panels one over the other."""
     if len(watches) < 2:
         return card("Compare", nothing("Give several runs: vime view RUN --compare OTHER."))
     cards = []
@@ -106,7 +108,18 @@ def compare_page(watches: Sequence[RunWatch]) -> Component:
             style=PLOT_STYLE,
         )
         cards.append(card(panel.title, *values, graph))
-    return html.Div(cards, className="grid", id="compared")
+    return html.Div([_settings(watches), html.Div(cards, className="grid", id="compared")])
+
+
+def _settings(watches: Sequence[RunWatch]) -> Component:
+    title = "Settings that differ"
+    try:
+        found = differences([read_settings(watch.location.root) for watch in watches])
+    except StorageError as error:
+        return card(title, nothing(str(error)))
+    rows = [(flag, *("(on)" if value == "" else value for value in values)) for flag, values in found]
+    names = [watch.name for watch in watches]
+    return card(title, table(["flag", *names], rows, id_="settings") if rows else nothing("None."))
 
 
 def _letter_words(row: DeadRow) -> str:
