@@ -66,7 +66,11 @@ def timeline_figure(intervals: Sequence[Interval]) -> Figure:
         begin = min(interval.start_s for interval in running)
         end = max(interval.start_s + interval.seconds for interval in running)
         layout["xaxis"]["range"] = [1000 * begin - 20 * (end - begin), 1000 * end + 20 * (end - begin)]
-    layout["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": list(PROCESS_COLOURS)}
+    layout["yaxis"] |= {
+        "autorange": "reversed",
+        "categoryorder": "array",
+        "categoryarray": [kind for kind in PROCESS_COLOURS if kind in kinds],
+    }
     layout |= {"barmode": "overlay", "showlegend": False, "bargap": 0.25, "hovermode": "closest"}
     layout["margin"]["l"] = 90
     return {"data": traces, "layout": layout}

@@ -50,7 +50,7 @@ def dead_page(state: RunState) -> Component:
         [
             card("Dead letters by reason", table(["reason", "letters", "groups dropped"], reasons, id_="reasons")),
             card(
-                f"Newest {len(dead.letters)} of {dead.num_matching}",
+                f"Newest {len(dead.letters)} of {dead.num_matching} (times in UTC)",
                 *[_letter(row) for row in dead.letters],
                 *[html.P(line, className="problem") for line in dead.unreadable],
             ),
@@ -100,7 +100,7 @@ def compare_page(watches: Sequence[RunWatch]) -> Component:
     cards = []
     for panel in PANELS:
         runs = {watch.name: panel_lines(panel, watch.state.metrics.steps) for watch in watches}
-        values = [html.P(f"{name}: {newest_words(lines)}") for name, lines in runs.items()]
+        values = [html.P(f"{name}: {newest_words(lines)}", className="newest") for name, lines in runs.items()]
         graph = dcc.Graph(
             id={"type": "compared", "panel": panel.key},
             figure=panel_figure(runs, panel.unit, stacked=panel.key == DROPS),

@@ -92,7 +92,8 @@ def _facts(view: SampleView) -> Component:
             "label": _json(view.label),
             "status": view.status,
             "tokens": f"{view.prompt_length} prompt, {view.response_length} response, {view.trained_length} trained",
-            "versions": ", ".join(f"{v} at {first} to {stop - 1}" for v, first, stop in view.version_spans) or None,
+            "versions": ", ".join(f"{v} for tokens {first} to {stop - 1}" for v, first, stop in view.version_spans)
+            or None,
         }
     )
 

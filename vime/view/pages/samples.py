@@ -78,6 +78,8 @@ def grid(search: str) -> Component:
         dashGridOptions={
             "cacheBlockSize": ROWS_AT_ONCE,
             "maxBlocksInCache": 20,
+            "rowHeight": 30,
+            "headerHeight": 36,
             "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
             "tooltipShowDelay": 400,
         },
