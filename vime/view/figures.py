@@ -21,9 +21,11 @@ PROCESS_COLOURS = {
     "pause": "#dc2626",
     "evaluate": "#0891b2",
     "stall": "#be185d",
+    "outage": "#dc2626",
     "failure": "#dc2626",
+    "end": "#18181b",
 }
-BESIDE = ("evaluate", "failure")
+BESIDE = ("evaluate", "outage", "failure", "end")
 """Kinds that may lie far from the batches that are shown; the timeline begins with those."""
 PANEL_HEIGHT, TIMELINE_HEIGHT = "210px", "420px"
 FEW_BATCHES = 10

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.incidents import Incident
 from pipeline.progress import StepRecord
 from pipeline.supervision import StallRecord
 from vime.view.metrics import Evaluation
@@ -20,7 +21,8 @@ class Interval:
     """A stretch of time of one process. Unix seconds."""
 
     kind: str
-    """generate, reward, wait, train, save, publish, pause, evaluate, stall or failure."""
+    """generate, reward, wait, train, save, publish, pause, evaluate, stall, outage (of an engine), failure (of a sample)
+    or end (of a session, by an error)."""
     start_s: float
     seconds: float
     words: str
@@ -34,6 +36,7 @@ def timeline(
     commits: Mapping[int, float] | None = None,
     failures: Sequence[tuple[float, str]] = (),
     stalls: Sequence[StallRecord] = (),
+    incidents: Sequence[Incident] = (),
 ) -> list[Interval]:
     """Intervals of some batches. `commits` maps rollout -> Unix time of its record; `failures` are (time, words)."""
     fastest = max((step.generated_tokens_per_s for step in steps), default=0.0)
@@ -51,8 +54,26 @@ def timeline(
         for stall in stalls
         if begin <= stall.time_s
     ]
+    found += [each for each in _of_incidents(incidents, end) if begin <= each.start_s + each.seconds]
     found += [Interval("failure", time_s, 0.0, words) for time_s, words in failures if begin <= time_s]
     return found
+
+
+def _of_incidents(incidents: Sequence[Incident], end_s: float) -> Iterator[Interval]:
+    """An outage lasts until the engine serves again or the next session begins, or else until `end_s`."""
+    out: dict[str, Incident] = {}
+    for incident in incidents:
+        over = list(out) if incident.kind == "session" else [incident.subject]
+        yield from (_outage(out.pop(name), incident.time_s) for name in over if name in out)
+        if incident.kind == "engine" and incident.text:
+            out[incident.subject] = incident
+        elif incident.kind == "ended":
+            yield Interval("end", incident.time_s, 0.0, incident.text)
+    yield from (_outage(incident, max(end_s, incident.time_s)) for incident in out.values())
+
+
+def _outage(incident: Incident, until_s: float) -> Interval:
+    return Interval("outage", incident.time_s, until_s - incident.time_s, incident.text)
 
 
 def _of_step(step: StepRecord, fastest: float, committed_s: float | None) -> Iterator[Interval]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.incidents import Incident
 from tests.support.step_records import step_record
 from vime.view.figures import MOST_POINTS, panel_figure, timeline_figure
 from vime.view.metrics import Evaluation, RunMetrics
@@ -57,6 +58,21 @@ def test_a_commit_comes_between_training_and_publishing_or_goes_on_beside_the_ne
     assert shown(1009.25) == {"save": (1008, 1009.25), "publish": (1009.25, 1010)}
     assert shown(1013.0) == {"save": (1008, 1013), "publish": (1008, 1010)}, "--async-save"
     assert shown(5000.0) == {"publish": (1008, 1010)}, "a copy that did not keep the times of its files"
+
+
+def test_an_engine_is_out_until_it_serves_again_and_an_error_that_ended_the_run_has_its_place() -> None:
+    incidents = [
+        Incident(1002.0, "engine", "http://e0", "engine_0 is dead"),
+        Incident(1003.0, "engine", "http://e1", "engine_1 is dead"),
+        Incident(1005.0, "engine", "http://e0"),
+        Incident(1006.0, "ended", text="no engine is left"),
+    ]
+    found = timeline([step_record(1)], incidents=incidents)
+    outages = {each.words: (each.start_s, each.seconds) for each in found if each.kind == "outage"}
+    assert outages == {"engine_0 is dead": (1002, 3), "engine_1 is dead": (1003, 16)}, "to the end of what is shown"
+    assert [(each.start_s, each.words) for each in found if each.kind == "end"] == [(1006, "no engine is left")]
+    later = timeline([step_record(1)], incidents=[*incidents[:2], Incident(1004.0, "session")])
+    assert [each.seconds for each in later if each.kind == "outage"] == [2, 1]
 
 
 def test_the_reward_has_a_row_of_its_own_as_strong_as_its_share() -> None:

@@ -25,7 +25,7 @@ def timeline_page(state: RunState) -> Component:
     if not steps:
         return card("Timeline", nothing("No batch was trained yet."))
     letters = [] if state.dead is None else [(row.letter.time_s, _letter_words(row)) for row in state.dead.letters]
-    found = timeline(steps, state.metrics.evaluations, state.commits, letters, state.stalls)
+    found = timeline(steps, state.metrics.evaluations, state.commits, letters, state.stalls, state.incidents)
     return card(
         "Timeline",
         dcc.Graph(
