@@ -21,8 +21,8 @@ class Interval:
     """A stretch of time of one process. Unix seconds."""
 
     kind: str
-    """generate, reward, wait, train, save, publish, pause, evaluate, stall, outage (of an engine), failure (of a sample)
-    or end (of a session, by an error)."""
+    """generate, reward, wait, train, save, publish, pause, evaluate, stall, outage (of an engine), failure (of a
+    sample) or end (of a session, by an error)."""
     start_s: float
     seconds: float
     words: str
