@@ -17,6 +17,8 @@ REQUIRED = "VIME_REQUIRE_BROWSER"
 """Set by `make test-browser`, where a machine without Chromium is a failure."""
 SCREENSHOTS = "VIME_SCREENSHOTS"
 """Folder for the pictures of the documents; temporary when left out."""
+PICTURED = "VIME_PICTURED_RUN"
+"""A run that has ended, for the pictures; the job on stand-in engines when left out."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -62,6 +64,16 @@ def page(browser: Browser, address: str) -> Iterator[WatchedPage]:
     """A page that fails its test when the console shows an error or anything but the server is asked."""
     with watched_page(browser, address) as page:
         yield page
+
+
+@pytest.fixture(scope="session")
+def pictured(request: pytest.FixtureRequest) -> Path:
+    """The run that the pictures are of."""
+    given = os.environ.get(PICTURED)
+    if given:
+        return Path(given).resolve()
+    stored: Job = request.getfixturevalue("stored")
+    return stored.run
 
 
 @pytest.fixture(scope="session")

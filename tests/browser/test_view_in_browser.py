@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from pipeline.sample_view import show_sample
 from recovery.queue_report import status
 from recovery.run_location import locate_run
 from tests.browser.watched_page import STANDIN_FLAGS, WatchedPage, serve, watched_page
@@ -58,7 +59,7 @@ def check_panels(page: WatchedPage, steps: list[Step]) -> None:
             assert plotted[name]["y"] == pytest.approx([value(step) for step in steps]), panel
 
 
-def test_every_panel_shows_the_numbers_of_metrics_jsonl(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_every_panel_shows_the_numbers_of_metrics_jsonl(page: WatchedPage, stored: Job) -> None:
     page.open("/", ".panel")
     page.wait_for_plots(len(SHOWN))
     steps = stored.steps()
@@ -67,7 +68,6 @@ def test_every_panel_shows_the_numbers_of_metrics_jsonl(page: WatchedPage, store
     spread = page.plotted("reward")["spread"]["y"]
     assert spread == pytest.approx([step["reward_mean"] + step["reward_std"] for step in steps])
     assert "is the bottleneck" in page.text("#bottleneck") or "keep pace" in page.text("#bottleneck")
-    page.page.screenshot(path=pictures / "view_overview.png", full_page=True)
 
 
 def test_the_queue_is_shown_as_the_command_counts_it(
@@ -82,12 +82,11 @@ def test_the_queue_is_shown_as_the_command_counts_it(
     assert f"of batch {status['newest_commit']}" in text
 
 
-def test_samples_are_searched_filtered_and_opened(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_samples_are_searched_filtered_and_opened(page: WatchedPage, stored: Job) -> None:
     samples = {sample.index: sample for sample in stored_samples(stored)}
     page.open("/samples", ".ag-row[row-id]")
     rows = page.page.locator(".ag-center-cols-container .ag-row")
     assert rows.first.get_attribute("row-id") == str(max(samples)), "newest first"
-    page.page.screenshot(path=pictures / "view_samples.png")
     wanted = samples[5]
     assert isinstance(wanted.prompt, str)
     page.page.fill("#search", wanted.prompt)
@@ -103,7 +102,7 @@ def test_samples_are_searched_filtered_and_opened(page: WatchedPage, stored: Job
     assert page.page.locator("#response").text_content() == wanted.response
 
 
-def test_tokens_are_coloured_by_version_advantage_and_gap(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_tokens_are_coloured_by_version_advantage_and_gap(page: WatchedPage, stored: Job) -> None:
     index, spanning = next(
         (sample.index, sample) for sample in stored_samples(stored) if len({v for v, _, _ in sample.version_spans}) > 1
     )
@@ -116,39 +115,38 @@ def test_tokens_are_coloured_by_version_advantage_and_gap(page: WatchedPage, sto
     assert colours[0] != colours[1], "another version has another colour"
     assert "prompts.jsonl:" in page.text("#lineage")
     assert stored.steps()[0]["branch"] in page.text("#trained"), "the optimizer step that trained it"
-    page.page.screenshot(path=pictures / "view_sample.png")
     page.page.get_by_label("advantage").check()
     page.page.wait_for_function(
         "old => document.querySelector('#tokens span').style.background !== old", arg=colours[0]
     )
     page.page.get_by_label("gap to the trainer").check()
     page.wait_for_text("#legend", "nats or more below")
-    page.page.locator(".card", has=page.page.locator("#tokens")).screenshot(path=pictures / "view_gap.png")
 
 
-def test_the_gaps_of_a_batch_have_the_mean_of_metrics_jsonl(page: WatchedPage, stored: Job) -> None:
-    step = stored.steps()[0]
-    shown = []
-    for index in step_samples(stored, step["rollout_id"]):
-        page.open(f"/sample/{index}", "#tokens")
-        titles = [token.get_attribute("title") or "" for token in page.page.locator("#tokens span").all()]
-        shown += [abs(float(title.partition("gap ")[2].partition(",")[0])) for title in titles]
-    assert sum(shown) / len(shown) == pytest.approx(step["train"]["train_rollout_logprob_abs_diff"], rel=1e-3)
+def test_gaps_are_those_that_metrics_jsonl_has_the_mean_of(page: WatchedPage, stored: Job) -> None:
+    step, location = stored.steps()[0], locate_run(stored.run)
+    views = [show_sample(location, index, None) for index in step_samples(stored, step["rollout_id"])]
+    gaps = [token.gap for view in views for token in view.tokens[view.prompt_length :]]
+    assert None not in gaps
+    mean = sum(abs(gap) for gap in gaps if gap is not None) / len(gaps)
+    assert mean == pytest.approx(step["train"]["train_rollout_logprob_abs_diff"], rel=1e-5)
+    page.open(f"/sample/{views[0].sample_index}", "#tokens")
+    titles = [token.get_attribute("title") or "" for token in page.page.locator("#tokens span").all()]
+    shown = [float(title.partition("gap ")[2].partition(",")[0]) for title in titles]
+    assert shown == pytest.approx(gaps[: len(shown)], abs=1e-4)
 
 
-def test_a_group_is_shown_side_by_side(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_a_group_is_shown_side_by_side(page: WatchedPage, stored: Job) -> None:
     members = sorted((s for s in stored_samples(stored) if s.group_index == 1), key=lambda sample: sample.index or 0)
     page.open("/group/1", "#members")
     shown = [text.strip("\n") for text in page.texts("#members .text")]
     assert shown == [sample.response.strip("\n") for sample in members]
-    page.page.screenshot(path=pictures / "view_group.png")
 
 
-def test_timeline_branches_and_dead_letters_have_their_pages(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_timeline_branches_and_dead_letters_have_their_pages(page: WatchedPage, stored: Job) -> None:
     page.open("/timeline", "#timeline .main-svg")
     kinds = page.page.evaluate("() => document.querySelector('#timeline .js-plotly-plot').data.map(t => t.name)")
     assert {"generate", "wait", "train", "publish", "save"} <= set(kinds)
-    page.page.screenshot(path=pictures / "view_timeline.png")
     page.page.get_by_role("link", name="Branches and commits").click()
     page.wait("#branches")
     assert stored.steps()[0]["branch"] in page.text("#branches")
@@ -157,9 +155,7 @@ def test_timeline_branches_and_dead_letters_have_their_pages(page: WatchedPage, 
     page.page.get_by_text("No sample has failed.").wait_for()
 
 
-def test_two_runs_are_compared_in_settings_and_panels(
-    browser: Browser, stored: Job, tmp_path: Path, pictures: Path
-) -> None:
+def test_two_runs_are_compared_in_settings_and_panels(browser: Browser, stored: Job, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in stored.steps()[:2]))
@@ -172,7 +168,6 @@ def test_two_runs_are_compared_in_settings_and_panels(
             "() => document.querySelector('#compared .js-plotly-plot').data.map(t => [t.name, t.x.length])"
         )
         assert page.texts("#settings tbody td") == ["--lr", "0.001", "0.5"]
-        page.page.screenshot(path=pictures / "view_compare.png")
     assert ["run mean", stored.num_rollout] in traces
     assert ["other mean", 2] in traces
 

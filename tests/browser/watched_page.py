@@ -47,6 +47,22 @@ class WatchedPage:
     def texts(self, selector: str) -> list[str]:
         return self.page.locator(selector).all_inner_texts()
 
+    def picture(self, path: Path, folder: Path, *, selector: str = "", full_page: bool = False) -> None:
+        """A picture of the page, or of one element, in which `folder` is called /runs."""
+        self.page.evaluate(
+            """folder => {
+                const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+                while (texts.nextNode()) {
+                    texts.currentNode.data = texts.currentNode.data.replaceAll(folder, "/runs");
+                }
+            }""",
+            str(folder),
+        )
+        if selector:
+            self.page.locator(selector).first.screenshot(path=path)
+        else:
+            self.page.screenshot(path=path, full_page=full_page)
+
     def plotted(self, panel: str) -> dict[str, dict[str, list[Any]]]:
         """Name of each line that Plotly draws in a panel -> its x and y."""
         found = self.page.evaluate(

@@ -156,7 +156,7 @@ def _layout() -> Figure:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"size": 11, "family": "system-ui, sans-serif", "color": "#3f3f46"},
-        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        "legend": {"orientation": "h", "traceorder": "normal", "y": 1.0, "yanchor": "bottom", "x": 0},
         "hovermode": "x unified",
         "uirevision": "keep",
         "xaxis": dict(axis),
