@@ -29,6 +29,7 @@ def watch(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     watch = RunWatch(locate_run(run), "run", folder)
     watch.refresh_metrics()
     watch.refresh_queue()
+    watch.refresh_samples()
     yield watch
     watch.close()
 

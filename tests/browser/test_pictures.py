@@ -42,6 +42,7 @@ def sample(pictured: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """The longest trained sample that several policy versions have made, if there is one."""
     watch = RunWatch(locate_run(pictured), "run", tmp_path_factory.mktemp("index"))
     watch.refresh_queue()
+    watch.refresh_samples()
     longest = SampleQuery(
         conditions=(Condition("mean_gap", "notBlank"),), order=(("response_tokens", "descending"),), limit=1000
     )

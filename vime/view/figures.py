@@ -23,6 +23,7 @@ PROCESS_COLOURS = {
     "stall": "#be185d",
     "outage": "#dc2626",
     "failure": "#dc2626",
+    "start": "#0891b2",
     "end": "#18181b",
 }
 BESIDE = ("evaluate", "outage", "failure", "end")
@@ -51,6 +52,7 @@ def panel_figure(runs: Mapping[str, Sequence[PlottedLine]], unit: str, *, stacke
     layout["showlegend"] = colour > 1
     if any(trace.get("yaxis") == "y2" for trace in traces):
         layout["yaxis2"] = {"overlaying": "y", "side": "right", "range": [0, 1], "tickformat": ".0%", "showgrid": False,
+                            "tickvals": [0, 0.5, 1],
                             "automargin": True}  # fmt: skip
     if unit == "share":
         layout["yaxis"] |= {"tickformat": ".0%", "range": [0, 1.02]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pipeline.incidents import Incident
 from pipeline.progress import StepRecord
@@ -22,7 +23,7 @@ class Interval:
 
     kind: str
     """generate, reward, wait, train, save, publish, pause, evaluate, stall, outage (of an engine), failure (of a
-    sample) or end (of a session, by an error)."""
+    sample), start (of a session) or end (of one, by an error)."""
     start_s: float
     seconds: float
     words: str
@@ -54,9 +55,18 @@ def timeline(
         for stall in stalls
         if begin <= stall.time_s
     ]
+    found += list(_starts(steps))
     found += [each for each in _of_incidents(incidents, end) if begin <= each.start_s + each.seconds]
     found += [Interval("failure", time_s, 0.0, words) for time_s, words in failures if begin <= time_s]
     return found
+
+
+def _starts(steps: Sequence[StepRecord]) -> Iterator[Interval]:
+    """Where a later session goes on, at the beginning of its first batch."""
+    for before, step in pairwise(steps):
+        if step.branch != before.branch:
+            began = step.time_s - step.publish_s - step.train_s - step.wait_s
+            yield Interval("start", began, 0.0, f"batch {step.rollout_id}: session {step.branch} goes on")
 
 
 def _of_incidents(incidents: Sequence[Incident], end_s: float) -> Iterator[Interval]:

@@ -75,6 +75,13 @@ def test_an_engine_is_out_until_it_serves_again_and_an_error_that_ended_the_run_
     assert [each.seconds for each in later if each.kind == "outage"] == [2, 1]
 
 
+def test_a_session_that_goes_on_has_its_place() -> None:
+    found = timeline([step_record(1), step_record(2, branch="c"), step_record(3, branch="c")])
+    assert [(each.start_s, each.words) for each in found if each.kind == "start"] == [
+        (1011, "batch 2: session c goes on")
+    ]
+
+
 def test_the_reward_has_a_row_of_its_own_as_strong_as_its_share() -> None:
     found = timeline([step_record(1), step_record(2, reward_time_share=0.4, reward="judges.slow")])
     (reward,) = [interval for interval in found if interval.kind == "reward"]

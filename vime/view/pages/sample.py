@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 from dash import dcc, html
 
-from pipeline.lineage import SampleTrace, trace_sample
-from pipeline.sample_view import SampleView, show_sample
-from vime.errors import VimeError
+from pipeline.lineage import SampleTrace
+from pipeline.sample_view import SampleView
 from vime.view.index_builder import prompt_text
 from vime.view.pages.parts import Component, card, facts, group_link, nothing, sample_link, table
 from vime.view.panels import shown
@@ -21,16 +18,11 @@ MOST_TOKENS = 4000
 """Shown of one response."""
 
 
-def sample_page(watch: RunWatch, sample_index: int, text_of: Callable[[int], str] | None, colouring: str) -> Component:
-    """Everything about one sample; what can't be read says why."""
-    try:
-        view = show_sample(watch.location, sample_index, text_of)
-        trace = trace_sample(watch.location, sample_index)
-    except VimeError as error:
-        return card(f"Sample {sample_index}", nothing(str(error)))
+def sample_page(view: SampleView, trace: SampleTrace, colouring: str) -> Component:
+    """Everything about one sample."""
     return html.Div(
         [
-            card(f"Sample {sample_index}", _facts(view)),
+            card(f"Sample {view.sample_index}", _facts(view)),
             card("Prompt", html.Pre(prompt_text(view.prompt), id="prompt", className="text")),
             card("Response", html.Pre(view.response, id="response", className="text")),
             card("Tokens", *_tokens(view, colouring), note="Point at a token to see what is known of it."),
@@ -99,11 +91,19 @@ def _facts(view: SampleView) -> Component:
 
 
 def _tokens(view: SampleView, colouring: str) -> list[Component]:
-    response = view.tokens[view.prompt_length :][:MOST_TOKENS]
-    hidden = view.response_length - len(response)
-    notes = [_why_no_gap(view)] + ([f"{hidden} more tokens are not shown."] if hidden else [])
+    hidden = view.response_length - MOST_TOKENS
+    notes = [_why_no_gap(view)] + ([f"{hidden} more tokens are not shown."] if hidden > 0 else [])
     return [
         dcc.RadioItems(list(COLOURINGS), colouring, id="colouring", inline=True, className="choices"),
+        html.Div(coloured_tokens(view, colouring), id="coloured"),
+        *(html.P(note, className="note") for note in notes if note),
+    ]
+
+
+def coloured_tokens(view: SampleView, colouring: str) -> list[Component]:
+    """What the colours mean, and the response in them."""
+    response = view.tokens[view.prompt_length :][:MOST_TOKENS]
+    return [
         html.P(
             [
                 part
@@ -121,7 +121,6 @@ def _tokens(view: SampleView, colouring: str) -> list[Component]:
             id="tokens",
             className="tokens",
         ),
-        *(html.P(note, className="note") for note in notes if note),
     ]
 
 
