@@ -38,18 +38,16 @@ def opened(pictured: Path, other: Path, browser: Browser) -> Iterator[WatchedPag
 
 
 @pytest.fixture(scope="module")
-def sample(pictured: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """The longest trained sample that several policy versions have made, if there is one."""
+def trained(pictured: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
+    """Samples that were trained, those with the largest gap first."""
     watch = RunWatch(locate_run(pictured), "run", tmp_path_factory.mktemp("index"))
-    watch.refresh_queue()
     watch.refresh_samples()
-    longest = SampleQuery(
-        conditions=(Condition("mean_gap", "notBlank"),), order=(("response_tokens", "descending"),), limit=1000
+    by_gap = SampleQuery(
+        conditions=(Condition("mean_gap", "notBlank"),), order=(("mean_gap", "descending"),), limit=100_000
     )
-    rows = watch.index.page(longest).rows
+    rows = watch.index.page(by_gap).rows
     watch.close()
-    found: dict[str, int] = next((row for row in rows if row["min_version"] != row["max_version"]), rows[0])
-    return found
+    return rows
 
 
 def test_the_overview_is_drawn(opened: WatchedPage, pictured: Path, pictures: Path) -> None:
@@ -59,24 +57,35 @@ def test_the_overview_is_drawn(opened: WatchedPage, pictured: Path, pictures: Pa
     opened.picture(pictures / "view_overview.png", pictured.parent, full_page=True)
 
 
-def test_the_table_is_filled(opened: WatchedPage, pictured: Path, pictures: Path) -> None:
+def test_the_table_is_ordered_by_gap(
+    opened: WatchedPage, pictured: Path, pictures: Path, trained: list[dict[str, int]]
+) -> None:
     opened.open("/samples", ".ag-row[row-id]")
-    opened.wait_for_text(".matching", "found")
+    head = opened.page.locator('.ag-header-cell[col-id="mean_gap"] .ag-header-cell-label')
+    head.click()
+    head.click()
+    first = [row["sample_index"] for row in trained if row["mean_gap"] == trained[0]["mean_gap"]]
+    opened.wait(", ".join(f'.ag-row[row-index="0"][row-id="{index}"]' for index in first))
     opened.picture(pictures / "view_samples.png", pictured.parent)
 
 
-def test_a_sample_and_its_gap_are_shown(
-    opened: WatchedPage, pictured: Path, pictures: Path, sample: dict[str, int]
+def test_a_sample_of_several_versions_is_shown(
+    opened: WatchedPage, pictured: Path, pictures: Path, trained: list[dict[str, int]]
 ) -> None:
-    opened.open(f"/sample/{sample['sample_index']}", "#tokens")
+    chosen = next((row for row in trained if row["min_version"] != row["max_version"]), trained[0])
+    opened.open(f"/sample/{chosen['sample_index']}", "#tokens")
     opened.picture(pictures / "view_sample.png", pictured.parent)
+
+
+def test_the_largest_gap_is_shown_in_its_sample_and_its_group(
+    opened: WatchedPage, pictured: Path, pictures: Path, trained: list[dict[str, int]]
+) -> None:
+    opened.open(f"/sample/{trained[0]['sample_index']}", "#tokens")
     opened.page.get_by_label("gap to the trainer").check()
     opened.wait_for_text("#legend", "nats or more below")
     opened.picture(pictures / "view_gap.png", pictured.parent, selector=".card:has(#tokens)")
-
-
-def test_a_group_is_shown(opened: WatchedPage, pictured: Path, pictures: Path, sample: dict[str, int]) -> None:
-    opened.open(f"/group/{sample['group_index']}", "#members")
+    opened.page.locator(".facts a").first.click()
+    opened.wait("#members")
     opened.picture(pictures / "view_group.png", pictured.parent)
 
 

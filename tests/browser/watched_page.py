@@ -49,6 +49,7 @@ class WatchedPage:
 
     def picture(self, path: Path, folder: Path, *, selector: str = "", full_page: bool = False) -> None:
         """A picture of the page, or of one element, in which `folder` is called /runs."""
+        self.wait(".heading .note")
         self.page.evaluate(
             """folder => {
                 const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
