@@ -1,6 +1,7 @@
 """`vime train` with stand-in engines: python -m tests.end_to_end.standin_run FLAGS. Everything else is real.
 
 With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 0 ends so many seconds after its first version, once.
+With `VIME_TEST_ENGINE_FORGETS_ROUTES_EVERY` each so many answers of an engine come without the routes asked for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from vime.cli.main import main
 from vime.settings.groups import Settings
 
 DIES_VARIABLE = "VIME_TEST_ENGINE_DIES_AFTER_S"
+FORGETS_VARIABLE = "VIME_TEST_ENGINE_FORGETS_ROUTES_EVERY"
 
 
 class StandinEngineActor:
@@ -44,6 +46,7 @@ class StandinEngineActor:
             await asyncio.to_thread(claim_port, "127.0.0.1", port, 30.0)
         self._engine.__enter__()
         self._engine.faults.step_s = 0.01
+        self._engine.faults.forgets_routes_every = int(os.environ.get(FORGETS_VARIABLE, 0)) or None
         return self._engine.address
 
     async def progress(self) -> str:

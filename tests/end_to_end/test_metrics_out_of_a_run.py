@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import urllib.request
 from pathlib import Path
@@ -12,10 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.sample_metrics import MEANINGS
-from tests.end_to_end.jobs import Job, run_with_standins
+from tests.end_to_end.jobs import REPOSITORY, Job, run_with_standins
 from tests.pipeline.metric_sinks.wandb_file import offline_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(600)]
+
+DASHBOARD = REPOSITORY / "deploy" / "grafana" / "vime.json"
 
 
 class Scraper(threading.Thread):
@@ -83,3 +86,6 @@ def test_all_copies_hold_the_steps_of_the_run(tmp_path: Path) -> None:
     assert "vime_producer_tokens_generated" in scraper.found["producer_0"]
     assert "vime_trainer_train_s" in scraper.found["trainer_0"]
     assert "vime_run_reward_mean" in scraper.found["run"]
+    shown = set(re.findall(r"vllm_router_\w+", DASHBOARD.read_text()))
+    assert shown
+    assert {name.removesuffix("_total") for name in shown} <= scraper.found["router_default"]

@@ -61,6 +61,8 @@ class Faults:
     """Requests are aborted after so many tokens."""
     num_dropped_connections: int = 0
     num_null_log_probs: int = 0
+    forgets_routes_every: int | None = None
+    """Each so many answers with routes come without them."""
     num_failed_updates: int = 0
     """Versions that are staged and then fail to load."""
     num_ignored_stagings: int = 0
@@ -130,7 +132,7 @@ class StandinEngine:
         self._inbox = WeightInbox(0)
         self._noted = ""
         self._update_open = self._loaded = False
-        self._num_running = 0
+        self._num_running = self._num_routed = 0
         self.num_served = 0
         """Requests for samples that have begun."""
         self.num_pieces = 0
@@ -391,6 +393,9 @@ class StandinEngine:
     def _routes(self, tokens: list[int], start: int | None) -> RouteColumn | None:
         """Two layers of four experts, two of which serve a token: a function of the token."""
         if start is None:
+            return None
+        self._num_routed += 1
+        if self.faults.forgets_routes_every and self._num_routed % self.faults.forgets_routes_every == 0:
             return None
         first = np.asarray(tokens[start:-1]).astype(np.uint8)[:, None, None] + np.arange(2, dtype=np.uint8)[:, None]
         rows = ((first + np.arange(2, dtype=np.uint8)) % 4).astype(np.uint8)

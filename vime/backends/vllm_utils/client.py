@@ -137,7 +137,8 @@ class EngineClient:
         """Sample from the engine. A request sent while the engine is paused waits.
 
         An aborted request returns with `finish_reason` abort and the tokens sampled so far. Cancelling the call
-        aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in.
+        aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in, and
+        `SampleError` for an answer that lacks the routes of its tokens.
         """
         if request.media:
             return await generate_with_media(self._http, request, timeout_s=self._generate_timeout_s)

@@ -31,9 +31,11 @@ from tests.vime.backends.megatron_utils.tiny_recorded import pack_recorded, with
 from vime.algorithms.importance import WeightKind, WeightRule
 from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.algorithms.policy_loss import PolicyLossSettings, PolicyObjective
+from vime.backends.megatron_utils.parallel import on_all_ranks
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.megatron_utils.trainer_hooks import Hook, TrainerHooks
 from vime.data.batch import PackedMicrobatch, RouteRows, tokens_with_successor
+from vime.data.trained_tokens import TrainedTokens
 from vime.errors import VimeError
 
 SHARES = {
@@ -91,6 +93,8 @@ class Outcome:
     metrics: list[dict[str, float]]
     weights: Weights
     log_probs: list[npt.NDArray[np.float32]]
+    tokens: list[dict[int, TrainedTokens]]
+    """Of each step, as the one rank tells it that speaks for a sample."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +167,14 @@ def pack_kind(kind: str, sequences: Sequence[Sequence_], members: Sequence[int])
 def train(trainer: MegatronTrainer, kind: str, seeds: Sequence[int] = (0, 1)) -> Outcome:
     """A rollout batch of one step for each seed, prepared as a whole, and log-probabilities after it."""
     steps = trainer.prepare([batches_of(trainer, kind, seed) for seed in seeds])
-    metrics = [trainer.train_step(step, totals(make_sequences(seed))) for step, seed in zip(steps, seeds, strict=True)]
+    metrics, tokens = [], []
+    for step, seed in zip(steps, seeds, strict=True):
+        metrics.append(trainer.train_step(step, totals(make_sequences(seed))))
+        told = [entry for rank in on_all_ranks(trainer.trained_tokens) for entry in rank.items()]
+        tokens.append(dict(told))
+        assert len(tokens[-1]) == len(told), "one rank speaks for a sample"
     probe = [pack_kind(kind, make_sequences(7), [member]) for member in range(8)]
-    return Outcome(metrics, weights_of(trainer), trainer.log_probs(probe))
+    return Outcome(metrics, weights_of(trainer), trainer.log_probs(probe), tokens)
 
 
 def distances(split: Outcome, alone: Outcome, start: Weights) -> dict[str, float]:
@@ -175,9 +184,20 @@ def distances(split: Outcome, alone: Outcome, start: Weights) -> dict[str, float
         "weights": largest_difference(split.weights, alone.weights),
         "metrics": metric_difference(split.metrics, alone.metrics),
         "log_probs": max(float(np.abs(one - other).max()) for one, other in log_probs),
+        "tokens": max(token_difference(one, other) for one, other in zip(split.tokens, alone.tokens, strict=True)),
         "moved": largest_difference(alone.weights, start),
         "replayed": alone.metrics[0].get("num_replayed_routes", 0.0),
     }
+
+
+def token_difference(one: dict[int, TrainedTokens], other: dict[int, TrainedTokens]) -> float:
+    """The largest one of what is told of each token."""
+    assert one.keys() == other.keys()
+    return max(
+        float(np.abs(np.array(mine) - np.array(theirs)).max())
+        for index in one
+        for mine, theirs in zip(vars(one[index]).values(), vars(other[index]).values(), strict=True)
+    )
 
 
 LAYOUTS = {

@@ -24,7 +24,7 @@ from vime.backends.vllm_utils.wire_columns import (
     encode_call,
 )
 from vime.backends.vllm_utils.wire_stream import decode_piece, stream_piece
-from vime.errors import EngineError
+from vime.errors import EngineError, SampleError
 from vime.utils.types import Sample
 
 ALL = SampleColumns(num_candidates=2, routes=True, nucleus=True)
@@ -153,8 +153,6 @@ def test_an_abort_before_the_first_token_has_empty_columns() -> None:
         ({"num_candidates": 1}, "1 candidates came, 2 were asked for"),
         ({"candidate_ids": ids(7, 9)}, "columns have wrong lengths"),
         ({"token_ids": b"abc"}, "columns have wrong lengths"),
-        ({"routes": None}, r"routes of 0 tokens came, allowed: 2 \(4 prompt and 2 output tokens, from row 3 on\)"),
-        ({"routes": RouteColumn("|u1", (1, 1, 2), b"ab", 3)}, "routes of 1 tokens came, allowed: 2"),
         ({"nucleus": None}, "nucleus has 0 ids and 0 log-probabilities of 0 tokens"),
         ({"nucleus": NucleusColumn(ids(7), np.asarray([0, 1, 3], "<i8").tobytes(), floats(0.0))}, "nucleus has 1 ids"),
         ({"finish_reason": "error"}, "finish reason is 'error', allowed: stop, length, abort"),
@@ -166,6 +164,25 @@ def test_columns_that_training_could_not_use_are_refused(changes: dict[str, Any]
     with pytest.raises(EngineError, match=message) as caught:
         decode_answer(answer(**changes), REQUEST)
     assert changes.get("spans") == [Span("v3", 0, 2)] or "request one" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("routes", "reason", "message"),
+    [
+        (
+            None,
+            "routes_missing",
+            r"routes of 0 tokens came, allowed: 2 \(4 prompt and 2 output tokens, from row 3 on\)",
+        ),
+        (RouteColumn("|u1", (1, 1, 2), b"ab", 3), "routes_rows", "routes of 1 tokens came, allowed: 2"),
+    ],
+)
+def test_an_answer_without_all_routes_is_a_sample_that_can_not_be_trained(
+    routes: RouteColumn | None, reason: str, message: str
+) -> None:
+    with pytest.raises(SampleError, match=message) as caught:
+        decode_answer(answer(routes=routes), REQUEST)
+    assert caught.value.reason == reason
 
 
 def test_an_answer_that_is_no_message_is_refused() -> None:
