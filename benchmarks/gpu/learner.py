@@ -122,9 +122,7 @@ class Learner:
         return _now() - started
 
 
-def steps_of(
-    stages: Stages, name: str, model: Path, num_tokens: int, *, replays: bool = False
-) -> dict[str, float]:
+def steps_of(stages: Stages, name: str, model: Path, num_tokens: int, *, replays: bool = False) -> dict[str, float]:
     """One trainer's median time of a step, its peak of memory, and how long the kernels of a step take, by kind."""
     shape = json.loads((model / "config.json").read_text())
     sequences = make_sequences(num_tokens, SHORT if stages.small else LENGTH, shape["vocab_size"])
