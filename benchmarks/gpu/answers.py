@@ -18,6 +18,8 @@ from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, GenerateRequest, SampleColumns, Sampling
 
+Gaps = list[npt.NDArray[np.float64]]
+"""Differences of log-probabilities, [R] of each sequence."""
 TEMPERATURE = 0.7
 _IDS = itertools.count()
 
@@ -118,25 +120,23 @@ def stored(path: Path) -> list[ProbeSequence]:
     return msgspec.json.decode(path.read_bytes(), type=list[ProbeSequence])
 
 
-def differences(
-    trainer: MegatronTrainer, sequences: Sequence[ProbeSequence], *, replay: bool = False
-) -> list[npt.NDArray[np.float64]]:
+def differences(trainer: MegatronTrainer, sequences: Sequence[ProbeSequence], *, replay: bool = False) -> Gaps:
     """The trainer's log-probability minus the sampler's, [R] of each sequence; with `replay` under its routes."""
     packed = [pack_probe(sequence, trainer.route_part) for sequence in sequences]
     scored = trainer.log_probs(packed, replay_routes=replay)
     return [ours.astype(np.float64) - batch.sampler_log_probs for ours, batch in zip(scored, packed, strict=True)]
 
 
-def mean_gap(found: Sequence[npt.NDArray[np.float64]]) -> float:
+def mean_gap(found: Gaps) -> float:
     """Mean absolute difference over all tokens."""
     return float(np.abs(np.concatenate(found)).mean())
 
 
-def max_gap(found: Sequence[npt.NDArray[np.float64]]) -> float:
+def max_gap(found: Gaps) -> float:
     return float(np.abs(np.concatenate(found)).max())
 
 
-def k3_gap(found: Sequence[npt.NDArray[np.float64]]) -> float:
+def k3_gap(found: Gaps) -> float:
     """Mean over tokens of r - 1 - log r, r = trainer / sampler."""
     together = np.concatenate(found)
     return float((np.expm1(together) - together).mean())

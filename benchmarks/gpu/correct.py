@@ -14,14 +14,11 @@ from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from benchmarks.gpu.answers import (
     TEMPERATURE,
-    RunningAnswers,
     Size,
-    SpanningAnswer,
     ask,
     differences,
     k3_gap,
@@ -35,11 +32,8 @@ from benchmarks.gpu.engines import GRAPHS, model_in, ready_engine
 from benchmarks.gpu.jobs import HEAD, ONE_GPU_SHARE
 from benchmarks.gpu.learner import make_sequences
 from benchmarks.gpu.part import Part, Stages, run_part
-from benchmarks.gpu.publication import TIMEOUT_S, memory_source, memory_transport
-from benchmarks.publish import Admission
+from benchmarks.gpu.update_gaps import MORE_TOKENS, Update
 from pipeline.parity_probe import ProbeSequence
-from pipeline.publisher import WeightPublisher
-from pipeline.weight_transports.transport import WeightTransport
 from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, pack, totals
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.trainer import MegatronTrainer
@@ -47,7 +41,6 @@ from vime.backends.vllm_utils import server
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.launch import EngineCommand, EngineLaunch, engine_command
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
-from vime.errors import PublicationError, RunFailedError
 
 DESCRIPTION = """\
 Compares log-probabilities of the same tokens: Qwen3-0.6B and a mixture of experts of 1.6 billion parameters, with
@@ -83,8 +76,6 @@ r = trainer / sampler:
 NO_CACHE = ("--no-enable-prefix-caching", "--no-async-scheduling")
 FP32_HEAD = ("--hf-overrides", HEAD)
 FULL, SMALL = Size(32, 256, 128), Size(6, 160, 24)
-MORE_TOKENS = 8
-"""Requests that a publication runs into are so many times longer."""
 SMALL_STD, STD = 0.08, 0.02
 """Spread of random weights: a tiny model's logits would hardly differ with that of a large one."""
 SMALL_LR, LR = 1e-3, 1e-4
@@ -92,7 +83,8 @@ SMALL_LR, LR = 1e-3, 1e-4
 TRAINER_TOKENS, SMALL_TRAINER_TOKENS = (8192, 512), (256, 32)
 """Tokens in all and of a sequence, for one rank alone."""
 
-Gaps = list[npt.NDArray[np.float64]]
+Precision = Literal["fp32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
 class Correct:
@@ -132,7 +124,7 @@ class Correct:
 
     @contextmanager
     def trainer(
-        self, *, precision: Literal["fp32", "bf16"] = "bf16", experts: bool = False, rollouts: int = 1
+        self, *, precision: Precision = "bf16", experts: bool = False, rollouts: int = 1
     ) -> Iterator[MegatronTrainer]:
         """One rank with the model's weights."""
         _free_memory()
@@ -158,10 +150,10 @@ class Correct:
         vocab_size = 1024 if self._stages.small else 151936
         sequences = make_sequences(num_tokens, length, vocab_size)
         found = {}
-        for precision in ("fp32", "bf16"):
-            with self.trainer(precision=precision, rollouts=len(sequences)) as trainer:  # type: ignore[arg-type]
+        for precision in PRECISIONS:
+            with self.trainer(precision=precision, rollouts=len(sequences)) as trainer:
                 found[precision] = scored_and_stepped(trainer, sequences)
-        fp32, bf16 = found["fp32"], found["bf16"]
+        fp32, bf16 = (found[precision] for precision in PRECISIONS)
         gap = np.abs(bf16["together"] - fp32["together"])
         return {
             "bf16_mean": float(gap.mean()),
@@ -191,7 +183,7 @@ class Correct:
     def updated(self) -> dict[str, float]:
         """Gaps around a publication into an engine with prefix cache and asynchronous scheduling."""
         with self.engine("update", FP32_HEAD) as address, self.trainer(rollouts=self.size.prompts) as trainer:
-            return asyncio.run(Update(self, trainer, self._stages.gpus).measure(address))
+            return asyncio.run(Update(self.size, trainer, self._stages.gpus).measure(address))
 
     def routes(self) -> dict[str, float]:
         """The mixture of experts, without and with its routes."""
@@ -209,90 +201,6 @@ class Correct:
     async def _ask(self, address: str, columns: SampleColumns = NO_COLUMNS) -> list[ProbeSequence]:
         async with EngineClient(address) as client:
             return await ask(client, make_prompts(self.size), self.size.response_tokens, columns=columns)
-
-
-class Update:
-    """One step of the trainer between two publications into a running engine."""
-
-    def __init__(self, correct: Correct, trainer: MegatronTrainer, gpus: int) -> None:
-        self._size, self._trainer, self._gpus = correct.size, trainer, gpus
-        self._prompts = make_prompts(self._size)
-
-    async def measure(self, address: str) -> dict[str, float]:
-        """Mean gaps, and how many prompts the cache served."""
-        source = memory_source(self._trainer, self._gpus)
-        try:
-            async with EngineClient(address) as client:
-                return await self._measure(client, memory_transport(source, self._gpus))
-        finally:
-            source.rank.close()
-
-    async def _measure(self, client: EngineClient, transport: WeightTransport) -> dict[str, float]:
-        publisher = WeightPublisher(
-            [client], transport, Admission(), start_version=0, flush_interval=0, timeout_s=TIMEOUT_S
-        )
-        await self._publish(publisher)
-        first = await self._ask(client, None)
-        again = await self._ask(client, None)
-        cached = mean_gap(await asyncio.to_thread(differences, self._trainer, again))
-        await asyncio.to_thread(self._step, first)
-        running = RunningAnswers(client, self._prompts, MORE_TOKENS * self._size.response_tokens)
-        await running.begun()
-        await self._publish(publisher)
-        unsalted, salted = await self._ask(client, None), await self._ask(client, f"v{publisher.version}")
-        answers = await running.ended()
-        gaps = await asyncio.to_thread(differences, self._trainer, [answer.sequence for answer in answers])
-        stale, kept = around(answers, gaps, publisher.version)
-        return {
-            "cached_mean": cached,
-            "cached_share": sum(sequence.cached for sequence in (*again, *unsalted)) / (2 * len(again)),
-            "unsalted_mean": mean_gap(await asyncio.to_thread(differences, self._trainer, unsalted)),
-            "salted_mean": mean_gap(await asyncio.to_thread(differences, self._trainer, salted)),
-            "kept_mean": mean_gap(kept),
-            "stale_mean": mean_gap(stale),
-        }
-
-    async def _ask(self, client: EngineClient, salt: str | None) -> list[ProbeSequence]:
-        return await ask(client, self._prompts, self._size.response_tokens, salt=salt)
-
-    async def _publish(self, publisher: WeightPublisher) -> None:
-        publication = await publisher.publish()
-        if not publication.raised:
-            raise PublicationError(f"Version {publisher.version + 1} was not published: {publication.fenced}.")
-
-    def _step(self, sampled: Sequence[ProbeSequence]) -> None:
-        """On what the engine has sampled; half of it is wanted, half isn't."""
-        sequences = [
-            Sequence_(
-                index=index,
-                rollout=index,
-                tokens=np.array(sequence.tokens, np.int32),
-                loss_mask=np.ones(sequence.response_length, np.uint8),
-                sampler_log_probs=np.array(sequence.log_probs, np.float32),
-                advantage=1.0 if index % 2 else -1.0,
-            )
-            for index, sequence in enumerate(sampled)
-        ]
-        self._trainer.train_step([pack(sequences, range(len(sequences)))], totals(sequences))
-
-
-def around(answers: Sequence[SpanningAnswer], gaps: Gaps, version: int) -> tuple[Gaps, Gaps]:
-    """Differences of the tokens before `version`, and of those of it, of the answers that have both.
-
-    Raises `RunFailedError` when there are none.
-    """
-    before, after = Gaps(), Gaps()
-    for answer, gap in zip(answers, gaps, strict=True):
-        is_new = np.array(answer.versions) >= version
-        if is_new.any() and not is_new.all():
-            before.append(gap[~is_new])
-            after.append(gap[is_new])
-    if not after:
-        raise RunFailedError(
-            f"None of {len(answers)} requests lived through the publication of version {version}.",
-            next_step="Run it again; longer requests would help.",
-        )
-    return before, after
 
 
 def scored_and_stepped(trainer: MegatronTrainer, sequences: Sequence[Sequence_]) -> dict[str, Any]:
