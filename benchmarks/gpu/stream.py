@@ -88,7 +88,7 @@ def prepare(folder: Path, load: Load) -> None:
     """Model and prompts; what is there stays."""
     if (folder / "prompts.jsonl").exists():
         return
-    if not (folder / "model").exists():
+    if not (folder / "model" / "tokenizer_config.json").exists():  # written last
         build_tiny_qwen3(folder / "model", **load.model)
     rng = random.Random(0)
     lines = [
