@@ -31,7 +31,7 @@ def seconds_by_kind(work: Callable[[], object], table: Path) -> dict[str, float]
     table.write_text(averages.table(sort_by=order, row_limit=MOST_ROWS, max_name_column_width=90))
     seconds = dict.fromkeys([*KINDS, "rest"], 0.0)
     for event in averages:
-        if on_gpu and event.device_type is DeviceType.CUDA:
+        if on_gpu and event.device_type == DeviceType.CUDA:
             seconds[kind_of(event.key)] += event.self_device_time_total / 1e6
         elif not on_gpu:
             seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6
