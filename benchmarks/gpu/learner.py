@@ -176,9 +176,9 @@ def measure(stages: Stages) -> dict[str, float]:
     found = stages.once("matmul", lambda: {"matmul_tflops": matmul_tflops(stages.gpus, size)})
     quick = ["--quick"] if stages.small else []
     for name in SIZES:
-        found |= stages.once(name, partial(sized, stages, name, found["matmul_tflops"]), needs_s=100)
-    found |= stages.once("replay", lambda: replayed(stages), needs_s=120)
-    head = stages.once("head", lambda: medians_of("benchmarks.logprob_memory", quick, stages), needs_s=60)
+        found |= stages.once(name, partial(sized, stages, name, found["matmul_tflops"]), needs_s=50)
+    found |= stages.once("replay", lambda: replayed(stages), needs_s=80)
+    head = stages.once("head", lambda: medians_of("benchmarks.logprob_memory", quick, stages), needs_s=30)
     return found | {f"head_{name.removeprefix('head_')}": value for name, value in head.items()}
 
 

@@ -63,7 +63,7 @@ Between versions every CHANGED_EVERY-th weight changes in its last bit, about as
 """
 CHANGED_EVERY = 64
 TIMEOUT_S = 120.0
-PUBLICATIONS = 3
+PUBLICATIONS = 2
 """Of each mode, after one that isn't counted."""
 WINDOW_S, SMALL_WINDOW_S = 10.0, 3.0
 MODES: tuple[PauseMode, ...] = ("keep", "wait", "abort")
@@ -303,11 +303,11 @@ def measure(stages: Stages) -> dict[str, float]:
     model = model_in(stages.folder / "model", small=stages.small)
     num_bytes = ChangingWeights(model, stages.gpus).num_bytes
     plain = stages.once("plain", lambda: {"plain_s": plain_seconds(num_bytes, stages.gpus, stages.folder)}, needs_s=60)
-    found = plain | stages.once("running", lambda: running(stages, model), needs_s=220)
+    found = plain | stages.once("running", lambda: running(stages, model), needs_s=180)
     if stages.gpus != 1:
-        found |= stages.once("streamed", lambda: streamed(stages, model), needs_s=90)
+        found |= stages.once("streamed", lambda: streamed(stages, model), needs_s=75)
     for name in ("full", "delta"):
-        found |= stages.once(name, partial(on_disk, stages, model, name), needs_s=90)
+        found |= stages.once(name, partial(on_disk, stages, model, name), needs_s=75)
     return found | {
         "pause_over_plain": found["keep_pause_s"] / found["plain_s"],
         "delta_over_full": found["delta_bytes"] / found["full_bytes"],

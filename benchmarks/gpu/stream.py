@@ -209,9 +209,9 @@ def measure_balance(stages: Stages, name: str) -> dict[str, float]:
             job.killed_after(load.steps)
         return {"parity_mean": job.parity_means()[-1]}
 
-    alone = stages.once(stage("alone"), lambda: {"tokens_per_s": generation_alone(folder, load, gpus)}, needs_s=90)
-    streaming = stages.once(stage("stream"), lambda: trained("stream", ()), needs_s=150)
-    stages.once(stage("turns"), lambda: trained("turns", ("--max-staleness", "0")), needs_s=150)
+    alone = stages.once(stage("alone"), lambda: {"tokens_per_s": generation_alone(folder, load, gpus)}, needs_s=80)
+    streaming = stages.once(stage("stream"), lambda: trained("stream", ()), needs_s=110)
+    stages.once(stage("turns"), lambda: trained("turns", ("--max-staleness", "0")), needs_s=120)
     stream, turns = (list(read_steps(stages.folder / stage(what)).values()) for what in ("stream", "turns"))
     values = summarize(stream, turns, alone["tokens_per_s"]) | streaming
     if name == PEER:
