@@ -62,9 +62,9 @@ def measure(stages: Stages) -> dict[str, float]:
         )
     found: dict[str, float] = {}
     for layout in LAYOUTS:
-        found |= stages.once(layout, partial(layout_distances, stages, layout), needs_s=60)
+        found |= stages.once(layout, partial(layout_distances, stages, layout), needs_s=35)
     quick = ["--quick"] if stages.small else []
-    replay = stages.once("replay", lambda: medians_of("benchmarks.routing_replay", quick, stages), needs_s=90)
+    replay = stages.once("replay", lambda: medians_of("benchmarks.routing_replay", quick, stages), needs_s=60)
     return found | {name: replay[name] for name in REPLAY_VALUES}
 
 
