@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 _Result = TypeVar("_Result")
@@ -13,19 +13,15 @@ RETRY_S = 5.0
 
 
 class Returning(Protocol):
-    """Who knows which engines are behind."""
+    """Knows which engines are behind, and gives them the version that serves."""
 
     @property
     def behind(self) -> list[str]: ...
     async def someone_is_behind(self) -> None: ...
+    async def bring_back(self) -> None: ...
 
 
-_Publisher = TypeVar("_Publisher", bound=Returning)
-
-
-async def engines_brought_back(
-    waiting: Coroutine[Any, Any, _Result], publisher: _Publisher, bring_back: Callable[[_Publisher], Awaitable[None]]
-) -> _Result:
+async def engines_brought_back(waiting: Coroutine[Any, Any, _Result], returning: Returning) -> _Result:
     """Await `waiting`, and call `bring_back` meanwhile whenever an engine is behind.
 
     When `waiting` is over a call under way is finished first, so that nobody else publishes beside it. What
@@ -35,10 +31,10 @@ async def engines_brought_back(
 
     async def bring_all_back() -> None:
         while True:
-            await publisher.someone_is_behind()
+            await returning.someone_is_behind()
             async with calling:
-                await bring_back(publisher)
-            if publisher.behind:
+                await returning.bring_back()
+            if returning.behind:
                 await asyncio.sleep(RETRY_S)
 
     bringing, working = asyncio.create_task(bring_all_back()), asyncio.create_task(waiting)

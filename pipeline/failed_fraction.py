@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.messages import QueueCounts
+from recovery.accounting import Identity
 from vime.errors import TooManyFailuresError
+from vime.rollout.dynamic_filter import without_rejections
+from vime.settings.groups import Settings
 
 MIN_DROPPED_GROUPS = 8
 """Fewer say nothing about the whole: in a small run one bad prompt is a large fraction."""
 BATCHES_FOR_NOTHING = 4
 _NAMED_REASONS = 3
+
+
+def stop_when_too_many_failed(settings: Settings, run: Path, at_start: Identity, counts: QueueCounts) -> None:
+    """Raises `TooManyFailuresError`."""
+    dropped, generated = this_session(counts, at_start)
+    check_failed_fraction(
+        without_rejections(dropped), generated, allowed=settings.rollout.rollout_max_failed_fraction, run=run
+    )
+    accepted = counts.trained + counts.pending - at_start.trained - at_start.pending
+    check_some_accepted(dropped, accepted, batch=settings.data.rollout_batch_size or 1, run=run)
+
+
+def this_session(counts: QueueCounts, at_start: Identity) -> tuple[dict[str, int], int]:
+    """Groups that this session has set aside, by reason, and all that it has worked on.
+
+    Those of earlier sessions don't count: their cause may be repaired, and the run must be able to go on.
+    """
+    dropped = Counter(counts.dropped)
+    dropped.subtract(at_start.dropped)
+    return dict(+dropped), counts.generated - at_start.generated + at_start.in_flight
 
 
 def check_failed_fraction(dropped: Mapping[str, int], num_generated: int, *, allowed: float, run: Path) -> None:

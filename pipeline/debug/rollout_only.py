@@ -10,6 +10,7 @@ from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.debug.dumps import RolloutDumps
+from pipeline.failed_fraction import stop_when_too_many_failed
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
@@ -17,8 +18,8 @@ from pipeline.plan_settings import plan_settings
 from pipeline.planner import plan_batch
 from pipeline.progress import ProgressView
 from pipeline.run_folder import RunFolder
+from pipeline.wiring import open_pool
 from pipeline.workers import Workers
-from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
 from vime.backends.vllm_utils.protocol import START_VERSION
 from vime.settings.groups import Settings
@@ -51,20 +52,22 @@ class RolloutOnlySession:
         cluster: Cluster,
         view: ProgressView,
         interrupts: Interrupts,
-        dumps: Callable[[Workers], RolloutDumps],
     ) -> None:
         self._settings, self._folder, self._config = settings, folder, config
         self._view, self._interrupts = view, interrupts
         self._workers = Workers(settings, folder, cluster)
-        self._dumps = dumps(self._workers)
+        self._dumps = RolloutDumps(
+            settings.debug.rollout_data_template, lambda: open_pool(settings, self._workers.coordinator), view.note
+        )
 
-    async def run(self, check_since: Callable[[Identity, QueueCounts], None]) -> Ending:
-        """`check_since` is told the queue's state at the start and now, and may refuse to go on."""
+    async def run(self) -> Ending:
+        """Raises `TooManyFailuresError`."""
         workers, last = self._workers, self._settings.data.num_rollout or 0
         try:
             await workers.start_coordinator(self._config)
             at_start = await workers.identity()
             self._view.note(f"At start: {at_start}")
+            check = partial(stop_when_too_many_failed, self._settings, self._folder.root, at_start)
             await workers.start_routers()
             addresses = await workers.start_engines(self._view.waiting)
             await workers.start_producers(addresses)
@@ -73,7 +76,7 @@ class RolloutOnlySession:
             await workers.resume_admission(START_VERSION, addresses)
             with self._interrupts.finishing_steps():
                 for rollout_id in range(last):
-                    if not await workers.guarded(self._rollout(rollout_id, partial(check_since, at_start))):
+                    if not await workers.guarded(self._rollout(rollout_id, check)):
                         break
                 failed = await workers.stop_producers()
             if failed is not None:

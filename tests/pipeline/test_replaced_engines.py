@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -179,11 +179,15 @@ async def test_a_version_on_disk_is_repeated_while_its_folder_is_there(
 
 
 class Behind:
-    """A publisher with engines that are behind when told so."""
+    """Engines that are behind when told so."""
 
-    def __init__(self) -> None:
+    def __init__(self, bring_back: Callable[[], Awaitable[None]]) -> None:
         self.behind: list[str] = []
         self.told = asyncio.Event()
+        self._bring_back = bring_back
+
+    async def bring_back(self) -> None:
+        await self._bring_back()
 
     async def someone_is_behind(self) -> None:
         await self.told.wait()
@@ -191,10 +195,10 @@ class Behind:
 
 
 async def test_engines_are_brought_back_during_a_wait_and_never_after_it() -> None:
-    publisher, over, calls = Behind(), asyncio.Event(), []
+    over, calls = asyncio.Event(), []
     going_on = asyncio.Event()
 
-    async def bring_back(_: Behind) -> None:
+    async def bring_back() -> None:
         calls.append("begun")
         over.set()  # the wait is over in the middle of it
         await asyncio.sleep(0.05)
@@ -205,22 +209,23 @@ async def test_engines_are_brought_back_during_a_wait_and_never_after_it() -> No
         await over.wait()
         return "batch"
 
-    waiting = asyncio.create_task(engines_brought_back(wait(), publisher, bring_back))
+    engines = Behind(bring_back)
+    waiting = asyncio.create_task(engines_brought_back(wait(), engines))
     await going_on.wait()
-    publisher.told.set()
+    engines.told.set()
     assert await waiting == "batch"
     assert calls == ["begun", "done"], "a publication under way is finished first"
-    publisher.told.set()
+    engines.told.set()
     await asyncio.sleep(0.01)
     assert calls == ["begun", "done"]
 
 
 async def test_what_goes_wrong_in_bringing_engines_back_ends_the_wait() -> None:
-    publisher = Behind()
-    publisher.told.set()
-
-    async def bring_back(_: Behind) -> None:
+    async def bring_back() -> None:
         raise ValueError("no version")
 
+    engines = Behind(bring_back)
+    engines.told.set()
+
     with pytest.raises(ValueError, match="no version"):
-        await engines_brought_back(asyncio.sleep(60), publisher, bring_back)
+        await engines_brought_back(asyncio.sleep(60), engines)

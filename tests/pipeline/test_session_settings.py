@@ -1,7 +1,7 @@
 """What a session tells its coordinator, and what it counts as its own."""
 
+from pipeline.failed_fraction import this_session
 from pipeline.messages import QueueCounts
-from pipeline.run import this_session
 from pipeline.session_start import Start, coordinator_config
 from recovery.accounting import Identity
 from recovery.commit import QueueState

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from pipeline import run as run_module
+from pipeline import session as session_module
 from pipeline.cluster import Cluster
 from pipeline.incidents import IncidentLog
 from pipeline.metric_sinks.sinks import MetricSinks
 from pipeline.node_clients import other_nodes
 from pipeline.progress import ProgressView
 from pipeline.run import run_training
+from pipeline.run_folder import RunFolder
+from pipeline.session_start import Start
 from pipeline.storage_proof import prove_nodes
 from recovery.restore import RestoreMode, RestorePlan
 from storage.juicefs import declaration_of
@@ -46,19 +48,19 @@ def test_run_whose_queue_is_not_on_the_declared_mount_ends_before_it_makes_a_poo
 
 async def test_nodes_are_tried_before_the_coordinator_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = job(tmp_path)
-    folder = run_module.RunFolder.of(resolved.settings)
+    folder = RunFolder.of(resolved.settings)
     tried: list[tuple[Path, QueueSettings]] = []
 
     async def refuse(queue: Path, settings: QueueSettings) -> None:
         tried.append((queue, settings))
         raise StorageError("node 7 lacks it")
 
-    monkeypatch.setattr(run_module, "prove_nodes", refuse)
-    monkeypatch.setattr(run_module, "Workers", lambda *_: None)
+    monkeypatch.setattr(session_module, "prove_nodes", refuse)
+    monkeypatch.setattr(session_module, "Workers", lambda *_: None)
     nothing: Any = None
-    start = run_module.Start(RestorePlan(RestoreMode.NEW, ".", 0), "b", None, None, None)
+    start = Start(RestorePlan(RestoreMode.NEW, ".", 0), "b", None, None, None)
     with ProgressView() as view:
-        session = run_module._Session(
+        session = session_module.Session(
             resolved.settings,
             folder,
             start,

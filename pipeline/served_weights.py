@@ -1,0 +1,139 @@
+"""The weights that serve in a session: which version, and whether the trainer still holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pipeline.commits import Commits
+from pipeline.evaluation.start import highest_evaluated_version
+from pipeline.incidents import IncidentLog
+from pipeline.publisher import Publication, WeightPublisher
+from pipeline.run_folder import RunFolder
+from pipeline.session_start import Start
+from pipeline.trainer_turns import TrainerTurns
+from pipeline.weight_wiring import weight_transport
+from pipeline.workers import Workers
+from vime.backends.vllm_utils.client import EngineClient
+from vime.settings.groups import Settings
+
+
+class ServedWeights:
+    """Has engines serve what the trainer holds, those that come back included."""
+
+    def __init__(
+        self,
+        publisher: WeightPublisher,
+        workers: Workers,
+        commits: Commits,
+        trainer: TrainerTurns,
+        note: Callable[[str], None],
+    ) -> None:
+        """`note` is told which engines get no requests, and which serve again."""
+        self._publisher, self._workers, self._commits = publisher, workers, commits
+        self._trainer, self._note = trainer, note
+        self._trainer_holds_them = False
+
+    @property
+    def version(self) -> int:
+        return self._publisher.version
+
+    @property
+    def fenced(self) -> Mapping[str, str]:
+        """Engines that get no requests -> why."""
+        return self._publisher.fenced
+
+    @property
+    def behind(self) -> list[str]:
+        """Engines that get no requests, though they could take a version."""
+        return self._publisher.behind
+
+    async def someone_is_behind(self) -> None:
+        await self._publisher.someone_is_behind()
+
+    def trainer_changed(self) -> None:
+        """The trainer's weights are no longer those that serve."""
+        self._trainer_holds_them = False
+
+    async def publish(self) -> Publication:
+        """Publish what the trainer holds, as a new version."""
+        async with self._commits.trainers_busy:
+            publication = await self._publisher.publish()
+        self._trainer_holds_them = publication.raised
+        return publication
+
+    async def publish_and_tell(self) -> Publication:
+        """Between two batches."""
+        publication = await self.publish()
+        self._tell(publication)
+        return publication
+
+    async def publish_of_new_trainer(self) -> None:
+        """Publish what ranks hold that have started again; the next batch is planned under that version."""
+        self._publisher.sender_is_new()
+        publication = await self._workers.guarded(self.publish())
+        await self.keep()
+        await self._workers.record_processes()
+        await self._trainer.release()
+        self._tell(publication)
+
+    async def bring_back(self) -> None:
+        """Give engines that were replaced the version that serves; a new one to all where that can't be repeated."""
+        publication = None
+        if self._trainer_holds_them and self._publisher.repeats():
+            async with self._commits.trainers_busy:
+                publication = await self._publisher.catch_up()
+        if publication is None or self.behind:
+            await self._trainer.revive()
+            publication = await self.publish()
+            await self.keep()
+            await self._trainer.release()
+        self._tell(publication)
+
+    async def keep(self) -> None:
+        """The next batch is planned under the version that serves."""
+        await self._workers.keep_version(self.version)
+
+    def _tell(self, publication: Publication) -> None:
+        for address in publication.returned:
+            self._note(f"Engine {address} serves again, with version {publication.version}.")
+        for address, reason in publication.fenced.items():
+            self._note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+
+
+async def start_publisher(
+    settings: Settings,
+    folder: RunFolder,
+    start: Start,
+    workers: Workers,
+    clients: Sequence[EngineClient],
+    kept_version: int | None,
+    incidents: IncidentLog,
+) -> WeightPublisher:
+    """The publisher of a session. `kept_version` is the highest one of engines of the session before, where they live.
+
+    Versions never go back: also those that an abandoned session published, evaluated or wrote to disk count.
+    """
+    weights = settings.weights
+    publisher = WeightPublisher(
+        clients,
+        weight_transport(settings, workers.trainers),
+        workers,
+        start_version=max(
+            0 if start.commit is None else start.commit.weight_version,
+            kept_version or 0,
+            highest_evaluated_version(folder.root),
+            await workers.highest_version(),
+            await workers.trainers.highest_version_on_disk(),
+        ),
+        flush_interval=weights.flush_cache_interval,
+        timeout_s=weights.update_weight_timeout,
+        compare_first=weights.check_weight_update_equal and start.commit is None and kept_version is None,
+        replace=None if workers.keeper is None else workers.keeper.replace,
+        tell_fenced=lambda fenced: incidents.engines(
+            fenced, {engine.address: engine.name for engine in workers.engines}
+        ),
+    )
+    if kept_version is not None:
+        publisher.sender_is_new()
+    workers.keep_engines(publisher)
+    return publisher
