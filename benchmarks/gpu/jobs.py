@@ -39,13 +39,16 @@ class BudgetSpentError(VimeError):
 
 def device_flags(num_gpus: int) -> list[str]:
     """Placement and precision: trainer and engine get a GPU each, share one, or are processes of the CPU."""
-    if num_gpus == 0:
-        return []
-    flags = ["--bf16", "--vllm-dtype", "bfloat16", "--vllm-hf-overrides", HEAD]
+    flags = precision_flags(num_gpus)
     if num_gpus == 1:
         flags += ["--colocate", "--no-offload-train", "--no-offload-rollout", "--flush-cache-interval", "1"]
         flags += ["--vllm-gpu-memory-utilization", str(ONE_GPU_SHARE)]
     return flags
+
+
+def precision_flags(num_gpus: int) -> list[str]:
+    """bf16 with a float32 head on GPUs; on a CPU everything is float32."""
+    return ["--bf16", "--vllm-dtype", "bfloat16", "--vllm-hf-overrides", HEAD] if num_gpus else []
 
 
 def device_words(num_gpus: int) -> str:
