@@ -77,6 +77,7 @@ class Faults:
 
 @dataclass
 class _Request:
+    transport: asyncio.Transport | None
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -164,6 +165,16 @@ class StandinEngine:
         self._update_open = self._loaded = False
         self._loop.call_soon_threadsafe(self._running.set)
         self.faults = Faults()
+
+    def die(self) -> None:
+        """As when its process is killed: no call is answered any more, and running requests lose their connections."""
+        self.faults.dead = True
+        self._loop.call_soon_threadsafe(self._break_connections)
+
+    def _break_connections(self) -> None:
+        for request in self._requests.values():
+            if request.transport is not None:
+                request.transport.abort()
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take these weights as the ones that the engine was started with."""
@@ -441,7 +452,7 @@ class StandinEngine:
             if http_request.transport is not None:
                 http_request.transport.abort()
             raise asyncio.CancelledError
-        request = self._requests[request_id] = _Request()
+        request = self._requests[request_id] = _Request(http_request.transport)
         self._num_running += 1
         self.num_served += 1
         try:
