@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from benchmarks.gpu.jobs import refuse_one_gpu
 from benchmarks.gpu.part import Part, Stages, run_part
 from benchmarks.gpu.programs import medians_of
 from tests.support.worlds import RankFailedError, run_scenarios
-from vime.errors import RunFailedError, SettingsError
+from vime.errors import RunFailedError
 
 DESCRIPTION = """\
 Takes two optimizer steps on the same batches in each layout on two ranks in bf16, and on one rank in fp32, with tiny
@@ -62,11 +63,7 @@ def largest(kinds: Mapping[str, Mapping[str, Any]], value: str) -> float:
 
 def measure(stages: Stages) -> dict[str, float]:
     """Every value."""
-    if stages.gpus == 1:
-        raise SettingsError(
-            f"{WORLD} ranks need a GPU each, found 1, allowed: {WORLD} or more, or none.",
-            next_step="Hide it with CUDA_VISIBLE_DEVICES= to run on the CPU.",
-        )
+    refuse_one_gpu(stages.gpus)
     found: dict[str, float] = {}
     for layout in LAYOUTS:
         found |= stages.once(layout, partial(layout_distances, stages, layout), needs_s=60)

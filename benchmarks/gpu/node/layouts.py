@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.jobs import refuse_one_gpu
 from benchmarks.gpu.layouts import in_world
 from benchmarks.gpu.part import Part, Stages, run_part
-from vime.errors import SettingsError
 
 DESCRIPTION = """\
 Takes two optimizer steps on the same batches in each layout in bf16, and on one rank in fp32, with tiny models whose
@@ -107,11 +107,7 @@ def ranks_of(layout: str) -> int:
 
 def worlds_of(gpus: int) -> tuple[int, ...]:
     """Numbers of ranks to try; raises `SettingsError` for a single GPU."""
-    if gpus == 1:
-        raise SettingsError(
-            "Ranks need a GPU each, found 1, allowed: 2 or more, or none.",
-            next_step="Hide it with CUDA_VISIBLE_DEVICES= to run on the CPU.",
-        )
+    refuse_one_gpu(gpus)
     return (2,) if 2 <= gpus < 4 else tuple(ranks for ranks in (4, 8) if not gpus or ranks <= gpus)
 
 

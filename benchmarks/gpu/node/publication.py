@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from benchmarks.gpu.engines import model_in
+from benchmarks.gpu.jobs import refuse_one_gpu
 from benchmarks.gpu.node.fleet import running_fleet
 from benchmarks.gpu.node.routed import RoutedFleet, behind_router
 from benchmarks.gpu.node.sharded import ShardedTrainer
 from benchmarks.gpu.part import Part, Stages, run_part
 from benchmarks.gpu.plain_copy import plain_seconds
-from vime.errors import SettingsError
 
 DESCRIPTION = """\
 Publishes the weights of a trainer with tensor-parallel ranks into engines behind vllm-router, which have requests in
@@ -57,11 +57,7 @@ def size_of(fleet: str) -> tuple[int, int]:
 
 def fleets_of(gpus: int) -> tuple[str, ...]:
     """What there is room for beside a trainer of two ranks; raises `SettingsError` for a single GPU."""
-    if gpus == 1:
-        raise SettingsError(
-            "Trainer and engines need a GPU each, found 1, allowed: 2 or more, or none.",
-            next_step="Hide it with CUDA_VISIBLE_DEVICES= to run on the CPU.",
-        )
+    refuse_one_gpu(gpus)
     if gpus in (2, 3):
         return ("1x1",)
     return ("2x1", "1x2") if 4 <= gpus < 6 else ("2x1", "4x1", "2x2")
