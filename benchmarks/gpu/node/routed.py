@@ -14,13 +14,14 @@ import aiohttp
 
 from benchmarks.gpu.node.fleet import Fleet
 from benchmarks.gpu.node.sharded import ShardedTrainer
-from benchmarks.gpu.publication import TIMEOUT_S, memory_transport
+from benchmarks.gpu.publication import TIMEOUT_S
 from benchmarks.gpu.traffic import Traffic
 from benchmarks.publish import Admission
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
 from pipeline.serving_engines import ServingEngines
+from pipeline.weight_transports.group import GroupTransport
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult, Sampling
 from vime.backends.vllm_utils.routed import RoutedClient
@@ -107,7 +108,7 @@ class RoutedFleet:
         self.admission = RoutedAdmission(routers, engines, self.addresses)
         self.publisher = WeightPublisher(
             self.clients,
-            memory_transport(trainer, gpus),
+            GroupTransport(trainer, streams=gpus > 0, timeout_s=TIMEOUT_S),
             self.admission,
             start_version=0,
             flush_interval=0,
