@@ -44,11 +44,11 @@ GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
 """`--compilation-config` of the engine on a GPU: the fastest of a small model, and ready in half the time."""
 
 
-def model_in(folder: Path, *, small: bool, experts: bool = False) -> Path:
-    """A checkpoint with random weights; one that is there stays."""
+def model_in(folder: Path, *, small: bool, experts: bool = False, init_std: float = 0.02) -> Path:
+    """A checkpoint with random weights of that spread; one that is there stays."""
     shape = (SMALL_MOE if experts else SMALL_DENSE) if small else (QWEN3_MOE if experts else QWEN3_06B)
     if not (folder / "tokenizer_config.json").exists():  # written last
-        build_tiny_qwen3(folder, **shape)
+        build_tiny_qwen3(folder, init_std=init_std, **shape)
     return folder
 
 
