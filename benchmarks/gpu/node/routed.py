@@ -32,6 +32,7 @@ from vime.settings.parse import parse_settings
 MODEL = "default"
 COUNT_S = 10.0
 """How long an engine may take to count a request that it has answered."""
+IDLE_S = 60.0
 AGAIN_S = 0.1
 MOST_PUBLICATIONS = 4
 """After the kill of an engine."""
@@ -173,7 +174,15 @@ class RoutedFleet:
 
     async def places(self, num_groups: int) -> list[str]:
         """Which engine the router chooses for each of the first groups; nothing else may be asked meanwhile."""
+        await self._idle()
         return [await self._place(group) for group in range(num_groups)]
+
+    async def _idle(self) -> None:
+        """Until the engines have ended what nobody waits for any more."""
+        async with asyncio.timeout(IDLE_S):
+            for client in self.clients:
+                while client.address not in self.publisher.fenced and (await client.metrics()).num_running:
+                    await asyncio.sleep(AGAIN_S)
 
     async def _place(self, group: int) -> str:
         before = await self._served()
