@@ -114,6 +114,7 @@ async def loss(stages: Stages, behind: RoutedFleet) -> dict[str, float]:
     async with behind.traffic(*load_of(stages, len(behind.addresses))) as traffic:
         usual = await behind.published()
         made, seconds = await behind.kill_and_publish(VICTIM)
+        await behind.groups.all_end()
         traffic.check()
     without = await behind.places(num_groups)
     return_s = await behind.return_s(VICTIM)

@@ -33,6 +33,7 @@ MODEL = "default"
 COUNT_S = 10.0
 """How long an engine may take to count a request that it has answered."""
 IDLE_S = 60.0
+"""How long engines may take to end what they are at."""
 AGAIN_S = 0.1
 MOST_PUBLICATIONS = 4
 """After the kill of an engine."""
@@ -76,16 +77,27 @@ class Groups:
     def __init__(self, engines: ServingEngines, address: str) -> None:
         self._engines, self.address = engines, address
         self._numbers = itertools.count()
+        self._running: set[asyncio.Future[None]] = set()
         self.num_aborted = 0
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        group = next(self._numbers)
-        while True:
-            try:
-                return await self.of(group, request)
-            except GenerationAborted:
-                self.num_aborted += 1
-                await asyncio.sleep(AGAIN_S)
+        group, ended = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._running.add(ended)
+        try:
+            while True:
+                try:
+                    return await self.of(group, request)
+                except GenerationAborted:
+                    self.num_aborted += 1
+                    await asyncio.sleep(AGAIN_S)
+        finally:
+            self._running.discard(ended)
+            ended.set_result(None)
+
+    async def all_end(self) -> None:
+        """Until the requests that run now have ended."""
+        async with asyncio.timeout(IDLE_S):
+            await asyncio.gather(*self._running)
 
     async def of(self, group: int, request: GenerateRequest) -> GenerateResult:
         """A group's request. Raises `GenerationAborted` when its engine is lost."""
