@@ -21,7 +21,7 @@ from benchmarks.gpu.plain_copy import plain_seconds
 from benchmarks.gpu.traffic import Traffic, Window
 from benchmarks.publish import Admission, Source
 from pipeline.publisher import Publication, WeightPublisher
-from pipeline.trainer_weights import NamedWeights, PublishSettings, TrainerWeights
+from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from pipeline.weight_transports.disk import DiskSettings, DiskTransport, PublishedVersion
 from pipeline.weight_transports.group import GroupTransport
 from pipeline.weight_transports.shared import SharedTransport
@@ -191,21 +191,14 @@ def lost_tokens(undisturbed: Window, around: Window) -> float:
     return undisturbed.tokens_per_s * around.seconds - around.tokens + around.thrown_away
 
 
-def memory_source(trainer: NamedWeights, gpus: int) -> EverySource:
-    """A rank in this process that publishes what it holds through no file. Close its `rank`."""
-    return EverySource(TrainerWeights(trainer, 0, PublishSettings(backend="nccl" if gpus else "gloo")))
-
-
-def memory_transport(source: EverySource, gpus: int) -> WeightTransport:
-    """NCCL to another GPU, the memory of the only one, gloo on a CPU."""
-    return SharedTransport(source) if gpus == 1 else GroupTransport(source, streams=gpus > 0, timeout_s=TIMEOUT_S)
-
-
 def running(stages: Stages, model: Path) -> dict[str, float]:
     """All modes on one engine, over the transport of these devices."""
+    settings = PublishSettings(backend="nccl" if stages.gpus else "gloo")
     weights = ChangingWeights(model, stages.gpus)
-    source = memory_source(weights, stages.gpus)
-    transport = memory_transport(source, stages.gpus)
+    source = EverySource(TrainerWeights(weights, 0, settings))
+    transport: WeightTransport = GroupTransport(source, streams=stages.gpus > 0, timeout_s=TIMEOUT_S)
+    if stages.gpus == 1:
+        transport = SharedTransport(source)
 
     async def run(address: str) -> dict[str, float]:
         rig, found = Rig(weights, transport, address, stages), dict[str, float]()

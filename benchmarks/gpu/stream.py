@@ -88,7 +88,7 @@ def prepare(folder: Path, load: Load) -> None:
     """Model and prompts; what is there stays."""
     if (folder / "prompts.jsonl").exists():
         return
-    if not (folder / "model").exists():
+    if not (folder / "model" / "tokenizer_config.json").exists():  # written last
         build_tiny_qwen3(folder / "model", **load.model)
     rng = random.Random(0)
     lines = [
@@ -212,8 +212,8 @@ def measure_balance(stages: Stages, name: str) -> dict[str, float]:
     alone = stages.once(stage("alone"), lambda: {"tokens_per_s": generation_alone(folder, load, gpus)}, needs_s=90)
     streaming = stages.once(stage("stream"), lambda: trained("stream", ()), needs_s=150)
     stages.once(stage("turns"), lambda: trained("turns", ("--max-staleness", "0")), needs_s=150)
-    records = [list(read_steps(stages.folder / stage(what)).values()) for what in ("stream", "turns")]
-    values = summarize(*records, alone["tokens_per_s"]) | streaming
+    stream, turns = (list(read_steps(stages.folder / stage(what)).values()) for what in ("stream", "turns"))
+    values = summarize(stream, turns, alone["tokens_per_s"]) | streaming
     if name == PEER:
         return values | {"stream_over_peer": values["stream_tokens_per_s"] / PEER_TOKENS_PER_S}
     return {f"{name}_{value}": number for value, number in values.items()}

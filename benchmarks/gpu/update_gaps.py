@@ -8,10 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.gpu.answers import Gaps, RunningAnswers, Size, SpanningAnswer, ask, differences, make_prompts, mean_gap
-from benchmarks.gpu.publication import TIMEOUT_S, memory_source, memory_transport
+from benchmarks.gpu.publication import TIMEOUT_S, EverySource
 from benchmarks.publish import Admission
 from pipeline.parity_probe import ProbeSequence
 from pipeline.publisher import WeightPublisher
+from pipeline.trainer_weights import PublishSettings, TrainerWeights
+from pipeline.weight_transports.group import GroupTransport
+from pipeline.weight_transports.shared import SharedTransport
 from pipeline.weight_transports.transport import WeightTransport
 from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, pack, totals
 from vime.backends.megatron_utils.trainer import MegatronTrainer
@@ -31,10 +34,14 @@ class Update:
 
     async def measure(self, address: str) -> dict[str, float]:
         """Mean gaps, and how many prompts the cache served."""
-        source = memory_source(self._trainer, self._gpus)
+        settings = PublishSettings(backend="nccl" if self._gpus else "gloo")
+        source = EverySource(TrainerWeights(self._trainer, 0, settings))
+        transport: WeightTransport = GroupTransport(source, streams=False, timeout_s=TIMEOUT_S)
+        if self._gpus == 1:
+            transport = SharedTransport(source)
         try:
             async with EngineClient(address) as client:
-                return await self._measure(client, memory_transport(source, self._gpus))
+                return await self._measure(client, transport)
         finally:
             source.rank.close()
 
