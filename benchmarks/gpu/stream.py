@@ -127,7 +127,7 @@ def train_command(folder: Path, run: Path, load: Load, gpus: int) -> list[str]:
     return [*train_words(), *[str(word) for item in flags.items() for word in item], *switches, *device_flags(gpus)]
 
 
-async def _generate(address: str, load: Load, num_requests: int) -> float:
+async def generation_rate(address: str, load: Load, num_requests: int) -> float:
     """Response tokens/s of an engine that has nothing else to do; the first requests warm it up."""
     rng = random.Random(1)
     async with EngineClient(address) as client:
@@ -155,7 +155,7 @@ def generation_alone(folder: Path, load: Load, gpus: int) -> float:
         gpu_share=ONE_GPU_SHARE if gpus == 1 else None,
     )
     with ready_engine(launch, gpus) as server:
-        return asyncio.run(_generate(server.address, load, 2 * load.groups * load.group))
+        return asyncio.run(generation_rate(server.address, load, 2 * load.groups * load.group))
 
 
 def _median(records: Sequence[dict[str, Any]], name: str) -> float:

@@ -36,7 +36,11 @@ class StandinEngineActor:
         self._events = folder.log(f"engine_{number}_events")
         self._has_died = folder.root / "has_died"
         self._number = number
-        self._engine = StandinEngine(VOCAB_SIZE, int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64))
+        self._engine = StandinEngine(
+            VOCAB_SIZE,
+            int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64),
+            num_workers=decoded.cluster.rollout_num_gpus_per_engine,
+        )
         if drafting := passed_value(decoded.vllm_args, "--vllm-speculative-config"):
             self._engine.num_drafted = json.loads(drafting)["num_speculative_tokens"]
 
