@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, get_tr
 from megatron.training.argument_utils import core_transformer_config_from_args
 
 from vime.backends.megatron_utils.attention import PackedCoreAttention
+from vime.backends.megatron_utils.further_tokens import further_block
 from vime.backends.megatron_utils.latent_attention import PackedLatentAttention
 from vime.backends.megatron_utils.norm import RMSNorm
 from vime.backends.megatron_utils.value_head import with_value_head
@@ -49,6 +50,36 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
             # Recomputation and the backward pass of a stage start from what requires a gradient.
             decoder_input.requires_grad_()
         return (decoder_input, None if rotary is None else rotary[position_ids[0]], *rest)
+
+    def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As Megatron's; a pass with gradients also tells the output processor what each further depth knows.
+
+        The output processor gets the hidden states of the depths as `further`. Without gradients, or without a pack
+        that carries tokens to shift, they are not computed.
+        """
+        if not self.config.mtp_num_layers:
+            return super()._postprocess(hidden_states, *args, **kwargs)
+        pack, processor = kwargs["packed_seq_params"], kwargs["output_processor"]
+        states: tuple[torch.Tensor, ...] = (hidden_states,)
+        if self.mtp_process and pack is not None and pack.further_tokens and torch.is_grad_enabled():
+            names = ("input_ids", "position_ids", "attention_mask", "packed_seq_params", "rotary_pos_emb")
+            names += ("rotary_pos_cos", "rotary_pos_sin", "sequence_len_offset", "padding_mask")
+            found = self.mtp(
+                hidden_states=hidden_states, embedding=self.embedding, **{name: kwargs[name] for name in names}
+            )
+            states = found.chunk(1 + self.config.mtp_num_layers)
+        if not self.post_process:
+            return hidden_states
+        if processor is None:
+            logits, _ = self.output_layer(states[0])
+            return logits.transpose(0, 1).contiguous()
+        return processor(
+            hidden_states=states[0],
+            further=states[1:],
+            output_layer=self.output_layer,
+            output_weight=None,
+            context=kwargs["output_processor_context"],
+        )
 
 
 def training_device() -> torch.device:
@@ -104,9 +135,13 @@ def _gpt_model(
     shared: bool,
 ) -> torch.nn.Module:
     pre_process, post_process = ends
+    block = _block_spec(config, virtual_stage)
+    further = None
+    if config.mtp_num_layers and post_process:
+        further = further_block(config.mtp_num_layers, _layer_spec(config, config.num_moe_experts))
     return PackedGPTModel(
         config,
-        _block_spec(config, virtual_stage),
+        block,
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,
@@ -120,6 +155,7 @@ def _gpt_model(
         rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
         vp_stage=virtual_stage,
+        mtp_block_spec=further,
     )
 
 

@@ -185,6 +185,7 @@ class MegatronTrainer:
             totals,
             float(len(microbatches) * self.data_parallel_size),
             sum_over_context=sum_over_context(),
+            further_scale=self._config.further_scale,
         )
 
         def run() -> None:
