@@ -1,8 +1,8 @@
 """Layers that predict further tokens (multi-token prediction, DeepSeek-V3, arXiv:2412.19437, section 2.2), on packs.
 
-A layer of depth k (from 1) joins what the one before it knows at a token with the embedding of the k-th token after it,
-and predicts the one behind that. Megatron's own block shifts tokens inside the model; here each rank is given those that
-it needs, whatever part of a pack it holds.
+A layer of depth k (from 1) joins what the one before it knows at a token with the embedding of the k-th token after
+it, and predicts the one behind that. Megatron's own block shifts tokens inside the model; here each rank is given those
+that it needs, whatever part of a pack it holds.
 """
 
 from __future__ import annotations

@@ -50,13 +50,13 @@ class MicrobatchSchedule:
         Each microbatch is asked for once, in order; one is held at a time, or those between the first and last chunk.
         """
 
+        num_further = 0 if forward_only else self._num_further
+
         def read() -> Iterator[MicrobatchTensors]:
             for packed in microbatches:
                 for check in checks:
                     check(packed)
-                yield to_tensors(
-                    packed, self.device, self.share, self.multiple, 0 if forward_only else self._num_further
-                )
+                yield to_tensors(packed, self.device, self.share, self.multiple, num_further)
 
         feeds = list(itertools.tee(read(), len(self._chunks)))
         get_forward_backward_func()(
