@@ -22,6 +22,7 @@ from vime.backends.megatron_utils.further_tokens import further_block
 from vime.backends.megatron_utils.latent_attention import PackedLatentAttention
 from vime.backends.megatron_utils.norm import RMSNorm
 from vime.backends.megatron_utils.value_head import with_value_head
+from vime.errors import SettingsError
 
 ModelProvider = Callable[..., torch.nn.Module]
 """A function of (pre_process, post_process, vp_stage=None) that builds one chunk of a model."""
@@ -139,7 +140,7 @@ def _gpt_model(
     further = None
     if config.mtp_num_layers and post_process:
         further = further_block(config.mtp_num_layers, _layer_spec(config, config.num_moe_experts))
-    return PackedGPTModel(
+    model = PackedGPTModel(
         config,
         block,
         vocab_size=args.padded_vocab_size,
@@ -157,6 +158,13 @@ def _gpt_model(
         vp_stage=virtual_stage,
         mtp_block_spec=further,
     )
+    if further is not None and not model.mtp_process:
+        raise SettingsError(
+            f"--pipeline-model-parallel-layout {args.pipeline_model_parallel_layout} has no m on its last stage, needed "
+            f"for --mtp-num-layers {config.mtp_num_layers}.",
+            next_step="Write m before L in the layout.",
+        )
+    return model
 
 
 def _block_spec(config: TransformerConfig, virtual_stage: int | None) -> TransformerBlockSubmodules:

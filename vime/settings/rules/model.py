@@ -192,6 +192,14 @@ def layers_for_further_tokens_are_in_the_checkpoint(settings: Settings) -> Itera
             f"{config.get('num_nextn_predict_layers') or 0}) has {counted(there, 'such layer')} that vime knows.",
             next_step="Give as many as the checkpoint has, or leave it out.",
         )
+    if settings.trainer.custom_model_provider_path is not None:
+        yield problem(
+            settings,
+            "--mtp-num-layers --custom-model-provider-path",
+            allowed="one of them",
+            reason="vime builds these layers into its own model.",
+            next_step="Leave out one of the two.",
+        )
     if option(settings.megatron_args, "--mtp-use-repeated-layer") is not None:
         yield Problem(
             ("--mtp-use-repeated-layer",),

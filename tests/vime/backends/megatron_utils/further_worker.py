@@ -78,11 +78,11 @@ def against_the_reference(world: World) -> dict[str, Any]:
 def saved_and_loaded(world: World) -> dict[str, float]:
     """A checkpoint of Megatron's, resumed from and read as weights alone."""
     options = {"hf_checkpoint": checkpoint(world), "num_further": 1}
-    with world.trainer(*DESCENT, **options) as trainer:
+    with world.trainer(**options) as trainer:
         train(trainer, [1], ONE_RANK)
         folder = trainer.save(world.folder / "saved", 1)
         weights = all_weights(trainer, world.folder / "one")
-    with world.trainer(*DESCENT, load=False, **options) as trainer:
+    with world.trainer(load=False, **options) as trainer:
         trainer.load(world.folder / "saved", 1)
         resumed = all_weights(trainer, world.folder / "two")
         trainer.load_hf()
