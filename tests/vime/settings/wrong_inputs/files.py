@@ -61,6 +61,7 @@ CASES = (
     Case("--mtp-num-layers 1 --custom-model-provider-path right_hooks.model_provider",
          "--mtp-num-layers 1 with --custom-model-provider-path right_hooks.model_provider", "one of them",
          "Leave out one of the two.", "layers_for_further_tokens_are_in_the_checkpoint",
+         files={"right_hooks.py": "def model_provider(pre_process, post_process, vp_stage=None): return None"},
          config={**LATENT_CONFIG, "num_nextn_predict_layers": 1}),
     Case("--mtp-num-layers 1 --mtp-use-repeated-layer", "--mtp-use-repeated-layer is given", "left out",
          "Leave it out.", "layers_for_further_tokens_are_in_the_checkpoint",
