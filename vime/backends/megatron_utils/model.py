@@ -160,8 +160,8 @@ def _gpt_model(
     )
     if further is not None and not model.mtp_process:
         raise SettingsError(
-            f"--pipeline-model-parallel-layout {args.pipeline_model_parallel_layout} has no m on its last stage, needed "
-            f"for --mtp-num-layers {config.mtp_num_layers}.",
+            f"--pipeline-model-parallel-layout {args.pipeline_model_parallel_layout} has no m on its last stage, "
+            f"needed for --mtp-num-layers {config.mtp_num_layers}.",
             next_step="Write m before L in the layout.",
         )
     return model

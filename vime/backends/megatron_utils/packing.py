@@ -19,7 +19,7 @@ from vime.backends.megatron_utils.context import (
     positions_of_rank,
     token_places,
 )
-from vime.backends.megatron_utils.further_tokens import FurtherTargets, further_targets, shifted_tokens
+from vime.backends.megatron_utils.further_targets import FurtherTargets, further_targets, shifted_tokens
 from vime.backends.megatron_utils.head.types import Nucleus, TopKCandidates
 from vime.backends.megatron_utils.recorded import recorded_tensors
 from vime.backends.megatron_utils.routes import Routes, routes_of

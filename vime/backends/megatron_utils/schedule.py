@@ -22,7 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from vime.algorithms.importance import WeightRule
 from vime.algorithms.score_centering import CenteringTerms
 from vime.backends.megatron_utils.config import TrainerConfig
-from vime.backends.megatron_utils.further_tokens import FurtherTargets
+from vime.backends.megatron_utils.further_targets import FurtherTargets
 from vime.backends.megatron_utils.head.types import HeadOptions, HeadTerms
 from vime.backends.megatron_utils.logprob import response_log_probs
 from vime.backends.megatron_utils.loss import StepLoss

@@ -15,45 +15,29 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.tiny_families import build_tiny_model
+from tests.support.tiny_families import FURTHER_BESIDE, FURTHER_COPIES
 from tests.vime.backends.megatron_utils.dense_reference import load_double
 from tests.vime.backends.megatron_utils.tiny_batches import Sequence_
 
-NUM_LAYERS = 3
-LAYER = f"model.layers.{NUM_LAYERS}."
-BESIDE = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
-COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
-
-
-def build_further_model(folder: Path, **overrides: Any) -> Path:
-    """A tiny DeepSeek-V3 whose files have a layer for one further token, as its publisher writes it."""
-    build_tiny_model(folder, "deepseek_v3", seed=5, num_nextn_predict_layers=1, **overrides)
-    tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(9)
-    hidden = tensors["model.norm.weight"].numel()
-    last = f"model.layers.{NUM_LAYERS - 1}."
-    shapes = {name.removeprefix(last): value.shape for name, value in tensors.items() if name.startswith(last)}
-    shapes |= {name: torch.Size([hidden]) for name in BESIDE} | {"eh_proj.weight": torch.Size([hidden, 2 * hidden])}
-    for name, shape in sorted(shapes.items()):
-        spread, centre = (0.1, 1.0) if "norm" in name else (0.08, 0.0)
-        tensors[LAYER + name] = torch.randn(shape, generator=generator) * spread + centre
-    tensors |= {LAYER + name: tensors[original].clone() for name, original in COPIES.items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
 
 class FurtherReference:
-    """The model of `build_further_model` in float64; transformers reads its last layer as one more usual layer."""
+    """The model of `tiny_families.build_further_model` in float64.
+
+    transformers reads its last layer as one more usual layer, and the rest is computed here.
+    """
 
     def __init__(self, folder: Path) -> None:
         deeper = folder.with_name(f"{folder.name}_deeper")
         shutil.copytree(folder, deeper)
         config = json.loads((folder / "config.json").read_text())
-        (deeper / "config.json").write_text(json.dumps({**config, "num_hidden_layers": NUM_LAYERS + 1}))
+        self.num_layers = int(config["num_hidden_layers"])
+        self.layer = f"model.layers.{self.num_layers}."
+        (deeper / "config.json").write_text(json.dumps({**config, "num_hidden_layers": self.num_layers + 1}))
         tensors = load_file(folder / "model.safetensors")
-        beside = {name: tensors.pop(LAYER + name) for name in (*BESIDE, *COPIES)}
+        beside = {name: tensors.pop(self.layer + name) for name in (*FURTHER_BESIDE, *FURTHER_COPIES)}
         save_file(tensors, deeper / "model.safetensors", {"format": "pt"})
         self.model = load_double(deeper)
-        self.beside = {name: beside[name].double().requires_grad_() for name in BESIDE}
+        self.beside = {name: beside[name].double().requires_grad_() for name in FURTHER_BESIDE}
         self._eps = float(config["rms_norm_eps"])
 
     def __call__(self, tokens: torch.Tensor) -> SimpleNamespace:
@@ -83,7 +67,7 @@ class FurtherReference:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """By the names of the files."""
-        found = {LAYER + name: tensor.grad for name, tensor in self.beside.items() if tensor.grad is not None}
+        found = {self.layer + name: tensor.grad for name, tensor in self.beside.items() if tensor.grad is not None}
         for name, parameter in self.model.named_parameters():
             if parameter.grad is None:
                 continue
@@ -99,7 +83,7 @@ class FurtherReference:
 
     def _states(self, tokens: torch.Tensor) -> torch.Tensor:
         states = self.model.model.embed_tokens(tokens)
-        for layer in self.model.model.layers[:NUM_LAYERS]:
+        for layer in self.model.model.layers[: self.num_layers]:
             states = self._through(layer, states)
         return self.model.model.norm(states)
 
@@ -107,7 +91,7 @@ class FurtherReference:
         """[1, T - 2, V], of the tokens from the third on."""
         known, following = self._states(tokens)[:, :-2], self.model.model.embed_tokens(tokens)[:, 1:-1]
         joined = torch.cat([self._norm(following, "enorm.weight"), self._norm(known, "hnorm.weight")], dim=-1)
-        states = self._through(self.model.model.layers[NUM_LAYERS], joined @ self.beside["eh_proj.weight"].T)
+        states = self._through(self.model.model.layers[self.num_layers], joined @ self.beside["eh_proj.weight"].T)
         return self.model.lm_head(self._norm(states, "shared_head.norm.weight"))
 
     def _through(self, layer: Any, states: torch.Tensor) -> torch.Tensor:

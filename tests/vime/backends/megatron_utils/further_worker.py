@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.support.tiny_families import build_further_model
 from tests.vime.backends.megatron_utils.dense_reference import step_reference
-from tests.vime.backends.megatron_utils.further_reference import LAYER, FurtherReference, build_further_model
+from tests.vime.backends.megatron_utils.further_reference import FurtherReference
 from tests.vime.backends.megatron_utils.megatron_worker import (
     ONE_RANK,
     TWO_RANKS,
@@ -33,9 +34,9 @@ SCALE = 0.3
 POLICY = ObjectiveConfig(policy=PolicyLossSettings(eps_clip=0.1, eps_clip_high=0.25, eps_clip_c=1.5))
 
 
-def checkpoint(world: World, **overrides: Any) -> Path:
+def checkpoint(world: World) -> Path:
     path = world.folder / f"further_{world.rank}"
-    return path if path.exists() else build_further_model(path, **overrides)
+    return path if path.exists() else build_further_model(path)
 
 
 def all_weights(trainer: MegatronTrainer, folder: Path) -> Weights:
@@ -64,14 +65,14 @@ def against_the_reference(world: World) -> dict[str, Any]:
         "mtp_loss": abs(metrics["mtp_loss"] - float(further)),
         "gradients": max(float((moved[name] - gradients[name]).abs().max()) for name in moved),
         "smallest_of_the_layer": min(
-            float(gradients[name].abs().max()) for name in gradients if name.startswith(LAYER)
+            float(gradients[name].abs().max()) for name in gradients if name.startswith(reference.layer)
         ),
-        "num_of_the_layer": sum(name.startswith(LAYER) for name in moved),
-        "published": any(name.startswith(LAYER) for name in published),
+        "num_of_the_layer": sum(name.startswith(reference.layer) for name in moved),
+        "published": any(name.startswith(reference.layer) for name in published),
         "bit_equal": before.keys() == original.keys()
         and all(torch.equal(before[name], original[name]) for name in original),
-        "copies": torch.equal(after[f"{LAYER}embed_tokens.weight"], after["model.embed_tokens.weight"])
-        and torch.equal(after[f"{LAYER}shared_head.head.weight"], after["lm_head.weight"]),
+        "copies": torch.equal(after[f"{reference.layer}embed_tokens.weight"], after["model.embed_tokens.weight"])
+        and torch.equal(after[f"{reference.layer}shared_head.head.weight"], after["lm_head.weight"]),
     }
 
 
@@ -105,10 +106,9 @@ SPLITS: dict[str, tuple[str, ...]] = {
 
 
 def train_split(world: World, name: str, argv: tuple[str, ...]) -> dict[str, float]:
-    """Two steps on two ranks and on one. The stages of a pipeline have two layers each."""
-    overrides = {"num_hidden_layers": 3}
+    """Two steps on two ranks and on one."""
     even = ("--decoder-last-pipeline-num-layers", "1") if name == "pipeline" else ()
-    options: dict[str, Any] = {"hf_checkpoint": checkpoint(world, **overrides), "lr": 0.1, "num_further": 1}
+    options: dict[str, Any] = {"hf_checkpoint": checkpoint(world), "lr": 0.1, "num_further": 1}
     with world.trainer(*DESCENT, *argv, *even, **options) as trainer:
         split = TWO_RANKS if trainer.data_parallel_size == 2 else ONE_RANK
         metrics = train(trainer, range(2), split)

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.vime.backends.megatron_utils.tiny_batches import make_sequences, pack
+from vime.backends.megatron_utils.further_targets import further_targets, shifted_tokens
 from vime.models.weight_names import num_further_layers, weight_rules
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(600)]
@@ -55,27 +57,23 @@ def test_further_tokens_are_learned_on_two_ranks_as_on_one(two_ranks: dict[str, 
 
 
 def test_each_depth_is_told_the_tokens_so_far_behind_and_what_they_predict() -> None:
-    import torch
-
-    from vime.backends.megatron_utils.packing import to_tensors
-
     microbatch = pack(make_sequences(0), [0, 1, 3])
-    tensors = to_tensors(microbatch, torch.device("cpu"), num_further=2)
     sequences = np.split(microbatch.tokens, microbatch.cu_seqlens[1:-1])
+    starts, lengths = microbatch.cu_seqlens[:-1].tolist(), microbatch.response_lengths.tolist()
+    responses = [
+        (start, place, int(item[place]))
+        for start, item, length in zip(starts, sequences, lengths, strict=True)
+        for place in range(len(item) - length, len(item))
+    ]
+    predictors = np.array([start + place - 1 for start, place, _ in responses])
+    everywhere = np.arange(len(microbatch.tokens))
     for depth in (1, 2):
         shifted = np.concatenate([np.append(item[depth:], [0] * depth)[: len(item)] for item in sequences])
-        assert tensors.packed.further_tokens[depth - 1][0].tolist() == shifted.tolist()
-        expected = [
-            (start + place - 1 - depth, int(item[place]))
-            for start, item, length in zip(
-                microbatch.cu_seqlens[:-1].tolist(), sequences, microbatch.response_lengths.tolist(), strict=True
-            )
-            for place in range(len(item) - length, len(item))
-            if place - 1 - depth >= 0
-        ]
-        further = tensors.further[depth - 1]
-        assert list(zip(further.rows.tolist(), further.targets.tolist(), strict=True)) == expected
-        assert int(further.lengths.sum()) == len(expected) == len(further.loss_mask)
+        assert shifted_tokens(microbatch, everywhere, len(everywhere), depth).tolist() == shifted.tolist()
+        expected = [(start + place - 1 - depth, token) for start, place, token in responses if place - 1 - depth >= 0]
+        found = further_targets(microbatch, predictors, everywhere, everywhere, depth, torch.device("cpu"))
+        assert list(zip(found.rows.tolist(), found.targets.tolist(), strict=True)) == expected
+        assert int(found.lengths.sum()) == len(expected) == len(found.loss_mask)
 
 
 def test_only_families_whose_names_are_known_have_such_layers() -> None:
