@@ -27,6 +27,12 @@ from vime.errors import SettingsError
 ModelProvider = Callable[..., torch.nn.Module]
 """A function of (pre_process, post_process, vp_stage=None) that builds one chunk of a model."""
 
+_FURTHER_INPUTS = (
+    *("input_ids", "position_ids", "attention_mask", "padding_mask", "packed_seq_params", "sequence_len_offset"),
+    *("rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin"),
+)
+"""What layers for further tokens are called with, as the model's own."""
+
 
 class PackedGPTModel(GPTModel):  # type: ignore[misc]
     """`GPTModel` whose rotary embedding follows the position of each token in its own sequence.
@@ -63,11 +69,8 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
         pack, processor = kwargs["packed_seq_params"], kwargs["output_processor"]
         states: tuple[torch.Tensor, ...] = (hidden_states,)
         if self.mtp_process and pack is not None and pack.further_tokens and torch.is_grad_enabled():
-            names = ("input_ids", "position_ids", "attention_mask", "packed_seq_params", "rotary_pos_emb")
-            names += ("rotary_pos_cos", "rotary_pos_sin", "sequence_len_offset", "padding_mask")
-            found = self.mtp(
-                hidden_states=hidden_states, embedding=self.embedding, **{name: kwargs[name] for name in names}
-            )
+            inputs = {name: kwargs[name] for name in _FURTHER_INPUTS}
+            found = self.mtp(hidden_states=hidden_states, embedding=self.embedding, **inputs)
             states = found.chunk(1 + self.config.mtp_num_layers)
         if not self.post_process:
             return hidden_states
