@@ -153,9 +153,9 @@ def is_tied(hf_config: Config) -> bool:
 
 
 def num_further_layers(hf_config: Config) -> int:
-    """Layers of a checkpoint that predict further tokens, where their names are known."""
+    """Layers of a checkpoint that predict further tokens, where vime knows their names and they have a head."""
     family = NAMES.get(str(hf_config.get("model_type")))
-    known = family is not None and family.has_further_layers
+    known = family is not None and family.has_further_layers and not is_tied(hf_config)
     return int(hf_config.get("num_nextn_predict_layers") or 0) if known else 0
 
 

@@ -47,27 +47,38 @@ def all_weights(trainer: MegatronTrainer, folder: Path) -> Weights:
 
 def against_the_reference(world: World) -> dict[str, Any]:
     folder, sequences = checkpoint(world), make_sequences(1)
-    options = {"hf_checkpoint": folder, "objective": POLICY, "num_further": 1, "further_scale": SCALE, "lr": 1.0}
-    with world.trainer(*DESCENT, clip_grad=0.0, log_probs_chunk_size=7, temperature=0.7, **options) as trainer:
+    options: dict[str, Any] = {
+        **{"hf_checkpoint": folder, "objective": POLICY, "num_further": 1, "further_scale": SCALE},
+        **{"lr": 1.0, "clip_grad": 0.0, "log_probs_chunk_size": 7, "temperature": 0.7},
+    }
+    with world.trainer(*DESCENT, **options) as trainer:
         before = all_weights(trainer, world.folder / "before")
         published = list(weights_of(trainer))
         metrics = train(trainer, [1], ONE_RANK)[0]
         after = all_weights(trainer, world.folder / "after")
+    with world.trainer(*DESCENT, "--mtp-detach-heads", **options) as trainer:
+        train(trainer, [1], ONE_RANK)
+        detached = all_weights(trainer, world.folder / "detached")
     reference = FurtherReference(folder)
     expected = step_reference(reference, sequences, temperature=0.7, eps=(0.1, 0.25, 1.5), per_token=False)
+    policy = {name: gradient.clone() for name, gradient in reference.gradients().items()}
     further = reference.loss(sequences)
     (SCALE * further).backward()
     gradients = reference.gradients()
     moved = {name: before[name].double() - after[name].double() for name in gradients}
     original = load_file(folder / "model.safetensors")
+    of_the_layer = {name for name in gradients if name.startswith(reference.layer)}
     return {
         "metrics": max(abs(metrics[name] - value) for name, value in expected.items()),
         "mtp_loss": abs(metrics["mtp_loss"] - float(further)),
         "gradients": max(float((moved[name] - gradients[name]).abs().max()) for name in moved),
-        "smallest_of_the_layer": min(
-            float(gradients[name].abs().max()) for name in gradients if name.startswith(reference.layer)
+        "detached": max(
+            float((before[name].double() - detached[name].double() - alone).abs().max())
+            for name, alone in ((name, gradients[name] if name in of_the_layer else policy[name]) for name in moved)
         ),
-        "num_of_the_layer": sum(name.startswith(reference.layer) for name in moved),
+        "reaches_the_model": max(float((gradients[name] - policy[name]).abs().max()) for name in policy),
+        "smallest_of_the_layer": min(float(gradients[name].abs().max()) for name in of_the_layer),
+        "num_of_the_layer": len(of_the_layer),
         "published": any(name.startswith(reference.layer) for name in published),
         "bit_equal": before.keys() == original.keys()
         and all(torch.equal(before[name], original[name]) for name in original),

@@ -34,6 +34,11 @@ def test_loss_and_gradients_of_a_further_token_are_those_of_the_dense_reference(
     assert found["metrics"] < 1e-5, "the policy loss is as without it"
     assert found["mtp_loss"] < 1e-5
     assert found["gradients"] < 1e-5
+    assert found["reaches_the_model"] > 1e-4
+
+
+def test_with_detached_heads_only_the_layer_itself_learns_from_further_tokens(one_rank: dict[str, Any]) -> None:
+    assert one_rank["reference"]["detached"] < 1e-5
 
 
 def test_its_weights_come_back_bit_equal_with_their_copies_and_engines_do_not_get_them(
