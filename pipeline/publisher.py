@@ -133,11 +133,15 @@ class WeightPublisher:
         self._fences_changed()
         await self._admission.serve_only(sorted(self._serving))
 
-    async def readmit(self, address: str) -> None:
-        """The engine at this address runs anew and can take a version."""
+    async def readmit(self, address: str, now_at: str | None = None) -> None:
+        """The engine at this address runs anew and can take a version, `now_at` another address where it has moved."""
         del self._gone[address]
         self._in_doubt.discard(address)
         self._num_fenced.pop(address, None)
+        if now_at is not None and now_at != address:
+            next(engine for engine in self._engines if engine.address == address).move(now_at)
+            self.fenced[now_at] = self.fenced.pop(address)
+            self._fences_changed()
         self._returned.set()
 
     async def someone_is_behind(self) -> None:

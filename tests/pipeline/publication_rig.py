@@ -105,6 +105,7 @@ class Rig:
         timeout_s: float = 20.0,
         folder: Path | None = None,
         streams: bool = False,
+        streams_after_failure: bool = False,
         compare_first: bool = False,
         disk: DiskSettings | None = None,
         hook: str | None = None,
@@ -118,7 +119,9 @@ class Rig:
         self.clients = [make_client(engine.address) for engine in engines]
         self.trainer, self.admission = Trainer(), Admission()
         self.source = Source(self.trainer, None if folder is None else folder / "published", hook)
-        transport: WeightTransport = GroupTransport(self.source, streams=streams, timeout_s=timeout_s)
+        transport: WeightTransport = GroupTransport(
+            self.source, streams=streams, streams_after_failure=streams_after_failure, timeout_s=timeout_s
+        )
         if folder is not None:
             transport = DiskTransport(self.source, disk or DiskSettings(local_dir=folder / "local"))
         self.transport = transport
