@@ -32,6 +32,8 @@ class EngineProcess:
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.num_failing_starts = 0
+        self.moves_to: StandinEngine | None = None
+        """Where its successor is, when not at the same address."""
 
     def dies(self) -> None:
         self.engine.faults.dead = True
@@ -55,7 +57,11 @@ class EngineProcess:
             self.num_failing_starts -= 1
             raise EngineStartError("no memory")
         self.died.clear()
-        self.engine.start_anew()
+        if self.moves_to is None:
+            self.engine.start_anew()
+        else:
+            self.engine, self.moves_to = self.moves_to, None
+            self.address = self.engine.address
 
 
 class Run:
@@ -216,6 +222,18 @@ async def test_an_engine_that_does_not_start_again_leaves_the_memory_to_the_trai
         await run.train()
         assert run.rig.publisher.fenced == {}
         await run.rig.check_standing()
+
+
+async def test_an_engine_whose_successor_is_elsewhere_sleeps_there_and_serves_from_there() -> None:
+    with StandinEngine(required_names=NAMES) as elsewhere:
+        async with started(2) as run:
+            run.processes[1].moves_to = elsewhere
+            run.processes[1].dies()
+            await run.behind()
+            assert elsewhere.asleep == {"weights", "kv_cache"}
+            await run.train()
+            assert sorted(run.rig.admission.serving) == sorted([run.engines[0].address, elsewhere.address])
+            assert (elsewhere.version, elsewhere.asleep) == ("2", set())
 
 
 async def test_after_a_turn_that_the_trainer_borrowed_only_engines_that_are_the_same_process_serve_on() -> None:
