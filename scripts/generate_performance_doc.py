@@ -114,6 +114,9 @@ FLOORS: dict[str, list[Row]] = {
         ("kills", ">=", 500, "kills by SIGKILL, at named steps and random moments, on stand-in engines"),
         *KILL_COUNTS,
     ],
+    "recovery.history": [
+        ("history_ratio", "<=", 1.3, "time to open the queue with 100,000 trained groups behind it, over 100"),
+    ],
     "recovery.failover": [
         ("failover_gap_s", "<=", 5, "seconds that the stream stands still when its coordinator is killed"),
         ("failover_steps_before_s", "", 0, "seconds that as many steps take without a kill"),
