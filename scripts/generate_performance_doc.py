@@ -60,6 +60,15 @@ def at_balance(name: str, words: str) -> list[Row]:
     return [(f"{name}_{value}", comparison, floor, f"{words}: {what}") for value, comparison, floor, what in STREAM]
 
 
+KILL_COUNTS: list[tuple[str, str, float, str]] = [
+    ("lost", "<=", 0, "groups lost"),
+    ("trained_twice", "<=", 0, "samples trained twice"),
+    ("skipped_prompts", "<=", 0, "prompts skipped, taken twice or out of turn"),
+    ("version_regressions", "<=", 0, "steps whose version is below that of a step before"),
+    ("orphans", "<=", 0, "processes that outlived their session"),
+    ("stuck", "<=", 0, "sessions that stood still or ended for no reason"),
+    ("seconds_a_kill", "", 0, "seconds a kill, restarts included"),
+]
 FLOORS: dict[str, list[Row]] = {
     "storage_write": [
         (
@@ -100,6 +109,13 @@ FLOORS: dict[str, list[Row]] = {
             "time to the first step after kill -9 of every process, over a cold start's; stand-in engine",
         ),
         ("cold_start_s_standin", "", 0, "seconds from the command to the first step"),
+    ],
+    "chaos": [
+        ("kills", ">=", 500, "kills by SIGKILL, at named steps and random moments, on stand-in engines"),
+        *KILL_COUNTS,
+    ],
+    "recovery.history": [
+        ("history_ratio", "<=", 1.3, "time to open the queue with 100,000 trained groups behind it, over 100"),
     ],
     "recovery.failover": [
         ("failover_gap_s", "<=", 5, "seconds that the stream stands still when its coordinator is killed"),
