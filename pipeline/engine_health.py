@@ -44,6 +44,10 @@ class KeptEngine(Protocol):
         """Return when the engine samples; raises `EngineError` otherwise."""
         ...
 
+    async def stop(self) -> None:
+        """End what is left of the process; nothing happens when it has ended."""
+        ...
+
     async def restart(self) -> None:
         """End what is left of the process, and start another one; raises `EngineError` when it doesn't start.
 
@@ -169,6 +173,7 @@ class EngineKeeper:
             now = time.monotonic()
             restarted_at[:] = [at for at in restarted_at if at > now - RESTART_PERIOD_S]
             if len(restarted_at) >= MAX_RESTARTS:
+                await engine.stop()
                 raise EngineStartError(f"{reason.rstrip('.')}, after {MAX_RESTARTS} restarts.")
             restarted_at.append(now)
             self._note(

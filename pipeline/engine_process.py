@@ -50,6 +50,9 @@ class EngineProcess:
         self._cleanup_timeout_s, self._log_tail, self._on_restart = cleanup_timeout_s, log_tail, on_restart
         self._node, self._leave_lost_node, self._started_on = node, leave_lost_node, node()
         self.actor = spawn()
+        self._is_stopped = False
+        self.is_taken_over = False
+        """Whether its process is that of a driver before."""
         self.address = ""
 
     async def start(self) -> str:
@@ -62,7 +65,9 @@ class EngineProcess:
         taken: bytes = await answer(
             self.actor.take_over.remote(), self.name, within_s=TAKE_OVER_S, doing="say whether it goes on"
         )
-        return decode(taken, Takeover)
+        takeover = decode(taken, Takeover)
+        self.is_taken_over = takeover.version is not None
+        return takeover
 
     async def progress(self) -> str:
         """What its start is at, in words."""
@@ -87,11 +92,11 @@ class EngineProcess:
 
         They have the same address, or another one where the node is lost.
         """
-        await self._stop()
+        await self.stop()
         try:
             await self._leave_lost_node()
             moves = self._node() != self._started_on
-            self.actor = self._spawn()
+            self.actor, self._is_stopped = self._spawn(), False
             starting = self.actor.start.remote(0 if moves else urlsplit(self.address).port)
             started = await answer(starting, self.name, within_s=START_S, doing="start")
         except (RunFailedError, StorageError) as error:
@@ -109,11 +114,14 @@ class EngineProcess:
             return []
         return found
 
-    async def _stop(self) -> None:
-        """What doesn't stop in order ends with its actor."""
+    async def stop(self) -> None:
+        """End the actor and its engine; what doesn't stop in order ends with its actor."""
+        if self._is_stopped:
+            return
         try:
             stopping = answer(self.actor.stop.remote(), self.name)
             await asyncio.wait_for(stopping, self._cleanup_timeout_s + STOP_MARGIN_S)
         except (RunFailedError, TimeoutError) as error:
             logger.warning("%s was not stopped in order: %s", self.name, error)
         self._end(self.actor)
+        self._is_stopped = True

@@ -17,7 +17,7 @@ from pipeline.actors.producer import ProducerActor
 from pipeline.actors.settings import encode_settings
 from pipeline.cluster import CONTROL_S, Cluster, answer, closed
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
+from pipeline.engine_health import EngineKeeper, Fences, HealthSettings, KeptEngine
 from pipeline.engine_process import EngineProcess
 from pipeline.evaluation.records import EvaluationRecord
 from pipeline.external_engines import ExternalEngine, check_external
@@ -38,7 +38,6 @@ from pipeline.sample_columns import sample_columns
 from pipeline.storage_proof import prove_nodes
 from pipeline.trainer_group import STOP_TIMEOUT_S, TrainerGroup
 from pipeline.transports.ray_parts import COORDINATOR_S
-from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
 from recovery.commit import QueueState
 from storage.files import write_atomically
@@ -56,6 +55,10 @@ _Result = TypeVar("_Result")
 
 PROGRESS_S = 2.0
 COORDINATOR_RESTARTS = 20
+
+
+def _as_it_is(engine: KeptEngine) -> KeptEngine:
+    return engine
 
 
 class Workers:
@@ -105,10 +108,12 @@ class Workers:
         if in_memory:
             self.watch.add("coordinator", self.coordinator.watch.remote())
 
-    async def start_engines(self, report: Callable[[str], None]) -> list[str]:
+    async def start_engines(
+        self, report: Callable[[str], None], kept: Callable[[KeptEngine], KeptEngine] = _as_it_is
+    ) -> list[str]:
         """Start all engines; base URLs of those that are trained. `report` is told what they are at.
 
-        Those of other models serve at once, through their routers.
+        `kept` is how the keeper sees an engine. Those of other models serve at once, through their routers.
         """
         starting = asyncio.gather(*(engine.start() for engine in self.engines))
         try:
@@ -122,7 +127,7 @@ class Workers:
         if engines_are_others(self.settings):
             return await self._join_engines(report)
         if self.settings.engine.use_fault_tolerance and self.engines:
-            self.keeper = EngineKeeper(self.engines, _health(self.settings), self._note)
+            self.keeper = EngineKeeper([kept(engine) for engine in self.engines], _health(self.settings), self._note)
         else:
             for number, engine in enumerate(self.engines):
                 self.watch.add(f"engine_{number}", engine.actor.watch.remote())
@@ -150,6 +155,11 @@ class Workers:
                 f"{counted(len(versions), 'engine')} kept from the session before, with version {max(versions)}."
             )
         return max(versions, default=None)
+
+    @property
+    def taken_over(self) -> set[str]:
+        """Base URLs of the engines that were taken over, once all have started."""
+        return {engine.address for engine in self.engines if engine.is_taken_over}
 
     @property
     def has_engines(self) -> bool:
@@ -202,8 +212,8 @@ class Workers:
         self._engine_addresses = engine_addresses
         if self.settings.rollout.use_distributed_post:
             self._forwarders = self._cluster.spawn_everywhere(ForwarderActor)
-        await self.producers.start(NUM_PRODUCERS)
-        for number in range(NUM_PRODUCERS):
+        await self.producers.start(self.settings.queue.rollout_num_producers)
+        for number in range(len(self.producers.actors)):
             self.watch.add(f"producer_{number}", self.producers.keep(number))
 
     async def record_processes(self) -> None:
@@ -297,9 +307,9 @@ class Workers:
         evaluated = await self.producers.ask(0, lambda producer: producer.evaluate.remote(step, branch))
         return decode(evaluated, EvaluationRecord)
 
-    async def evaluation_generated(self, step: int) -> None:
-        """Returns when every response of an evaluation is there."""
-        await self.producers.ask(0, lambda producer: producer.evaluation_generated.remote(step))
+    async def evaluation_generated(self, step: int, branch: str) -> None:
+        """Returns when every response of an evaluation is there, also of one that begins after this was asked."""
+        await self.producers.ask(0, lambda producer: producer.evaluation_generated.remote(step, branch))
 
     async def on_trainers(self, call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
         """The same call on every rank, at once."""

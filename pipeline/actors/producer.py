@@ -103,9 +103,9 @@ class ProducerActor:
         """See `Evaluator.evaluate`."""
         return encode(await self._evaluating().evaluate(step, branch))
 
-    async def evaluation_generated(self, step: int) -> None:
+    async def evaluation_generated(self, step: int, branch: str) -> None:
         """See `Evaluator.generated`."""
-        await self._evaluating().generated(step)
+        await self._evaluating().generated(step, branch)
 
     async def stats(self) -> bytes:
         return encode(self._started().stats())

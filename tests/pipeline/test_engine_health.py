@@ -24,6 +24,7 @@ class Engine:
         self.check_error: EngineError | None = None
         self.checked, self.restarted = asyncio.Event(), asyncio.Event()
         self.num_restarts = 0
+        self.is_stopped = False
         self.will_not_start = False
         self.moves_to: str | None = None
 
@@ -35,6 +36,9 @@ class Engine:
         if self.check_error is not None:
             await asyncio.sleep(timeout_s)
             raise self.check_error
+
+    async def stop(self) -> None:
+        self.is_stopped = True
 
     async def restart(self) -> None:
         self.num_restarts += 1
@@ -174,6 +178,7 @@ async def test_an_engine_that_fails_again_and_again_is_given_up_and_the_others_g
             await asyncio.sleep(0.01)
         assert engine.num_restarts == MAX_RESTARTS
         assert not watched.running.done()
+        assert engine.is_stopped, "what can't serve holds nothing"
         assert "engine 0 (http://e0) is given up: status 1, after 3 restarts." in watched.notes[-1]
 
 

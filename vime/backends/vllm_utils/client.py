@@ -137,7 +137,8 @@ class EngineClient:
         """Sample from the engine. A request sent while the engine is paused waits.
 
         An aborted request returns with `finish_reason` abort and the tokens sampled so far. Cancelling the call
-        aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in.
+        aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in, and
+        `SampleError` for an answer that lacks the routes of its tokens.
         """
         if request.media:
             return await generate_with_media(self._http, request, timeout_s=self._generate_timeout_s)
@@ -230,7 +231,7 @@ class EngineClient:
         await self._http.call("POST", "/sleep", params={"level": "1"}, timeout_s=self._update_timeout_s)
 
     async def wake_up(self, memory: Sequence[EngineMemory]) -> None:
-        """Take these parts of the memory back; weights are as before `sleep`.
+        """Take these parts of the memory back, all where none is named; weights are as before `sleep`.
 
         Some versions go on sampling as soon as they have all of it, others after `resume`.
         """
