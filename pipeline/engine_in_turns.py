@@ -12,7 +12,12 @@ class EngineInTurns:
 
     def __init__(self, engine: KeptEngine, turns: MemoryTurns) -> None:
         self._engine, self._turns = engine, turns
-        self.name, self.address = engine.name, engine.address
+        self.name = engine.name
+
+    @property
+    def address(self) -> str:
+        """Another one after a restart on another node."""
+        return self._engine.address
 
     async def ended(self) -> str:
         """Until the process ends; how it ended."""
@@ -36,7 +41,9 @@ class EngineInTurns:
 
     async def restart(self) -> None:
         """End the process at once, and start another when the trainer is out; it sleeps until a publication."""
-        await self._turns.replace_process(self.address, self._engine.stop, self._engine.restart)
+        await self._turns.replace_process(
+            self.address, self._engine.stop, self._engine.restart, lambda: self._engine.address
+        )
 
 
 def kept_in_turns(turns: MemoryTurns, engine: KeptEngine) -> KeptEngine:

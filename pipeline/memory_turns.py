@@ -123,9 +123,15 @@ class MemoryTurns:
         await self._note(self._engines[address], Process.GONE)
 
     async def replace_process(
-        self, address: str, stop: Callable[[], Awaitable[None]], start: Callable[[], Awaitable[None]]
+        self,
+        address: str,
+        stop: Callable[[], Awaitable[None]],
+        start: Callable[[], Awaitable[None]],
+        now_at: Callable[[], str],
     ) -> None:
         """End an engine's process at once, start another when the trainer is out, and have that one sleep.
+
+        `now_at` is the address of the one that `start` has started, another one on another node.
 
         Raises:
             EngineError: it did not start or fall asleep; no process is left.
@@ -137,12 +143,17 @@ class MemoryTurns:
             engine.process = Process.CHANGES
         try:
             await start()
+            self._follow(engine, now_at())
             engine.starts_anew()
             await engine.fall_asleep()
         except EngineError:
-            await self.end_engine(address, stop)
+            await self.end_engine(engine.address, stop)
             raise
         await self._note(engine, Process.RUNS)
+
+    def _follow(self, engine: SleepingEngine, now_at: str) -> None:
+        self._engines[now_at] = self._engines.pop(engine.address)
+        engine.move(now_at)
 
     async def _empty(self, engine: SleepingEngine) -> None:
         """Until the engine holds none of the memory that the trainer needs."""
@@ -160,8 +171,8 @@ class MemoryTurns:
 
     async def _resumed(self, address: str, num_starts: int) -> str | None:
         """Have an engine go on; None when it can't, or is another process than before."""
-        engine = self._engines[address]
-        if engine.process is not Process.RUNS or engine.num_starts != num_starts:
+        engine = self._engines.get(address)
+        if engine is None or engine.process is not Process.RUNS or engine.num_starts != num_starts:
             return None
         try:
             await engine.resume()

@@ -32,6 +32,7 @@ class EngineProcess:
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.num_failing_starts = 0
+        self.moves_to: StandinEngine | None = None
 
     def dies(self) -> None:
         self.engine.faults.dead = True
@@ -55,6 +56,9 @@ class EngineProcess:
             self.num_failing_starts -= 1
             raise EngineStartError("no memory")
         self.died.clear()
+        if self.moves_to is not None:
+            self.engine, self.address, self.moves_to = self.moves_to, self.moves_to.address, None
+            return
         self.engine.start_anew()
 
 
@@ -151,6 +155,23 @@ async def test_an_engine_that_dies_while_others_sample_comes_back_asleep_and_ser
         assert run.rig.publisher.fenced == {}
         assert [engine.version for engine in run.engines] == ["2", "2"]
         await run.rig.check_standing()
+
+
+async def test_an_engine_that_went_to_another_node_takes_its_turns_there() -> None:
+    with StandinEngine(required_names=NAMES) as elsewhere:
+        async with started(2) as run:
+            elsewhere.events = run.events
+            run.processes[1].moves_to = elsewhere
+            run.processes[1].dies()
+            await run.behind()
+            assert run.rig.publisher.behind == [elsewhere.address]
+            assert elsewhere.asleep == {"weights", "kv_cache"}
+            await run.train()
+            assert run.rig.publisher.fenced == {}
+            assert sorted(run.rig.admission.serving) == sorted([run.engines[0].address, elsewhere.address])
+            assert elsewhere.version == "2"
+            async with run.turns.lent_to_trainer(2, run.rig.admission.serving):
+                assert elsewhere.asleep == {"weights", "kv_cache"}
 
 
 async def test_an_engine_that_dies_while_the_trainer_trains_starts_again_when_it_has_left() -> None:
