@@ -10,8 +10,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,7 +25,7 @@ from pipeline.devices import cpu_slots, visible_gpus
 from pipeline.guard import guarded
 from pipeline.lost_nodes import Lost, lost_processes, no_room_left, part_size, place_lost
 from pipeline.node_devices import CPU_SLOT, ProcessPlace, device_kind, live_nodes, reserve, runtime_env, spawn_at
-from vime.errors import ProcessDiedError, RunFailedError, SettingsError, StalledError, VimeError
+from vime.errors import ClusterStartError, ProcessDiedError, RunFailedError, SettingsError, StalledError, VimeError
 from vime.settings.machine import Node
 from vime.settings.placement import Demand, NoRoom, Placement, Seat, no_room, place
 
@@ -46,6 +46,21 @@ RELEASE_S = 10.0
 ROOM_S = 60.0
 """How long processes that have lost their node wait for room on another one."""
 _POLL_S = 0.2
+
+
+@contextmanager
+def _failing_as_one_error(joined: str | None) -> Iterator[None]:
+    """Whatever keeps Ray from starting, or the run from joining the cluster at an address, as `ClusterStartError`."""
+    try:
+        yield
+    except Exception as error:  # Ray raises Exception itself when a part of it isn't there in time
+        what = f"RAY_ADDRESS is {joined}, which can't be joined" if joined else "Ray did not start on this machine"
+        raise ClusterStartError(
+            f"{what}: {next(iter(str(error).splitlines()), type(error).__name__)}",
+            next_step="Start a cluster there (`ray start --head`), or unset RAY_ADDRESS and the run starts its own."
+            if joined
+            else "It may lack memory or be too busy: `vime doctor` looks. The same command tries again.",
+        ) from error
 
 
 class Cluster:
@@ -85,10 +100,11 @@ class Cluster:
     def _start(self) -> None:
         self.temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))
         self._exits.callback(shutil.rmtree, self.temporary, ignore_errors=True)
-        if self._joined:
-            ray.init(address=self._joined, log_to_driver=False, logging_level=logging.ERROR)
-        else:
-            self._start_own()
+        with _failing_as_one_error(self._joined):
+            if self._joined:
+                ray.init(address=self._joined, log_to_driver=False, logging_level=logging.ERROR)
+            else:
+                self._start_own()
         deadline = time.monotonic() + RELEASE_S
         while self._waits_for_others() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
