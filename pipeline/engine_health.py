@@ -34,7 +34,11 @@ class KeptEngine(Protocol):
     """An engine's process, which is replaced by another one."""
 
     name: str
-    address: str
+
+    @property
+    def address(self) -> str:
+        """Its base URL, another one after a restart on another node."""
+        ...
 
     async def ended(self) -> str:
         """Until the process ends; how it ended."""

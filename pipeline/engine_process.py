@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pipeline.cluster import CONTROL_S, answer
 from pipeline.messages import Takeover, decode
 from vime.backends.vllm_utils.client import EngineClient
-from vime.errors import EngineStartError, RunFailedError
+from vime.errors import EngineStartError, RunFailedError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class EngineProcess:
             self.actor, self._is_stopped = self._spawn(), False
             starting = self.actor.start.remote(0 if moves else urlsplit(self.address).port)
             started = await answer(starting, self.name, within_s=START_S, doing="start")
-        except RunFailedError as error:
+        except (RunFailedError, StorageError) as error:
             raise EngineStartError(error.message) from error
         if started != self.address and not moves:
             raise EngineStartError(f"{self.name} started at {started}, expected {self.address}.")

@@ -139,7 +139,9 @@ class WeightPublisher:
         self._in_doubt.discard(address)
         self._num_fenced.pop(address, None)
         if now_at is not None and now_at != address:
-            next(engine for engine in self._engines if engine.address == address).move(now_at)
+            for engine in self._engines:
+                if engine.address == address:
+                    engine.move(now_at)
             self.fenced[now_at] = self.fenced.pop(address)
             self._fences_changed()
         self._returned.set()

@@ -24,9 +24,16 @@ STOP_TIMEOUT_S = 30.0
 class TrainerGroup:
     """Handles of all ranks. A call to a rank whose process died raises `TrainerDiedError`."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, watch: ProcessWatch, note: Callable[[str], None]) -> None:
-        """`note` is told of ranks that go to another node."""
-        self._settings, self._cluster, self._watch, self._note = settings, cluster, watch, note
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        watch: ProcessWatch,
+        leave_lost_nodes: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`leave_lost_nodes` gives ranks whose node is lost a place on another one; raises `RunFailedError`."""
+        self._settings, self._cluster, self._watch = settings, cluster, watch
+        self._leave_lost_nodes = leave_lost_nodes
         self._encoded, self._patience_s = encode_settings(settings), settings.queue.stall_timeout
         self.ranks = self._spawn()
         self._following: asyncio.Future[list[None]] | None = None
@@ -42,9 +49,7 @@ class TrainerGroup:
             StalledError: a rank took longer than --stall-timeout.
         """
         if not self.ranks:
-            moved = await asyncio.to_thread(self._cluster.leave_lost_nodes)
-            if moved:
-                self._note(moved)
+            await self._leave_lost_nodes()
             self.ranks = self._spawn()
         init_method = await self._on_first(
             lambda trainer: trainer.rendezvous.remote(), "find an address for the ranks", CONTROL_S

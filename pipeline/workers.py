@@ -35,6 +35,7 @@ from pipeline.prometheus.exporter import write_engine_targets
 from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
+from pipeline.storage_proof import prove_nodes
 from pipeline.trainer_group import STOP_TIMEOUT_S, TrainerGroup
 from pipeline.transports.ray_parts import COORDINATOR_S
 from recovery.accounting import Identity
@@ -83,7 +84,7 @@ class Workers:
         self.keeper: EngineKeeper | None = None
         """Who replaces engines, in a run that does, once they have started."""
         self.watch = ProcessWatch(folder.log)
-        self.trainers = TrainerGroup(settings, cluster, self.watch, note)
+        self.trainers = TrainerGroup(settings, cluster, self.watch, self._leave_lost_nodes)
         self.producers = ProducerGroup(
             self._spawn_producer,
             lambda actor: cluster.end(actor),
@@ -371,11 +372,15 @@ class Workers:
         write_engine_targets(self.settings.logging, self._folder, self._addresses[self._models[0]])
         await self.producers.engine_moved(address, now_at)
 
-    async def _leave_lost_node(self, number: int) -> None:
-        """Give an engine whose node is lost a place on another one."""
-        moved = await asyncio.to_thread(self._cluster.leave_lost_nodes, number)
+    async def _leave_lost_nodes(self, engine: int | None = None) -> None:
+        """Give the trainer's ranks, or an engine, that have lost their node a place on another one.
+
+        That one must see the queue's folder as all do. Raises `RunFailedError` or `StorageError`.
+        """
+        moved = await asyncio.to_thread(self._cluster.leave_lost_nodes, engine)
         if moved:
             self._note(moved)
+            await prove_nodes(self._folder.queue, self.settings.queue)
 
     def _engine(self, number: int, spec: EngineSpec, num_ranks: int) -> EngineProcess:
         log = self._folder.log(f"engine_{number}")
@@ -393,7 +398,7 @@ class Workers:
             log_tail=lambda: last_lines(log),
             on_restart=self.record_processes,
             node=lambda: self._cluster.engine_places(number)[0].node_id,
-            leave_lost_node=partial(self._leave_lost_node, number),
+            leave_lost_node=partial(self._leave_lost_nodes, number),
             is_kept=self.settings.queue.rollout_session_id is not None
             and len(self._cluster.engine_places(number)) == 1,
         )

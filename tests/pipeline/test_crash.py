@@ -10,7 +10,9 @@ import pytest
 
 from recovery.audit import audit_run
 from storage import segment_list
-from tests.pipeline.mini_stream import BATCH, POINTS, ROLLOUTS, MiniStream, run_session
+from storage.columns import decode_group
+from storage.pool import Pool
+from tests.pipeline.mini_stream import BATCH, MEMBERS, POINTS, ROLLOUTS, MiniStream, run_session
 
 SCRIPT = Path(__file__).with_name("mini_stream.py")
 
@@ -72,6 +74,26 @@ def test_accepted_groups_outlive_the_session_that_made_them(tmp_path: Path) -> N
         assert stream.coordinator.counts().pending == before.pending
     finally:
         stream.close()
+
+
+@pytest.mark.parametrize("point", ["publish", "accept", "train"])
+def test_every_token_that_was_acknowledged_can_be_used_after_a_kill(tmp_path: Path, point: str) -> None:
+    kill_session(tmp_path, point, 2)
+    killed = audit_run(tmp_path)
+    acknowledged = killed.pending + killed.trained
+    stream = MiniStream(tmp_path)
+    try:
+        assert stream.coordinator.counts().pending == acknowledged, (
+            "trained groups that no commit has are pending again"
+        )
+        groups = asyncio.run(stream.coordinator.wait_for_groups(acknowledged, 5))
+    finally:
+        stream.close()
+    assert groups is not None
+    with Pool.open(tmp_path / "rollout_data" / "pool") as pool:
+        payloads = [decode_group(*vars(pool.read_group(group.ref)).values()) for group in groups]
+    found = [(sample.index, sample.tokens) for payload in payloads for sample in payload]
+    assert found == [(index, [1, 2, 3]) for index in range(acknowledged * MEMBERS)]
 
 
 def test_running_books_agree_with_the_queue_at_every_step(tmp_path: Path) -> None:

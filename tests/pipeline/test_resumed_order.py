@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,6 +204,15 @@ def test_interruptions_at_random_moments_skip_no_prompt_and_train_none_twice_in_
     dropped = [group for group in range(groups[-1] + 1) if group % 7 == 3]
     assert sorted(groups + dropped) == list(range(groups[-1] + 1)), "trained or dropped, each once, none left out"
     assert groups[-1] > 2 * NUM_PROMPTS, "over two epochs"
+    unkilled = tmp_path / "unkilled"
+    run_session(unkilled, kind=SometimesFailing, rollouts=rollouts)
+    assert lengths(tmp_path) == lengths(unkilled), "long responses are trained as often as in a run that is not killed"
+
+
+def lengths(run: Path) -> Counter[int]:
+    """How many trained responses have each length."""
+    groups = sorted({sample // MEMBERS for _, samples in trained(run) for sample in samples})
+    return Counter(sample.response_length for group in groups for sample in of_some_length(group))
 
 
 async def train_one(stream: mini_stream.MiniStream) -> int:

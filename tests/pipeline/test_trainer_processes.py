@@ -21,6 +21,7 @@ from pipeline.workers import Workers
 from tests.end_to_end.jobs import Job
 from tests.support.tiny_models import VOCAB_SIZE
 from vime.errors import RunFailedError, StalledError
+from vime.settings.groups import QueueSettings
 from vime.settings.resolve import resolve
 from vime.settings.rules.quantities import demand_of
 
@@ -58,7 +59,8 @@ class Ranks:
         self.started: list[Rank] = []
         self.moved = ""
 
-    def leave_lost_nodes(self) -> str:
+    def leave_lost_nodes(self, engine: int | None) -> str:
+        assert engine is None
         return self.moved
 
     def spawn_worker(self, actor: type, bundle: int, *_: Any, env: dict[str, str] | None = None) -> Any:
@@ -123,14 +125,24 @@ async def test_ranks_start_anew_after_a_release_and_their_end_counts_again(
         await workers.guarded(asyncio.sleep(60))
 
 
-async def test_ranks_that_have_lost_their_node_are_told_where_they_start(workers: Workers) -> None:
+async def test_ranks_that_have_lost_their_node_start_on_another_one_that_sees_the_queues_folder(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     NOTES.clear()
+    proven: list[Path] = []
+
+    async def prove(folder: Path, _: QueueSettings) -> None:
+        proven.append(folder)
+
+    monkeypatch.setattr("pipeline.workers.prove_nodes", prove)
     await workers.start_trainers()
-    assert NOTES == []
+    assert (NOTES, proven) == ([], [])
     await workers.trainers.abandon()
-    workers.trainers._cluster.moved = "Lost from the Ray cluster: a. Started on b instead: trainer rank 1."  # type: ignore[attr-defined]
+    cluster = workers.trainers._cluster
+    cluster.moved = "Lost from the Ray cluster: a. Started on b instead: trainer rank 1."  # type: ignore[attr-defined]
     await workers.start_trainers()
     assert NOTES == ["Lost from the Ray cluster: a. Started on b instead: trainer rank 1."]
+    assert [path.name for path in proven] == ["pool"]
     assert len(workers.trainers.ranks) == 2
 
 
