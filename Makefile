@@ -28,8 +28,8 @@ test-fast: $(STAMP)
 test-juicefs: $(STAMP)
 	VIME_REQUIRE_JUICEFS=1 $(PY) -m pytest -m juicefs tests/juicefs
 
-# The pages of `vime view` and `vime report` in Chromium, on a stored and on a live run; the pictures in docs/images are
-# of these tests. It fails where there is no Chromium, and says what to install.
+# The pages of `vime view` and `vime report` in Chromium, on a stored and on a live run. The pictures in docs/images are
+# of these tests, and of the run VIME_PICTURED_RUN where one is named. It fails without Chromium, and says what to install.
 test-browser: $(STAMP)
 	VIME_REQUIRE_BROWSER=1 VIME_SCREENSHOTS=docs/images $(PY) -m pytest -m browser tests/browser
 

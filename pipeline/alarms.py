@@ -108,7 +108,8 @@ def _gap(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
             "gap",
             f"Sampler and trainer differ by {gap:.3g} nats a token; alarm above {limits.gap_nats:g}.",
             "`vime parity` with the flags of the job tells whether engine and trainer compute the same. If they do, "
-            "the samples are old: lower --max-staleness or --update-weights-interval, or lower --lr.",
+            "the samples are old: lower --max-staleness or --update-weights-interval, or lower --lr. `vime view RUN` "
+            "orders samples by their gap and colours their tokens by it.",
             level_above(gap, limits.gap_nats),
         )
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pipeline.run_folder import RunFolder
 from pipeline.session_start import Start
+from pipeline.token_log import remove_token_logs
 from pipeline.workers import Workers
 from recovery.checkpoint_retention import Keeping, remove_commits
 from recovery.commit import QueueState, iteration_directory, write_commit
 from recovery.pointer import point_to
-from recovery.retention import releasable
+from recovery.retention import last_releasable_rollout, releasable
 from storage.files import make_folder
 from storage.positions import PositionRanges
 from vime.settings.groups import Settings
@@ -112,13 +113,13 @@ class Commits:
             await asyncio.to_thread(point_to, root, start.plan.directory, rollout_id)
         checkpoint = self._settings.checkpoint
         keeping = Keeping(checkpoint.keep_checkpoints, checkpoint.keep_every)
-        for record in await asyncio.to_thread(remove_commits, self._folder.root, keeping):
+        for record in await asyncio.to_thread(remove_commits, self._folder.root, keeping, self._folder.output):
             self._note(f"Removed the checkpoint of {_relative(record)}.")
-        released = (
-            releasable(self._folder.root, start.plan.directory, queue.rollout_queue_keep_commits)
-            if queue.rollout_queue_online_gc
-            else PositionRanges()
-        )
+        released = PositionRanges()
+        if queue.rollout_queue_online_gc:
+            kept = (self._folder.root, start.plan.directory, queue.rollout_queue_keep_commits)
+            released = releasable(*kept)
+            await asyncio.to_thread(remove_token_logs, self._folder.token_log, last_releasable_rollout(*kept))
         await self._workers.rotate_queue(state, released)
         how = ", written in the background" if self._settings.checkpoint.async_save else ""
         self._note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s{how}: {_relative(path)}")

@@ -129,7 +129,7 @@ def trace_sample(location: RunLocation, sample_index: int) -> SampleTrace:
     line = BranchLine(location.root, view.control_dir)
     with Pool.open(location.pool) as pool:
         prompts = read_prompts(pool, [group])
-        planned = list(_planned(pool, line, group.position, sample_index))
+        planned = list(planned_steps(pool, line, group.position, sample_index))
     trained = [
         TrainedStep(e.branch, e.rollout_id, e.step, e.data_parallel_rank, line.counts(e.branch, e.rollout_id))
         for e in training_log(location.training_logs)
@@ -241,7 +241,8 @@ def _plans(pool: Pool, line: BranchLine, position: int | None, rollout_id: int |
             yield decode(pool.read_blob(record.plan_ref), BatchPlan)
 
 
-def _planned(pool: Pool, line: BranchLine, position: int | None, sample_index: int) -> Iterator[PlannedStep]:
+def planned_steps(pool: Pool, line: BranchLine, position: int | None, sample_index: int) -> Iterator[PlannedStep]:
+    """Plans that hold a sample of the group at `position`, in the order they were made. Raises `StorageError`."""
     if position is None:
         return
     for plan in _plans(pool, line, position, None):

@@ -79,7 +79,7 @@ async def _probe(
     address: str, prompts: Sequence[list[int]], sampling: Sampling, columns: SampleColumns
 ) -> list[ProbeSequence]:
     found: list[ProbeSequence] = []
-    errors: list[EngineError] = []
+    errors: list[EngineError | SampleError] = []
     async with EngineClient(address) as engine:
         salt = f"parity-{uuid.uuid4().hex}"
         for _ in range(2):
@@ -88,7 +88,7 @@ async def _probe(
                 for number, prompt in enumerate(prompts)
             )
             for answer in await asyncio.gather(*asked):
-                if isinstance(answer, EngineError):
+                if isinstance(answer, EngineError | SampleError):
                     errors.append(answer)
                 else:
                     found.append(answer)
@@ -99,10 +99,10 @@ async def _probe(
 
 async def _ask(
     engine: EngineClient, prompt: list[int], sampling: Sampling, salt: str, columns: SampleColumns
-) -> ProbeSequence | EngineError:
+) -> ProbeSequence | EngineError | SampleError:
     try:
         result = await engine.generate(GenerateRequest(uuid.uuid4().hex, prompt, sampling, salt, columns=columns))
-    except EngineError as error:
+    except (EngineError, SampleError) as error:
         return error
     return ProbeSequence(
         tokens=prompt + result.token_ids,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pipeline.external_engines import registered_engines
+from pipeline.prometheus.exporter import write_router_target
 from pipeline.restarts import RestartBudget
 from pipeline.run_folder import RunFolder
 from storage.files import write_atomically
@@ -179,8 +180,11 @@ class Routers:
 
     def _start(self, model: str, port: int, *, port_timeout_s: float = 0.0) -> RouterServer:
         options = router_options_of(self._settings.router_args)
-        launch = RouterLaunch(self._host, port, self._folder.log(f"router_{model}"), options)
-        return RouterServer(launch, port_timeout_s=port_timeout_s)
+        metrics_host = self._settings.logging.prometheus_host
+        launch = RouterLaunch(self._host, port, self._folder.log(f"router_{model}"), options, metrics_host)
+        server = RouterServer(launch, port_timeout_s=port_timeout_s)
+        write_router_target(self._settings.logging, self._folder, model, server.metrics_address)
+        return server
 
     async def _register(self, model: str) -> None:
         """Have exactly those of a model's engines registered that serve. Raises `EngineError`."""

@@ -105,6 +105,11 @@ class RunFolder:
     def training_log(self, rank: int) -> Path:
         return self.root / "training_log" / f"rank_{rank}.jsonl"
 
+    @property
+    def token_log(self) -> Path:
+        """What the trainer made of each token."""
+        return self.root / "token_log"
+
     def log(self, process: str) -> Path:
         return self.logs / f"{process}.log"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from storage.contracts import PayloadPool
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch
 from vime.data.lazy import token_counts
+from vime.data.trained_tokens import TrainedTokens
 from vime.utils.kill_points import KillPoint, reach
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class TrainerWorker:
         postprocess: Callable[[Steps, int], Steps] | None = None,
         dump: Callable[[int, Steps], None] | None = None,
         results: Callable[[RolloutResult], None] | None = None,
+        tokens: Callable[[BatchPlan, Mapping[int, TrainedTokens]], None] | None = None,
         rank: int = 0,
         checks: StepChecks | None = None,
         memory: MemoryRecord | None = None,
@@ -58,15 +60,15 @@ class TrainerWorker:
         `postprocess(steps, rollout_id)` changes what is trained after all else is computed.
 
         The first `num_critic_only_steps` rollout batches train the critic alone. `dump` is given each rollout's number
-        and what the actor is about to train on, `results` what the rollout came to on `rank`. `checks` look at each
-        step's metrics, `memory` is told of each rollout that was trained, and all work on one is done in
-        `traced(rollout_id)`.
+        and what the actor is about to train on, `results` what the rollout came to on `rank`, and `tokens`, on one of
+        the ranks that share samples, what the actor's steps made of their tokens. `checks` look at each step's metrics,
+        `memory` is told of each rollout that was trained, and all work on one is done in `traced(rollout_id)`.
         """
         self._trainer, self._pool, self._training_log = trainer, pool, training_log
         self._needs = needs
         self._critic, self._num_critic_only_steps = critic, num_critic_only_steps
         self._replica, self._postprocess = trainer.data_parallel_rank, postprocess
-        self._dump, self._results, self._rank = dump, results, rank
+        self._dump, self._results, self._tokens, self._rank = dump, results, tokens, rank
         self._checks, self._memory, self._traced = checks, memory, traced
         self._saving: BackgroundSave | None = None
         self.weights = weights
@@ -128,6 +130,7 @@ class TrainerWorker:
 
     def _train_actor(self, plan: BatchPlan, steps: Steps) -> list[StepResult]:
         results = []
+        tokens: dict[int, TrainedTokens] = {}
         for number, (step, microbatches) in enumerate(zip(plan.steps, steps, strict=True)):
             reach(KillPoint.BEFORE_STEP)
             place = StepPlace(plan.rollout_id, number)
@@ -136,8 +139,11 @@ class TrainerWorker:
                 self._checks.check("actor", place, metrics)
             self.num_steps += 1
             results.append(StepResult(metrics, self._trainer.sample_losses))
+            tokens |= self._trainer.trained_tokens
             log_step(self._training_log, plan, number, self._replica)
             reach(KillPoint.AFTER_STEP)
+        if self._tokens is not None and tokens:
+            self._tokens(plan, tokens)
         self._trainer.rollout_trained(plan.rollout_id)
         return results
 

@@ -24,6 +24,7 @@ from pipeline.step_checks import CheckSettings, StepChecks
 from pipeline.step_profile import ProfileSettings, StepProfile
 from pipeline.step_results import log_result, results_path
 from pipeline.storage_declaration import read_declaration
+from pipeline.token_log import write_token_log
 from pipeline.transports.blocking_queue import RayBlockingQueue
 from pipeline.transports.carriers import carrier_of
 from pipeline.transports.ray_parts import RayParts
@@ -50,9 +51,6 @@ if TYPE_CHECKING:  # they load torch, which only trainer ranks need
     from pipeline.trainer_worker import Steps, TrainerWorker
     from vime.algorithms.objective_config import ObjectiveConfig
     from vime.backends.megatron_utils.config import CriticConfig, TrainerConfig
-
-NUM_PRODUCERS = 1
-"""Producers on one node."""
 
 LOG_PROBS_CHUNK_SIZE = 2048
 """Rows of logits at once in float32, when --log-probs-chunk-size leaves it to vime."""
@@ -280,6 +278,9 @@ def build_trainer_worker(
         num_critic_only_steps=settings.objective.num_critic_only_steps,
         dump=_train_data_dump(settings, rank),
         results=partial(log_result, results_path(folder.root, rank)),
+        tokens=None
+        if settings.queue.is_in_memory
+        else partial(write_token_log, folder.token_log, model.data_parallel_rank),
         rank=rank,
         postprocess=_data_postprocess(settings, config.objective),
         checks=StepChecks(CheckSettings.of(settings, rank, starts_elsewhere=config.start is not None)),

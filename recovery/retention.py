@@ -18,25 +18,30 @@ def releasable(run: Path, directory: str, num_kept: int) -> PositionRanges:
     waited when they were written: what was generated later belongs to other branches. A commit that can't be read
     can't be chosen, and keeps nothing.
     """
-    own = _newest_states(run / directory, num_kept)
+    own = list(_newest_states(run / directory, num_kept).values())
     if not own:
         return PositionRanges()
     result = PositionRanges(own[-1].trained)
     for folder in commit_folders(run):
         if folder != directory:
-            for state in _newest_states(run / folder, num_kept):
+            for state in _newest_states(run / folder, num_kept).values():
                 result = result.minus(PositionRanges(state.accepted).minus(PositionRanges(state.trained)))
     return result
 
 
-def _newest_states(folder: Path, count: int) -> list[QueueState]:
-    """Queue states of the newest commits of a folder, newest first."""
-    states: list[QueueState] = []
+def last_releasable_rollout(run: Path, directory: str, num_kept: int) -> int | None:
+    """The last rollout of `directory` whose payloads `releasable` lets go, None where it keeps all."""
+    return min(_newest_states(run / directory, num_kept), default=None)
+
+
+def _newest_states(folder: Path, count: int) -> dict[int, QueueState]:
+    """Queue states of the newest commits of a folder by their rollout, newest first."""
+    states: dict[int, QueueState] = {}
     for rollout_id in reversed(committed_rollouts(folder)):
         if len(states) == count:
             break
         try:
-            states.append(read_queue_state(folder, rollout_id))
+            states[rollout_id] = read_queue_state(folder, rollout_id)
         except CommitError:
             continue
     return states

@@ -61,6 +61,11 @@ class RunLocation:
         """What each rank says that it trained."""
         return sorted((self.root / "training_log").glob("rank_*.jsonl"))
 
+    @property
+    def token_log(self) -> Path:
+        """What the trainer made of each token."""
+        return self.root / "token_log"
+
     def driver(self) -> int | None:
         """Process id of the session that is running now on this host, None when none is."""
         path = self.root / "rollout" / "session.lock"

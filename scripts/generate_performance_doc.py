@@ -220,6 +220,71 @@ FLOORS: dict[str, list[Row]] = {
         ("step_s", "", 0, "seconds a step"),
         ("pause_s", "", 0, "the engine's pause in a publication"),
     ],
+    "gpu.node.layouts": [
+        ("outside", "<=", 0, "losses and gradient norms that differ from those of one rank in fp32 by more than 0.03"),
+        ("dense_grad_norm", "", 0, "relative difference of the gradient norm of one rank in bf16"),
+        ("moe_grad_norm", "", 0, "of a mixture of experts on one rank in bf16"),
+        *(
+            (f"chain{ranks}_grad_norm", "", 0, f"of {ranks} ranks whose layout changes at each resume")
+            for ranks in (4, 8)
+        ),
+        *((f"moe_spread{ranks}_grad_norm", "", 0, "of such with experts spread over ranks") for ranks in (4, 8)),
+    ],
+    "gpu.node.publication": [
+        *(
+            row
+            for engines, workers in ((2, 1), (4, 1), (2, 2), (1, 2))
+            for row in (
+                (
+                    f"{engines}x{workers}_pause_over_plain",
+                    "<=",
+                    2,
+                    f"pause of {engines} x {workers} GPUs over a plain broadcast to them (goal: 1.25)",
+                ),
+                (f"{engines}x{workers}_pause_s", "", 0, "that pause in seconds"),
+            )
+        ),
+        (
+            "loss_publications",
+            "",
+            0,
+            "publications until the others serve a new version when an engine is killed in one",
+        ),
+        ("loss_s", "", 0, "seconds of that"),
+        ("loss_usual_s", "", 0, "seconds of a publication without a kill"),
+        ("loss_return_s", "", 0, "seconds from the answering of the new process until it serves"),
+        ("hash_moved_share", "<=", 0, "groups of the other engines that the router sends elsewhere after the loss"),
+        ("hash_back_share", ">=", 1, "groups that are back where they were after the return"),
+        ("hash_spread", "", 0, "groups of the fullest engine over an even share"),
+    ],
+    "gpu.node.stream": [
+        ("scaling_2", ">=", 0.85, "trained tokens/s of 2 + 2 GPUs over twice those of 1 + 1 (goal: 0.95)"),
+        ("scaling_4", ">=", 0.85, "of 4 + 4 over four times those (goal: 0.95)"),
+        *(
+            (f"at{size}_stream_over_slower", ">=", 0.85, f"{size} + {size}: over the slower of both sides alone")
+            for size in (1, 2, 4)
+        ),
+        *((f"at{size}_stream_tokens_per_s", "", 0, f"{size} + {size}: trained tokens/s") for size in (1, 2, 4)),
+        ("straw_over_memory", "<=", 1.03, "step time with the queue on disk, over samples in memory"),
+    ],
+    "gpu.node.colocation": [
+        *(
+            row
+            for job, words in (
+                ("engines", "four ranks and four engines by turns"),
+                ("engine", "four ranks and one engine of four GPUs by turns"),
+                ("ppo", "a critic; the trainer leaves its GPUs"),
+            )
+            for row in (
+                (f"{job}_lost", "<=", 0, f"groups that were lost; {words}"),
+                (f"{job}_trained_twice", "<=", 0, "groups that were trained twice"),
+                (f"{job}_parity_mean", "<=", 0.02, "trainer against engine, mean difference of log-probabilities"),
+                (f"{job}_step_s", "", 0, "seconds a step"),
+                (f"{job}_freed_gib", "", 0, "GiB that a sleeping engine gave back"),
+            )
+        ),
+        ("ppo_value_loss", "", 0, "of the critic in the last step"),
+    ],
 }
 """Benchmark -> (value, comparison, floor, meaning); no comparison where the value is only told."""
 PICTURES = {

@@ -97,8 +97,9 @@ def job_values(job: Job, name: str) -> dict[str, float]:
         "step_s": statistics.median(record["step_s"] for record in records),
         "lost": len(report.lost),
         "trained_twice": len(report.trained_twice),
-        "parity_mean": job.parity_means()[-1],
     }
+    if means := job.parity_means():  # none on stand-ins, with which no trainer agrees
+        values["parity_mean"] = means[-1]
     return {f"{name}_{value}": number for value, number in values.items()}
 
 
@@ -128,10 +129,15 @@ def ppo(stages: Stages) -> dict[str, float]:
     """Actor and critic."""
     job = stages.job("ppo", smoke_command(stages.folder, "ppo", stages.gpus, ppo_flags(stages.gpus)))
     values = job_values(job, "ppo")
+    return values | {"ppo_value_loss": value_loss(job)}
+
+
+def value_loss(job: Job) -> float:
+    """Of the last step; raises `RunFailedError` unless the first batch has trained the critic alone and others both."""
     warm, *later = [record["train"] for record in read_steps(job.run).values()]
     if "loss" in warm or any("value_loss" not in step for step in (warm, *later)):
         raise RunFailedError(f"ppo: the first batch trains the critic alone and later ones both, found {warm}, {later}")
-    return values | {"ppo_value_loss": later[-1]["value_loss"]}
+    return float(later[-1]["value_loss"])
 
 
 class ExternalEngine:

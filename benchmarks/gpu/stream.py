@@ -127,7 +127,7 @@ def train_command(folder: Path, run: Path, load: Load, gpus: int) -> list[str]:
     return [*train_words(), *[str(word) for item in flags.items() for word in item], *switches, *device_flags(gpus)]
 
 
-async def _generate(address: str, load: Load, num_requests: int) -> float:
+async def generation_rate(address: str, load: Load, num_requests: int) -> float:
     """Response tokens/s of an engine that has nothing else to do; the first requests warm it up."""
     rng = random.Random(1)
     async with EngineClient(address) as client:
@@ -155,7 +155,7 @@ def generation_alone(folder: Path, load: Load, gpus: int) -> float:
         gpu_share=ONE_GPU_SHARE if gpus == 1 else None,
     )
     with ready_engine(launch, gpus) as server:
-        return asyncio.run(_generate(server.address, load, 2 * load.groups * load.group))
+        return asyncio.run(generation_rate(server.address, load, 2 * load.groups * load.group))
 
 
 def _median(records: Sequence[dict[str, Any]], name: str) -> float:
@@ -209,9 +209,9 @@ def measure_balance(stages: Stages, name: str) -> dict[str, float]:
             job.killed_after(load.steps)
         return {"parity_mean": job.parity_means()[-1]}
 
-    alone = stages.once(stage("alone"), lambda: {"tokens_per_s": generation_alone(folder, load, gpus)}, needs_s=90)
-    streaming = stages.once(stage("stream"), lambda: trained("stream", ()), needs_s=150)
-    stages.once(stage("turns"), lambda: trained("turns", ("--max-staleness", "0")), needs_s=150)
+    alone = stages.once(stage("alone"), lambda: {"tokens_per_s": generation_alone(folder, load, gpus)}, needs_s=80)
+    streaming = stages.once(stage("stream"), lambda: trained("stream", ()), needs_s=110)
+    stages.once(stage("turns"), lambda: trained("turns", ("--max-staleness", "0")), needs_s=120)
     stream, turns = (list(read_steps(stages.folder / stage(what)).values()) for what in ("stream", "turns"))
     values = summarize(stream, turns, alone["tokens_per_s"]) | streaming
     if name == PEER:

@@ -20,6 +20,8 @@ HEADER_BYTES = 1024
 """Allowance a sample for the header, and for scalars, ids and metadata among its packed fields."""
 TEXT_BYTES = 4
 """Allowance a token for the texts of prompt and response."""
+TRAINER_BYTES = 4
+"""The trainer's log-probability of a response token, in the token log."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def disk_need(settings: Settings, hf_config: Mapping[str, Any]) -> DiskNeed:
     columns = sample_columns(settings, hf_config)
     total = response if longest is None else longest
     sample = HEADER_BYTES + total * TEXT_BYTES + sum(column.bytes_of(total, response) for column in columns)
+    if not settings.queue.is_in_memory:
+        sample += response * TRAINER_BYTES
     rollout = sample * settings.data.samples_per_rollout
     num_rollout = settings.data.num_rollout or 0
     interval = 1 if settings.cluster.release_train else settings.checkpoint.save_interval

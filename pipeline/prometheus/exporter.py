@@ -75,6 +75,15 @@ def write_engine_targets(logging: LoggingSettings, folder: RunFolder, addresses:
         write_target(folder.prometheus_target(name), urlsplit(address).netloc, _labels(folder, "engine", name))
 
 
+def write_router_target(logging: LoggingSettings, folder: RunFolder, model: str, address: tuple[str, int]) -> None:
+    """With `--prometheus-port`, where vllm-router's own `/metrics` of a model listens."""
+    if logging.prometheus_port is None:
+        return
+    host, port = address
+    name = f"router_{model}"
+    write_target(folder.prometheus_target(name), f"{reachable_host(host)}:{port}", _labels(folder, "router", name))
+
+
 def clear_targets(folder: RunFolder) -> None:
     """Forget processes that have ended, however they did."""
     for path in folder.prometheus.glob("*.json"):

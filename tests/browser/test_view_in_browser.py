@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from pipeline.sample_view import show_sample
+from recovery.queue_report import status
+from recovery.run_location import locate_run
 from tests.browser.watched_page import STANDIN_FLAGS, WatchedPage, serve, watched_page
 from tests.end_to_end.jobs import Job, stored_samples, wait_until
 from vime.cli.main import main
@@ -41,6 +44,13 @@ SHOWN: dict[str, dict[str, Callable[[Step], float]]] = {
 }
 
 
+def step_samples(job: Job, rollout: int) -> list[int]:
+    """Samples that a batch of one step has trained."""
+    lines = (job.run / "training_log" / "rank_0.jsonl").read_text().splitlines()
+    (entry,) = [entry for line in lines if (entry := json.loads(line))["rollout_id"] == rollout]
+    return list(entry["sample_indices"])
+
+
 def check_panels(page: WatchedPage, steps: list[Step]) -> None:
     for panel, lines in SHOWN.items():
         plotted = page.plotted(panel)
@@ -49,7 +59,7 @@ def check_panels(page: WatchedPage, steps: list[Step]) -> None:
             assert plotted[name]["y"] == pytest.approx([value(step) for step in steps]), panel
 
 
-def test_every_panel_shows_the_numbers_of_metrics_jsonl(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_every_panel_shows_the_numbers_of_metrics_jsonl(page: WatchedPage, stored: Job) -> None:
     page.open("/", ".panel")
     page.wait_for_plots(len(SHOWN))
     steps = stored.steps()
@@ -58,7 +68,6 @@ def test_every_panel_shows_the_numbers_of_metrics_jsonl(page: WatchedPage, store
     spread = page.plotted("reward")["spread"]["y"]
     assert spread == pytest.approx([step["reward_mean"] + step["reward_std"] for step in steps])
     assert "is the bottleneck" in page.text("#bottleneck") or "keep pace" in page.text("#bottleneck")
-    page.page.screenshot(path=pictures / "view_overview.png", full_page=True)
 
 
 def test_the_queue_is_shown_as_the_command_counts_it(
@@ -73,17 +82,17 @@ def test_the_queue_is_shown_as_the_command_counts_it(
     assert f"of batch {status['newest_commit']}" in text
 
 
-def test_samples_are_searched_filtered_and_opened(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_samples_are_searched_filtered_and_opened(page: WatchedPage, stored: Job) -> None:
     samples = {sample.index: sample for sample in stored_samples(stored)}
     page.open("/samples", ".ag-row[row-id]")
     rows = page.page.locator(".ag-center-cols-container .ag-row")
     assert rows.first.get_attribute("row-id") == str(max(samples)), "newest first"
-    page.page.screenshot(path=pictures / "view_samples.png")
     wanted = samples[5]
     assert isinstance(wanted.prompt, str)
     page.page.fill("#search", wanted.prompt)
     page.page.press("#search", "Enter")
     page.page.wait_for_function("() => document.querySelectorAll('.ag-center-cols-container .ag-row').length === 4")
+    page.wait_for_text(".matching", "4 samples found.")
     of_its_group = {str(index) for index, sample in samples.items() if sample.group_index == wanted.group_index}
     assert {row.get_attribute("row-id") for row in rows.all()} == of_its_group
     page.page.locator('.ag-row[row-id="5"] .ag-cell').first.click()
@@ -93,7 +102,7 @@ def test_samples_are_searched_filtered_and_opened(page: WatchedPage, stored: Job
     assert page.page.locator("#response").text_content() == wanted.response
 
 
-def test_tokens_are_coloured_by_version_and_by_advantage(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_tokens_are_coloured_by_version_advantage_and_gap(page: WatchedPage, stored: Job) -> None:
     index, spanning = next(
         (sample.index, sample) for sample in stored_samples(stored) if len({v for v, _, _ in sample.version_spans}) > 1
     )
@@ -106,11 +115,25 @@ def test_tokens_are_coloured_by_version_and_by_advantage(page: WatchedPage, stor
     assert colours[0] != colours[1], "another version has another colour"
     assert "prompts.jsonl:" in page.text("#lineage")
     assert stored.steps()[0]["branch"] in page.text("#trained"), "the optimizer step that trained it"
-    page.page.screenshot(path=pictures / "view_sample.png")
     page.page.get_by_label("advantage").check()
     page.page.wait_for_function(
         "old => document.querySelector('#tokens span').style.background !== old", arg=colours[0]
     )
+    page.page.get_by_label("gap to the trainer").check()
+    page.wait_for_text("#legend", "nats or more below")
+
+
+def test_gaps_are_those_that_metrics_jsonl_has_the_mean_of(page: WatchedPage, stored: Job) -> None:
+    step, location = stored.steps()[0], locate_run(stored.run)
+    views = [show_sample(location, index, None) for index in step_samples(stored, step["rollout_id"])]
+    gaps = [token.gap for view in views for token in view.tokens[view.prompt_length :]]
+    assert None not in gaps
+    mean = sum(abs(gap) for gap in gaps if gap is not None) / len(gaps)
+    assert mean == pytest.approx(step["train"]["train_rollout_logprob_abs_diff"], rel=1e-5)
+    page.open(f"/sample/{views[0].sample_index}", "#tokens")
+    titles = [token.get_attribute("title") or "" for token in page.page.locator("#tokens span").all()]
+    shown = [float(title.partition("gap ")[2].partition(",")[0]) for title in titles]
+    assert shown == pytest.approx(gaps[: len(shown)], abs=1e-4)
 
 
 def test_a_group_is_shown_side_by_side(page: WatchedPage, stored: Job) -> None:
@@ -120,11 +143,10 @@ def test_a_group_is_shown_side_by_side(page: WatchedPage, stored: Job) -> None:
     assert shown == [sample.response.strip("\n") for sample in members]
 
 
-def test_timeline_branches_and_dead_letters_have_their_pages(page: WatchedPage, stored: Job, pictures: Path) -> None:
+def test_timeline_branches_and_dead_letters_have_their_pages(page: WatchedPage, stored: Job) -> None:
     page.open("/timeline", "#timeline .main-svg")
     kinds = page.page.evaluate("() => document.querySelector('#timeline .js-plotly-plot').data.map(t => t.name)")
     assert {"generate", "wait", "train", "publish", "save"} <= set(kinds)
-    page.page.screenshot(path=pictures / "view_timeline.png")
     page.page.get_by_role("link", name="Branches and commits").click()
     page.wait("#branches")
     assert stored.steps()[0]["branch"] in page.text("#branches")
@@ -133,16 +155,19 @@ def test_timeline_branches_and_dead_letters_have_their_pages(page: WatchedPage, 
     page.page.get_by_text("No sample has failed.").wait_for()
 
 
-def test_two_runs_are_compared_in_the_same_panels(browser: Browser, stored: Job, tmp_path: Path) -> None:
+def test_two_runs_are_compared_in_settings_and_panels(browser: Browser, stored: Job, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in stored.steps()[:2]))
-    (other / "settings.json").write_text("{}")
+    settings = json.loads((stored.run / "settings.json").read_text())
+    settings["trainer"]["lr"] = 0.5
+    (other / "settings.json").write_text(json.dumps(settings))
     with serve(stored.run, "--compare", str(other)) as address, watched_page(browser, address) as page:
         page.open("/compare", "#compared .main-svg")
         traces = page.page.evaluate(
             "() => document.querySelector('#compared .js-plotly-plot').data.map(t => [t.name, t.x.length])"
         )
+        assert page.texts("#settings tbody td") == ["--lr", "0.001", "0.5"]
     assert ["run mean", stored.num_rollout] in traces
     assert ["other mean", 2] in traces
 
@@ -179,4 +204,5 @@ def _follow(page: WatchedPage, job: Job, process: subprocess.Popen[str]) -> None
     process.communicate(timeout=400)
     page.wait_for_batches(len(job.steps()))
     check_panels(page, job.steps())
+    page.wait_for_text("#queue .facts", str(status(locate_run(job.run)).identity))
     page.page.get_by_text("not running", exact=True).wait_for()

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-STANDIN_FLAGS = {"--parity-probes": 0}
-"""Of a job whose engines are stand-ins: no trainer agrees with one."""
+from vime.view.run_watch import RunWatch
+from vime.view.server import viewer_server
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+STANDIN_FLAGS = {"--parity-probes": 0, "--custom-rm-path": "tests.end_to_end.rewards.by_index"}
+"""Of a job whose engines are stand-ins: no trainer agrees with one, and all of a group get the same answer."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,9 @@ class WatchedPage:
         self.page.goto(self.address + path)
         self.wait(ready)
 
+    def wait_for_text(self, selector: str, text: str) -> None:
+        self.page.locator(selector, has_text=text).first.wait_for(state="visible", timeout=60_000)
+
     def wait(self, selector: str) -> None:
         self.page.locator(selector).first.wait_for(state="visible", timeout=60_000)
 
@@ -36,6 +46,23 @@ class WatchedPage:
 
     def texts(self, selector: str) -> list[str]:
         return self.page.locator(selector).all_inner_texts()
+
+    def picture(self, path: Path, folder: Path, *, selector: str = "", full_page: bool = False) -> None:
+        """A picture of the page, or of one element, in which `folder` is called /runs."""
+        self.wait(".heading .note")
+        self.page.evaluate(
+            """folder => {
+                const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+                while (texts.nextNode()) {
+                    texts.currentNode.data = texts.currentNode.data.replaceAll(folder, "/runs");
+                }
+            }""",
+            str(folder),
+        )
+        if selector:
+            self.page.locator(selector).first.screenshot(path=path)
+        else:
+            self.page.screenshot(path=path, full_page=full_page)
 
     def plotted(self, panel: str) -> dict[str, dict[str, list[Any]]]:
         """Name of each line that Plotly draws in a panel -> its x and y."""
@@ -73,6 +100,23 @@ def serve(run: Path, *more: str) -> Iterator[str]:
         process.terminate()
         process.wait(timeout=30)
         process.stdout.close()
+
+
+@contextmanager
+def served(
+    watches: Sequence[RunWatch], around: Callable[[WSGIApplication], WSGIApplication] = lambda app: app
+) -> Iterator[str]:
+    """The address of a server in this process; `around` may wrap its application."""
+    server = viewer_server(watches, "127.0.0.1", 0)
+    server.app = around(server.app)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,15 +71,50 @@ def test_an_environment_that_was_there_before_is_kept(clone: Path) -> None:
     assert (clone / ".venv").exists()
 
 
-@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="/dev/fuse is missing")
-@pytest.mark.parametrize(("user", "works"), [(0, True), (0, False), (1000, True)])
-def test_root_of_a_bare_machine_gets_redis_for_the_tests_of_juicefs(clone: Path, user: int, works: bool) -> None:
-    write_test_target(clone, f"echo '{CLOSING}'")
+def with_juicefs(clone: Path) -> None:
     (clone / "deploy" / "juicefs").mkdir(parents=True)
     (clone / "deploy" / "juicefs" / "up.sh").touch(mode=0o755)
+
+
+def with_browser_tests(clone: Path) -> None:
+    (clone / "tests" / "browser").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "package"),
+    [
+        pytest.param(
+            with_juicefs,
+            "redis-server",
+            marks=pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="/dev/fuse is missing"),
+        ),
+        (with_browser_tests, "chromium"),
+    ],
+)
+@pytest.mark.parametrize(("user", "works"), [(0, True), (0, False), (1000, True)])
+def test_root_of_a_bare_machine_gets_what_tests_would_be_skipped_without(
+    clone: Path, user: int, works: bool, prepare: Callable[[Path], None], package: str
+) -> None:
+    write_test_target(clone, f"echo '{CLOSING}'")
+    prepare(clone)
     tools = clone / "tools"
     tools.mkdir()
-    for name in ("bash", "cat", "dirname", "echo", "env", "grep", "make", "mkdir", "mktemp", "rm", "sh", "tail", "tee"):
+    for name in (
+        "bash",
+        "cat",
+        "dirname",
+        "echo",
+        "env",
+        "grep",
+        "make",
+        "mkdir",
+        "mktemp",
+        "rm",
+        "sh",
+        "tail",
+        "tee",
+        "timeout",
+    ):
         (tools / name).symlink_to(str(shutil.which(name)))
     for name, script in (
         ("id", f"echo {user}"),
@@ -89,8 +125,8 @@ def test_root_of_a_bare_machine_gets_redis_for_the_tests_of_juicefs(clone: Path,
     done = run(clone, str(tools))
     assert done.returncode == 0, done.stderr
     asked = (clone / "asked").read_text().splitlines() if (clone / "asked").exists() else []
-    assert any("install" in line and line.endswith("redis-server") for line in asked) is (user == 0 and works)
-    assert ("redis-server can't be installed" in done.stdout) is not works
+    assert any("install" in line and line.endswith(package) for line in asked) is (user == 0)
+    assert (f"{package} can't be installed" in done.stdout) is not works
 
 
 def test_termination_stops_the_tests_and_cleans_up(clone: Path) -> None:

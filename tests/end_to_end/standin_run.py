@@ -1,11 +1,13 @@
 """`vime train` with stand-in engines: python -m tests.end_to_end.standin_run FLAGS. Everything else is real.
 
 With `VIME_TEST_ENGINE_DIES_AFTER_S` the process of engine 0 ends so many seconds after its first version, once.
+With `VIME_TEST_ENGINE_FORGETS_ROUTES_EVERY` each so many answers of an engine come without the routes asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 
@@ -21,6 +23,7 @@ from vime.cli.main import main
 from vime.settings.groups import Settings
 
 DIES_VARIABLE = "VIME_TEST_ENGINE_DIES_AFTER_S"
+FORGETS_VARIABLE = "VIME_TEST_ENGINE_FORGETS_ROUTES_EVERY"
 
 
 class StandinEngineActor:
@@ -33,7 +36,13 @@ class StandinEngineActor:
         self._events = folder.log(f"engine_{number}_events")
         self._has_died = folder.root / "has_died"
         self._number = number
-        self._engine = StandinEngine(VOCAB_SIZE, int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64))
+        self._engine = StandinEngine(
+            VOCAB_SIZE,
+            int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64),
+            num_workers=decoded.cluster.rollout_num_gpus_per_engine,
+        )
+        if drafting := passed_value(decoded.vllm_args, "--vllm-speculative-config"):
+            self._engine.num_drafted = json.loads(drafting)["num_speculative_tokens"]
 
     async def start(self, port: int = 0) -> str:
         self._engine.port = port
@@ -41,6 +50,7 @@ class StandinEngineActor:
             await asyncio.to_thread(claim_port, "127.0.0.1", port, 30.0)
         self._engine.__enter__()
         self._engine.faults.step_s = 0.01
+        self._engine.faults.forgets_routes_every = int(os.environ.get(FORGETS_VARIABLE, 0)) or None
         return self._engine.address
 
     async def progress(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from plotly.utils import PlotlyJSONEncoder
 from recovery.run_location import locate_run
 from tests.end_to_end import rewards
 from tests.end_to_end.jobs import Job, ended_with_standins, run_with_standins
-from tests.end_to_end.standin_run import DIES_VARIABLE
+from tests.end_to_end.standin_run import DIES_VARIABLE, FORGETS_VARIABLE
+from tests.support.tiny_models import build_tiny_qwen3
 from vime.view.pages.overview import overview
 from vime.view.run_watch import read_once
 
@@ -50,6 +52,20 @@ def test_a_stale_prefix(tmp_path: Path) -> None:
     assert "of the prompt tokens came from prefix caches that may hold what older weights computed" in page
     assert "--prefix-cache-salt version" in page
     assert output.count("alarm: prefix: Stale prefixes: ") == 1
+
+
+def test_routes_that_an_engine_forgets(tmp_path: Path) -> None:
+    job = Job(tmp_path, num_rollout=2, flags=FLAGS, switches=("--use-rollout-routing-replay",))
+    job.prepare()
+    shutil.rmtree(job.model)
+    build_tiny_qwen3(job.model, seed=0, num_experts=4, norm_topk_prob=True)
+    output = run_with_standins(job, **{FORGETS_VARIABLE: "8"})
+    assert {step["train"]["routing_replay_fraction"] for step in job.steps()} == {1.0}, "such samples aren't trained"
+    assert job.steps()[-1]["failed_samples"].keys() == {"routes_missing"}
+    page = first_page(job)
+    assert " routes_missing; alarm above 1% of the " in page
+    assert "routes of 0 tokens came, allowed: " in page
+    assert output.count("alarm: failures: Failed samples: ") >= 1
 
 
 def test_a_dead_engine(tmp_path: Path) -> None:

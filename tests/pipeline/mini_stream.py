@@ -13,13 +13,17 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipeline.coordinator import TAKE_OVER_S, Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptRequest, encode
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch
+from pipeline.token_log import write_token_log
 from pipeline.training_log import log_step
 from pipeline.transports.memory import open_memory_coordinator
 from recovery.branch import Branch, append_branch
@@ -40,6 +44,7 @@ from tests.support.shared_mount import create_pool, root_at_peer
 from vime.data.cursor import PromptTask
 from vime.data.prompt_stream import PromptStream
 from vime.data.prompts import PromptSource
+from vime.data.trained_tokens import TrainedTokens
 from vime.utils.types import Sample
 
 BATCH, MEMBERS, ROLLOUTS, SAVE_EVERY = 4, 2, 6, 2
@@ -53,6 +58,9 @@ PLAN = PlanSettings(
     normalize_rewards=True,
     normalize_std=True,
 )
+TWO_RANKS = replace(PLAN, packing=PackingSettings(num_ranks=2, max_tokens=64))
+TRAINED = TrainedTokens(np.array([-0.75, -0.125], np.float32), np.array([0.5, -1.5], np.float32), 0.1875)
+"""Of every sample: the sampler's log-probabilities are -0.5 and -0.25."""
 
 
 def write_prompts(run: Path) -> Path:
@@ -190,6 +198,7 @@ class MiniStream:
             self._reach("plan")
             self.coordinator.record_plan(plan.batch_id, plan.positions, encode(plan))
             self._reach("train")
+            write_token_log(self._run / "token_log", 0, plan, {s.sample_index: TRAINED for s in plan.samples})
             log_step(self._run / "training_log" / "rank_0.jsonl", plan, 0, 0)
             self._reach("training_completed")
             self.coordinator.training_completed(rollout_id, 1, plan.positions)
@@ -250,5 +259,7 @@ def _kill_at(wanted: str, occurrence: int) -> Callable[[str], None]:
 
 if __name__ == "__main__":
     segment_list.MAX_SEGMENT_GROUPS = int(sys.argv[4])
+    if "two_ranks" in sys.argv[5:]:
+        PLAN = TWO_RANKS
     options = {"online_gc": "gc" in sys.argv[5:], "in_memory": "memory" in sys.argv[5:]}
     run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])), **options)

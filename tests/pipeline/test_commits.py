@@ -66,6 +66,7 @@ class Ranks:
         self.ranks = [Rank(number, self.calls) for number in range(2)]
         self.trained = 0
         self.rotated: list[QueueState] = []
+        self.released: list[PositionRanges] = []
 
     async def on_trainers(self, call: Any) -> list[Any]:
         return list(await asyncio.gather(*(call(rank) for rank in self.ranks)))
@@ -77,7 +78,7 @@ class Ranks:
         return QueueState([(0, self.trained)], self.trained + 1, {})
 
     async def rotate_queue(self, state: QueueState, released: PositionRanges) -> None:
-        assert released == PositionRanges()
+        self.released.append(released)
         self.rotated.append(state)
 
     def let_write(self) -> None:
@@ -101,6 +102,21 @@ class Session:
 
     def said(self, words: str) -> bool:
         return any(words in note for note in self.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"), [((), [0, 1, 2]), (("--rollout-queue-online-gc", "--rollout-queue-keep-commits", "2"), [2])]
+)
+async def test_what_the_trainer_made_of_tokens_is_kept_as_long_as_the_samples(
+    tmp_path: Path, flags: tuple[str, ...], kept: list[int]
+) -> None:
+    session = Session(tmp_path, *flags)
+    for rollout in range(3):
+        (tmp_path / "token_log" / str(rollout)).mkdir(parents=True)
+        session.ranks.trained = rollout
+        await session.commit(rollout)
+    assert sorted(int(path.name) for path in (tmp_path / "token_log").iterdir()) == kept
+    assert session.ranks.released[-1] == PositionRanges([(0, 1)] if flags else [])
 
 
 async def test_a_commit_is_on_disk_when_it_returns_and_the_tracker_names_it(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import LazyMicrobatches, PreparedMicrobatches
+from vime.data.trained_tokens import TrainedTokens
 from vime.utils.types import Sample
 
 SETTINGS = PlanSettings(
@@ -50,6 +51,7 @@ class ReadingTrainer:
 
     data_parallel_rank = 1
     sample_losses = {0: 0.5}  # noqa: RUF012
+    trained_tokens: dict[int, TrainedTokens]
 
     def __init__(self, worked: list[str] | None = None) -> None:
         self._worked = [] if worked is None else worked
@@ -92,6 +94,7 @@ class ReadingTrainer:
         self.routes += [batch.routes.ids.tolist() for batch in found if batch.routes is not None]
         self.candidates += [batch.top_k.ids.shape[1] for batch in found if batch.top_k is not None]
         self.trained.append([int(index) for batch in found if batch.advantages.any() for index in batch.sample_indices])
+        self.trained_tokens = {index: TrainedTokens(np.zeros(5), np.zeros(5), 0.0) for index in self.trained[-1]}
         self.tokens += sum(batch.num_tokens for batch in found)
         assert [batch.num_tokens for batch in found] == list(microbatches.token_counts)
         return {"loss": float(len(self.trained))}
@@ -216,6 +219,19 @@ def test_a_rank_prepares_a_batch_once_and_trains_its_share_of_every_step(tmp_pat
     assert report.read_s >= 0
     logged = [json.loads(line) for line in (tmp_path / "rank_1.jsonl").read_text().splitlines()]
     assert len(logged) == 2
+
+
+def test_what_a_rank_made_of_all_tokens_of_a_batch_is_told_once(tmp_path: Path) -> None:
+    trainer, told = ReadingTrainer(), []
+    with planned(tmp_path) as (pool, plan):
+        TrainerWorker(
+            as_trainer(trainer),
+            pool,
+            tmp_path / "log.jsonl",
+            weights_of(trainer),
+            tokens=lambda batch, tokens: told.append((batch.batch_id, sorted(tokens))),
+        ).train(plan)
+    assert told == [(plan.batch_id, sorted(index for step in trainer.trained for index in step))]
 
 
 def worker_with_critic(folder: Path, pool: Pool, critic_only: int) -> tuple[TrainerWorker, ReadingTrainer, list[str]]:

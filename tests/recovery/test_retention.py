@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from recovery.commit import QueueState, commit_path, queue_state_path
-from recovery.retention import releasable
+from recovery.retention import last_releasable_rollout, releasable
 from storage.positions import SEGMENT_SPAN, PositionRanges
 
 
@@ -21,6 +21,7 @@ def commit(folder: Path, rollout_id: int, trained: int, accepted: int) -> None:
 
 def test_nothing_is_released_before_there_is_a_commit(tmp_path: Path) -> None:
     assert releasable(tmp_path, ".", 2) == PositionRanges()
+    assert last_releasable_rollout(tmp_path, ".", 2) is None
 
 
 def test_the_oldest_kept_commit_decides(tmp_path: Path) -> None:
@@ -29,6 +30,7 @@ def test_the_oldest_kept_commit_decides(tmp_path: Path) -> None:
     assert releasable(tmp_path, ".", 1) == PositionRanges([(0, 15)])
     assert releasable(tmp_path, ".", 2) == PositionRanges([(0, 11)])
     assert releasable(tmp_path, ".", 9) == PositionRanges([(0, 3)])
+    assert [last_releasable_rollout(tmp_path, ".", kept) for kept in (1, 2, 9)] == [3, 2, 0]
 
 
 def test_other_branches_keep_what_waited_at_their_commits_and_no_more(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def show(view: SampleView, max_tokens: int | None) -> RenderableType:
             f"{view.prompt_length} prompt + {view.response_length} response, {view.trained_length} of them trained",
         ),
         ("response by version", spans or "-"),
+        ("trained in", _training(view)),
         ("metadata", one_line(json.dumps(view.metadata, ensure_ascii=False))),
         ("columns of its group", ", ".join(f"{c.name} {c.dtype}{c.shape}" for c in view.columns)),
     ]
@@ -105,13 +106,23 @@ def _tokens(tokens: Sequence[TokenView], prompt_length: int) -> Table:
             token.token_id,
             None if token.text is None else json.dumps(token.text, ensure_ascii=False),
             None if token.log_prob is None else f"{token.log_prob:.4f}",
+            None if token.gap is None else f"{token.gap:+.4f}",
+            None if token.advantage is None else f"{token.advantage:.4f}",
             token.version,
             "yes" if token.trained else "no",
         )
         for token in tokens
     ]
-    columns = ("response token", "id", "text", "log-probability", "version", "trained")
-    return table(columns, rows, right=("response token", "id", "log-probability", "version"))
+    columns = ("response token", "id", "text", "log-probability", "gap", "advantage", "version", "trained")
+    return table(columns, rows, right=[name for name in columns if name not in ("text", "trained")])
+
+
+def _training(view: SampleView) -> str:
+    step = view.training
+    if step is None:
+        return "-"
+    gap = view.problem or ("" if view.mean_gap is None else f"mean gap {view.mean_gap:.4f} nats a token")
+    return f"rollout {step.rollout_id}, step {step.step}, rank {step.rank}" + (f": {gap}" if gap else "")
 
 
 def _more(num_shown: int, num_tokens: int) -> Text:

@@ -10,13 +10,15 @@ from typing import Any
 import dash
 from dash import ALL, MATCH, Input, Output, State, dcc, html
 
+from pipeline.lineage import trace_sample
+from pipeline.sample_view import SampleView, show_sample
 from pipeline.token_text import token_text
-from vime.errors import SettingsError
+from vime.errors import SettingsError, VimeError
 from vime.view.pages.history import compare_page, dead_page, history_page, timeline_page
 from vime.view.pages.overview import overview, panel_figures, panel_values, words
 from vime.view.pages.parts import Component, card, nothing
-from vime.view.pages.sample import group_page, sample_page
-from vime.view.pages.samples import GRID, grid, query_of, samples_page
+from vime.view.pages.sample import coloured_tokens, group_page, sample_page
+from vime.view.pages.samples import GRID, MATCHING, grid, matching_words, query_of, samples_page
 from vime.view.run_watch import RunWatch
 from vime.view.tokens import COLOURINGS
 
@@ -43,13 +45,17 @@ def make_app(watches: Sequence[RunWatch]) -> dash.Dash:
         suppress_callback_exceptions=True,
     )
     app.layout = _layout(watches[0])
-    _Callbacks(watches).register(app)
+    Callbacks(watches).register(app)
     return app
 
 
-class _Callbacks:
+class Callbacks:
+    """What the pages ask for."""
+
     def __init__(self, watches: Sequence[RunWatch]) -> None:
         self._watches, self._watch = watches, watches[0]
+        self._shown: SampleView | None = None
+        """The sample that was opened last: its colours are changed without reading it again."""
         self._text_of: Callable[[], Callable[[int], str] | None] = cache(lambda: token_text(self._watch.location))
 
     def register(self, app: dash.Dash) -> None:
@@ -80,6 +86,7 @@ class _Callbacks:
         )
         app.callback(
             Output({"type": GRID, "search": MATCH}, "getRowsResponse"),
+            Output({"type": MATCHING, "search": MATCH}, "children"),
             Input({"type": GRID, "search": MATCH}, "getRowsRequest"),
             State({"type": GRID, "search": MATCH}, "id"),
         )(self.rows)
@@ -87,7 +94,7 @@ class _Callbacks:
             Output("url", "pathname"), Input({"type": GRID, "search": ALL}, "cellClicked"), prevent_initial_call=True
         )(self.open_sample)
         app.callback(
-            Output("sample", "children"), Input("colouring", "value"), State("url", "pathname"),
+            Output("coloured", "children"), Input("colouring", "value"), State("url", "pathname"),
             prevent_initial_call=True,
         )(self.recolour)  # fmt: skip
 
@@ -124,12 +131,13 @@ class _Callbacks:
     def search(self, text: str | None) -> Component:
         return grid(text or "")
 
-    def rows(self, request: dict[str, Any] | None, grid_id: dict[str, str]) -> dict[str, Any]:
+    def rows(self, request: dict[str, Any] | None, grid_id: dict[str, str]) -> tuple[dict[str, Any], str]:
         if request is None:
             raise dash.exceptions.PreventUpdate
         page = self._watch.index.page(query_of(request, grid_id["search"]))
         rows = [{"id": str(row["sample_index"]), **row} for row in page.rows]
-        return {"rowData": rows, "rowCount": page.num_matching}
+        words = matching_words(page.num_matching, self._watch.state.num_indexed)
+        return {"rowData": rows, "rowCount": page.num_matching}, words
 
     def open_sample(self, clicks: list[dict[str, Any] | None]) -> str:
         clicked = next((click for click in clicks if click), None)
@@ -137,19 +145,20 @@ class _Callbacks:
             raise dash.exceptions.PreventUpdate
         return f"/sample/{clicked['rowId']}"
 
-    def recolour(self, colouring: str, path: str) -> Component:
+    def recolour(self, colouring: str, path: str) -> list[Component]:
         if colouring not in COLOURINGS:
             raise SettingsError(f"The colouring is {colouring!r}, allowed: {', '.join(COLOURINGS)}.")
-        return self._sample(_number(path), colouring)
+        shown, number = self._shown, _number(path)
+        return coloured_tokens(shown if shown and shown.sample_index == number else self._read(number), colouring)
 
     def _page(self, path: str) -> Component:
         if path == "/":
             return html.Div([overview(self._watch.state), *_clock("overview", self._watch.state.serial)])
         if path == "/samples":
-            return samples_page(self._watch)
+            return samples_page()
         number = _number(path)
         if path.startswith("/sample/") and number >= 0:
-            return html.Div(self._sample(number, next(iter(COLOURINGS))), id="sample")
+            return self._sample(number)
         if path.startswith("/group/") and number >= 0:
             return group_page(self._watch, number)
         if path in LIVE_PAGES:
@@ -166,8 +175,17 @@ class _Callbacks:
         }
         return pages[path]()
 
-    def _sample(self, sample_index: int, colouring: str) -> Component:
-        return sample_page(self._watch, sample_index, self._text_of(), colouring)
+    def _sample(self, sample_index: int) -> Component:
+        """Everything about one sample; what can't be read says why."""
+        try:
+            view, trace = self._read(sample_index), trace_sample(self._watch.location, sample_index)
+        except VimeError as error:
+            return card(f"Sample {sample_index}", nothing(str(error)))
+        self._shown = view
+        return sample_page(view, trace, next(iter(COLOURINGS)))
+
+    def _read(self, sample_index: int) -> SampleView:
+        return show_sample(self._watch.location, sample_index, self._text_of())
 
     def _serial(self) -> int:
         return sum(watch.state.serial for watch in self._watches)

@@ -13,16 +13,20 @@ Figure = dict[str, Any]
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 PROCESS_COLOURS = {
     "generate": "#059669",
-    "wait": "#d4d4d8",
+    "reward": "#4d7c0f",
+    "wait": "#a1a1aa",
     "train": "#2563eb",
+    "save": "#7c3aed",
     "publish": "#d97706",
     "pause": "#dc2626",
-    "save": "#7c3aed",
     "evaluate": "#0891b2",
     "stall": "#be185d",
+    "outage": "#dc2626",
     "failure": "#dc2626",
+    "start": "#0891b2",
+    "end": "#18181b",
 }
-BESIDE = ("evaluate", "failure")
+BESIDE = ("evaluate", "outage", "failure", "end")
 """Kinds that may lie far from the batches that are shown; the timeline begins with those."""
 PANEL_HEIGHT, TIMELINE_HEIGHT = "210px", "420px"
 FEW_BATCHES = 10
@@ -48,6 +52,7 @@ def panel_figure(runs: Mapping[str, Sequence[PlottedLine]], unit: str, *, stacke
     layout["showlegend"] = colour > 1
     if any(trace.get("yaxis") == "y2" for trace in traces):
         layout["yaxis2"] = {"overlaying": "y", "side": "right", "range": [0, 1], "tickformat": ".0%", "showgrid": False,
+                            "tickvals": [0, 0.5, 1],
                             "automargin": True}  # fmt: skip
     if unit == "share":
         layout["yaxis"] |= {"tickformat": ".0%", "range": [0, 1.02]}
@@ -65,7 +70,11 @@ def timeline_figure(intervals: Sequence[Interval]) -> Figure:
         begin = min(interval.start_s for interval in running)
         end = max(interval.start_s + interval.seconds for interval in running)
         layout["xaxis"]["range"] = [1000 * begin - 20 * (end - begin), 1000 * end + 20 * (end - begin)]
-    layout["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": list(PROCESS_COLOURS)}
+    layout["yaxis"] |= {
+        "autorange": "reversed",
+        "categoryorder": "array",
+        "categoryarray": [kind for kind in PROCESS_COLOURS if kind in kinds],
+    }
     layout |= {"barmode": "overlay", "showlegend": False, "bargap": 0.25, "hovermode": "closest"}
     layout["margin"]["l"] = 90
     return {"data": traces, "layout": layout}
@@ -149,7 +158,7 @@ def _layout() -> Figure:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"size": 11, "family": "system-ui, sans-serif", "color": "#3f3f46"},
-        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        "legend": {"orientation": "h", "traceorder": "normal", "y": 1.0, "yanchor": "bottom", "x": 0},
         "hovermode": "x unified",
         "uirevision": "keep",
         "xaxis": dict(axis),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pipeline.messages import decode
 from pipeline.planner import BatchPlan
+from pipeline.token_log import read_mean_gaps
 from recovery.branch_line import BranchLine
 from storage.columns import decode_group, read_header
 from storage.packed_fields import FIELDS
@@ -15,7 +17,7 @@ from storage.plain_json import to_plain_json
 from storage.pool import Pool
 from storage.queue_view import GroupView, QueueView
 from storage.refs import GroupRef
-from vime.errors import StorageError
+from vime.errors import CorruptDataError, StorageError
 from vime.view.sample_index import Planned, SampleIndex, SampleRow
 
 GROUPS_AT_ONCE = 64
@@ -24,17 +26,22 @@ GROUPS_AT_ONCE = 64
 class IndexBuilder:
     """Remembers what the index holds, so that each call adds only what is new."""
 
-    def __init__(self, index: SampleIndex) -> None:
-        self._index = index
+    def __init__(self, index: SampleIndex, token_log: Path) -> None:
+        """`token_log` is the run's."""
+        self._index, self._token_log = index, token_log
         self._closed: set[int] = set()
         """Segments that were closed when they were read: nothing in them changes."""
         self._positions: dict[int, int] = {}
         """Group -> position, of the groups that are in the index."""
         self._states: dict[int, str] = {}
         self._plans: set[str] = set()
+        self._trained: set[tuple[str, int]] = set()
+        """(branch, rollout) whose gaps are in the index."""
         self._tip: str | None = None
         self.unreadable: dict[int, str] = {}
         """Accepted groups whose payload can't be read, and why; it may be collected once trained."""
+        self.damaged: list[str] = []
+        """What of the token log can't be read."""
 
     @property
     def num_groups(self) -> int:
@@ -50,6 +57,7 @@ class IndexBuilder:
             self._add(pool, new[first : first + GROUPS_AT_ONCE], line)
         self._closed |= {entry.index for entry in view.entries if entry.summary is not None}
         self._note_plans(pool, line)
+        self._note_gaps(line)
         self._note_states(line)
 
     def _new_groups(self, view: QueueView) -> list[GroupView]:
@@ -87,6 +95,7 @@ class IndexBuilder:
         if line.tip != self._tip:
             self._index.forget_plans()
             self._plans.clear()
+            self._trained.clear()
             self._tip = line.tip
         for record in line.plans:
             if record.batch_id in self._plans:
@@ -101,6 +110,16 @@ class IndexBuilder:
                     Planned(sample.sample_index, plan.rollout_id, sample.advantage, sample.age_versions)
                     for sample in plan.samples
                 )
+
+    def _note_gaps(self, line: BranchLine) -> None:
+        for record in line.steps:
+            if (record.branch, record.step) in self._trained:
+                continue
+            self._trained.add((record.branch, record.step))
+            try:
+                self._index.set_mean_gaps(read_mean_gaps(self._token_log, record.branch, record.step))
+            except CorruptDataError as error:
+                self.damaged.append(str(error))
 
     def _note_states(self, line: BranchLine) -> None:
         now = {group: position_state(position, line) for group, position in self._positions.items()}

@@ -30,7 +30,9 @@ def report_html(location: RunLocation) -> str:
         panel.key: panel_figure({"": lines[panel.key]}, panel.unit, stacked=panel.key == DROPS) for panel in PANELS
     }
     steps = state.metrics.steps[-TIMELINE_BATCHES:]
-    intervals = timeline(steps, state.metrics.evaluations, state.commits, stalls=state.stalls)
+    intervals = timeline(
+        steps, state.metrics.evaluations, state.commits, stalls=state.stalls, incidents=state.incidents
+    )
     figures["timeline"] = timeline_figure(intervals)
     environment = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=True)
     return environment.get_template("report.html").render(

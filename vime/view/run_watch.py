@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -56,11 +56,13 @@ class RunState:
     incidents: tuple[Incident, ...] = ()
     metrics_problem: str = ""
     queue_problem: str = ""
+    samples_problem: str = ""
 
     @property
     def problems(self) -> list[str]:
         """What can't be read, a sentence each."""
-        return [text for text in (self.metrics_problem, self.queue_problem, *self.metrics.problems) if text]
+        said = (self.metrics_problem, self.queue_problem, self.samples_problem, *self.metrics.problems)
+        return [text for text in dict.fromkeys(said) if text]
 
     @property
     def stall(self) -> StallRecord | None:
@@ -91,8 +93,10 @@ class RunState:
 
 
 class RunWatch:
-    """One run. Use with `with`, which reads metrics once and then goes on in two threads: the queue has its own, since
-    reading it the first time takes a while in a large run."""
+    """One run. Use with `with`, which reads metrics once and then goes on in three threads.
+
+    Queue and samples have their own, since reading them the first time takes a while in a large run.
+    """
 
     def __init__(self, location: RunLocation, name: str, index_folder: Path) -> None:
         """`index_folder` is where the index of samples goes; it has to exist."""
@@ -100,13 +104,14 @@ class RunWatch:
         self.state = RunState()
         self.index = SampleIndex(index_folder / f"{name.replace('/', '_')}.sqlite")
         self._metrics = MetricsFile(location.root / "metrics.jsonl")
-        self._builder = IndexBuilder(self.index)
+        self._builder = IndexBuilder(self.index, location.token_log)
         self._queue_files: object = None
+        self._sample_files: object = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._repeat, args=(refresh,), name=f"{refresh.__name__} {name}", daemon=True)
-            for refresh in (self.refresh_metrics, self.refresh_queue)
+            for refresh in (self.refresh_metrics, self.refresh_queue, self.refresh_samples)
         ]
 
     def refresh_metrics(self) -> None:
@@ -125,8 +130,8 @@ class RunWatch:
             self._update(metrics=replace(metrics, steps=list(metrics.steps)))
         self._update(metrics_problem=problem, is_running=self.location.driver() is not None)
 
-    def refresh_queue(self, *, samples: bool = True) -> None:
-        """Read the queue, dead letters, branches and, if asked for, samples, where their files have changed."""
+    def refresh_queue(self) -> None:
+        """Read the queue, dead letters and branches, where their files have changed."""
         files = _file_sizes(self.location)
         if files == self._queue_files:
             return
@@ -138,13 +143,24 @@ class RunWatch:
                     history=queue_report.history(self.location),
                     commits=_commit_times(self.location),
                 )
-                if samples:
-                    self._index_samples()
         except (VimeError, OSError) as error:
             self._update(queue_problem=str(error))
             return
-        self._update(queue_problem=_unreadable(self._builder.unreadable))
+        self._update(queue_problem="")
         self._queue_files = files
+
+    def refresh_samples(self) -> None:
+        """Bring the index of samples up to date, where the queue's files have changed."""
+        files = _file_sizes(self.location)
+        if files == self._sample_files or not self.location.has_queue:
+            return
+        try:
+            self._index_samples()
+        except (VimeError, OSError) as error:
+            self._update(samples_problem=str(error))
+            return
+        self._update(samples_problem=_unreadable(self._builder))
+        self._sample_files = files
 
     def close(self) -> None:
         """End the threads and the index."""
@@ -187,11 +203,13 @@ class RunWatch:
         return not self._stop.is_set()
 
 
-def _unreadable(groups: Mapping[int, str]) -> str:
-    if not groups:
-        return ""
-    first = next(iter(groups))
-    return f"{counted(len(groups), 'group')} can't be shown; the first is group {first}: {groups[first]}"
+def _unreadable(builder: IndexBuilder) -> str:
+    """What of the samples can't be read, "" where all can."""
+    groups, words = builder.unreadable, list(builder.damaged[:1])
+    if groups:
+        first = next(iter(groups))
+        words.append(f"{counted(len(groups), 'group')} can't be shown; the first is group {first}: {groups[first]}")
+    return " ".join(words)
 
 
 def _commit_times(location: RunLocation) -> dict[int, float]:
@@ -230,7 +248,7 @@ def read_once(location: RunLocation) -> RunState:
         watch = RunWatch(location, "report", Path(folder))
         try:
             watch.refresh_metrics()
-            watch.refresh_queue(samples=False)
+            watch.refresh_queue()
             return watch.state
         finally:
             watch.close()

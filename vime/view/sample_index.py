@@ -57,8 +57,8 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 NUMBERS = (
-    "sample_index", "group_index", "member", "reward", "advantage", "rollout", "age_versions", "prompt_tokens",
-    "response_tokens", "trained_tokens", "min_version", "max_version",
+    "sample_index", "group_index", "member", "reward", "advantage", "mean_gap", "rollout", "age_versions",
+    "prompt_tokens", "response_tokens", "trained_tokens", "min_version", "max_version",
 )  # fmt: skip
 WORDS = ("state", "source", "status")
 COLUMNS = (*NUMBERS, *WORDS)
@@ -134,6 +134,13 @@ class SampleIndex:
                 [msgspec.structs.asdict(entry) for entry in planned],
             )
 
+    def set_mean_gaps(self, gaps: Mapping[int, float]) -> None:
+        """Note how far the trainer's log-probabilities are from the sampler's, by sample."""
+        with self._writing() as connection:
+            connection.executemany(
+                "UPDATE samples SET mean_gap = ? WHERE sample_index = ?", [(gap, s) for s, gap in gaps.items()]
+            )
+
     def set_states(self, states: Mapping[int, str]) -> None:
         """Note the state of groups, by index."""
         with self._writing() as connection:
@@ -142,9 +149,11 @@ class SampleIndex:
             )
 
     def forget_plans(self) -> None:
-        """After a resume: what earlier plans said no longer counts."""
+        """After a resume: what earlier plans said, and the steps after them, no longer counts."""
         with self._writing() as connection:
-            connection.execute("UPDATE samples SET rollout = NULL, advantage = NULL, age_versions = NULL")
+            connection.execute(
+                "UPDATE samples SET rollout = NULL, advantage = NULL, age_versions = NULL, mean_gap = NULL"
+            )
 
     def __len__(self) -> int:
         with self._reading() as connection:
@@ -234,7 +243,7 @@ _SCHEMA = """
 CREATE TABLE prompts (group_index INTEGER PRIMARY KEY, prompt TEXT);
 CREATE TABLE samples (
     sample_index INTEGER PRIMARY KEY, group_index INTEGER, member INTEGER, state TEXT, source TEXT, status TEXT,
-    reward REAL, advantage REAL, rollout INTEGER, age_versions INTEGER, prompt_tokens INTEGER,
+    reward REAL, advantage REAL, mean_gap REAL, rollout INTEGER, age_versions INTEGER, prompt_tokens INTEGER,
     response_tokens INTEGER, trained_tokens INTEGER, min_version INTEGER, max_version INTEGER, response TEXT
 );
 CREATE INDEX by_group ON samples (group_index);

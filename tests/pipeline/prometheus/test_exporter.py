@@ -15,7 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.messages import QueueCounts
 from pipeline.metric_sinks.sinks import MetricSinks
-from pipeline.prometheus.exporter import clear_targets, on_loop, start_exporter, write_engine_targets
+from pipeline.prometheus.exporter import (
+    clear_targets,
+    on_loop,
+    start_exporter,
+    write_engine_targets,
+    write_router_target,
+)
 from pipeline.run_folder import RunFolder
 from tests.pipeline.metric_sinks.records_for_sinks import evaluation_record, step_record
 from vime.settings.parse import parse_settings
@@ -87,6 +93,7 @@ def test_without_the_flag_nothing_listens(tmp_path: Path) -> None:
     settings = parse_settings([]).logging
     assert start_exporter(settings, folder, "run", nothing) == (None, "")
     write_engine_targets(settings, folder, ["http://127.0.0.1:8000"])
+    write_router_target(settings, folder, "default", ("127.0.0.1", 29000))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,12 +108,16 @@ def test_a_port_that_is_taken_is_told_and_stops_nothing(tmp_path: Path) -> None:
     assert problem.startswith(f"--prometheus-port {port}: run has no /metrics: ")
 
 
-def test_engines_are_found_at_their_own_addresses(tmp_path: Path) -> None:
+def test_engines_and_routers_are_found_at_their_own_addresses(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, tmp_path / "pool")
     settings = parse_settings(["--prometheus-port", "0"]).logging
     write_engine_targets(settings, folder, ["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
     ((entry,),) = [json.loads(folder.prometheus_target("engine_1").read_text())]
     assert entry["targets"] == ["10.0.0.2:8000"]
     assert (entry["labels"]["role"], entry["labels"]["process"]) == ("engine", "engine_1")
+    write_router_target(settings, folder, "default", ("127.0.0.1", 29000))
+    ((router,),) = [json.loads(folder.prometheus_target("router_default").read_text())]
+    assert router["targets"] == ["127.0.0.1:29000"]
+    assert router["labels"]["role"] == "router"
     clear_targets(folder)
     assert list(folder.prometheus.iterdir()) == []

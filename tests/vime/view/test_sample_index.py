@@ -74,10 +74,13 @@ def test_a_column_or_comparison_that_there_is_none_of_is_refused(index: SampleIn
 def test_plans_and_states_are_noted_later(index: SampleIndex) -> None:
     index.plan([Planned(5, 2, -0.5, 1)])
     index.set_states({1: "trained"})
+    index.set_mean_gaps({5: 0.25})
+    assert found(index, conditions=(Condition("mean_gap", "greaterThan", (0.2,)),)) == [5]
     assert found(index, conditions=(Condition("state", "equals", ("trained",)),)) == [7, 6, 5, 4]
     (planned,) = index.page(SampleQuery(conditions=(Condition("advantage", "lessThan", (0,)),))).rows
     assert (planned["sample_index"], planned["rollout"], planned["age_versions"]) == (5, 2, 1)
     index.forget_plans()
+    assert found(index, conditions=(Condition("mean_gap", "notBlank"),)) == []
     assert found(index, conditions=(Condition("advantage", "notBlank"),)) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,9 +25,10 @@ from tests.support.eventful_run import copy_run, make_run
 from tests.support.step_records import step_record, write_metrics
 from vime.cli.main import main
 from vime.errors import SettingsError
+from vime.view.app import Callbacks
 from vime.view.pages.history import compare_page, dead_page, history_page, timeline_page
 from vime.view.pages.overview import overview
-from vime.view.pages.sample import group_page, sample_page
+from vime.view.pages.sample import group_page
 from vime.view.pages.samples import NUMBER_FILTERS, WORD_FILTERS, query_of
 from vime.view.run_watch import RunWatch
 from vime.view.sample_index import Condition, SampleQuery
@@ -47,6 +49,7 @@ def watch(made: Path, tmp_path: Path) -> Iterator[RunWatch]:
     watch = RunWatch(locate_run(copy_run(made, tmp_path / "run")), "run", tmp_path)
     watch.refresh_metrics()
     watch.refresh_queue()
+    watch.refresh_samples()
     yield watch
     watch.close()
 
@@ -123,12 +126,55 @@ def test_a_sample_tells_its_way_and_a_group_its_members(watch: RunWatch) -> None
             conditions=(Condition("state", "equals", ("trained",)),), order=(("sample_index", "ascending"),), limit=1
         )
     ).rows
-    page = text(sample_page(watch, row["sample_index"], None, "policy version"))
+    page = text(Callbacks([watch]).page(f"/sample/{row['sample_index']}"))
     assert f"prompts.jsonl:{row['group_index'] + 1}, epoch 0" in page
     assert "optimizer step" in page
-    assert "policy version 1, log-probability -0.5000" in page
+    assert (
+        "policy version 1, log-probability -0.5000, the trainer's -0.7500, gap -0.2500, trained, advantage 0.5" in page
+    )
+    assert row["mean_gap"] == 0.1875
+    assert "0.1875 nats a token in the mean" in page
     assert text(group_page(watch, row["group_index"])).count('"className": "member"') == 2
-    assert "There is no sample 9999" in text(sample_page(watch, 9999, None, "policy version"))
+    assert "There is no sample 9999" in text(Callbacks([watch]).page("/sample/9999"))
+
+
+def test_a_sample_whose_gap_is_not_known_says_why(watch: RunWatch) -> None:
+    pending, trained = (
+        watch.index.page(SampleQuery(conditions=(Condition("state", "equals", (state,)),), limit=1)).rows[0]
+        for state in ("pending", "trained")
+    )
+    assert pending["mean_gap"] is None
+    callbacks = Callbacks([watch])
+    assert "no step that counts has trained it" in text(callbacks.page(f"/sample/{pending['sample_index']}"))
+    index, batch = trained["sample_index"], trained["rollout"]
+    for path in (watch.location.token_log / str(batch)).iterdir():
+        path.write_bytes(b"torn")
+    assert f"token_log/{batch}/" in text(callbacks.page(f"/sample/{index}"))
+    shutil.rmtree(watch.location.token_log)
+    assert "or they were reclaimed" in text(callbacks.page(f"/sample/{index}"))
+
+
+def test_colours_are_changed_without_reading_the_sample_again(watch: RunWatch) -> None:
+    (row,) = watch.index.page(SampleQuery(conditions=(Condition("state", "equals", ("trained",)),), limit=1)).rows
+    path, callbacks = f"/sample/{row['sample_index']}", Callbacks([watch])
+    by_version = text(callbacks.page(path))
+    shutil.rmtree(watch.location.pool)
+    by_gap = text(callbacks.recolour("gap to the trainer", path))
+    assert "rgba(220,38,38,0.350)" in by_gap
+    assert "rgba(220,38,38,0.350)" not in by_version
+    with pytest.raises(SettingsError, match="allowed: policy version"):
+        callbacks.recolour("rainbow", path)
+
+
+def test_a_damaged_token_log_is_named_and_hides_no_sample(made: Path, tmp_path: Path) -> None:
+    run = copy_run(made, tmp_path / "run")
+    for path in (run / "token_log" / "0").iterdir():
+        path.write_bytes(b"torn")
+    watch = RunWatch(locate_run(run), "run", tmp_path)
+    watch.refresh_samples()
+    assert any("token_log/0/" in problem for problem in watch.state.problems)
+    assert watch.index.page(SampleQuery(conditions=(Condition("mean_gap", "notBlank"),))).num_matching > 0
+    watch.close()
 
 
 def test_a_run_that_can_not_be_read_says_so_and_is_read_again_later(watch: RunWatch) -> None:

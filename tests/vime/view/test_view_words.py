@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.incidents import Incident
 from tests.support.step_records import step_record
 from vime.view.figures import MOST_POINTS, panel_figure, timeline_figure
 from vime.view.metrics import Evaluation, RunMetrics
@@ -49,12 +50,51 @@ def test_waiting_training_and_publishing_follow_each_other_up_to_the_line() -> N
     assert found["generate"].seconds == pytest.approx(9)
 
 
+def test_a_commit_comes_between_training_and_publishing_or_goes_on_beside_the_next_batch() -> None:
+    def shown(committed_s: float) -> dict[str, tuple[float, float]]:
+        found = timeline([step_record(1)], commits={1: committed_s})
+        return {i.kind: (i.start_s, i.start_s + i.seconds) for i in found if i.kind in ("save", "publish")}
+
+    assert shown(1009.25) == {"save": (1008, 1009.25), "publish": (1009.25, 1010)}
+    assert shown(1013.0) == {"save": (1008, 1013), "publish": (1008, 1010)}, "--async-save"
+    assert shown(5000.0) == {"publish": (1008, 1010)}, "a copy that did not keep the times of its files"
+
+
+def test_an_engine_is_out_until_it_serves_again_and_an_error_that_ended_the_run_has_its_place() -> None:
+    incidents = [
+        Incident(1002.0, "engine", "http://e0", "engine_0 is dead"),
+        Incident(1003.0, "engine", "http://e1", "engine_1 is dead"),
+        Incident(1005.0, "engine", "http://e0"),
+        Incident(1006.0, "ended", text="no engine is left"),
+    ]
+    found = timeline([step_record(1)], incidents=incidents)
+    outages = {each.words: (each.start_s, each.seconds) for each in found if each.kind == "outage"}
+    assert outages == {"engine_0 is dead": (1002, 3), "engine_1 is dead": (1003, 16)}, "to the end of what is shown"
+    assert [(each.start_s, each.words) for each in found if each.kind == "end"] == [(1006, "no engine is left")]
+    later = timeline([step_record(1)], incidents=[*incidents[:2], Incident(1004.0, "session")])
+    assert [each.seconds for each in later if each.kind == "outage"] == [2, 1]
+
+
+def test_a_session_that_goes_on_has_its_place() -> None:
+    found = timeline([step_record(1), step_record(2, branch="c"), step_record(3, branch="c")])
+    assert [(each.start_s, each.words) for each in found if each.kind == "start"] == [
+        (1011, "batch 2: session c goes on")
+    ]
+
+
+def test_the_reward_has_a_row_of_its_own_as_strong_as_its_share() -> None:
+    found = timeline([step_record(1), step_record(2, reward_time_share=0.4, reward="judges.slow")])
+    (reward,) = [interval for interval in found if interval.kind == "reward"]
+    assert (reward.start_s, reward.seconds, reward.intensity) == (1011, 9, 0.4)
+    assert reward.words == "batch 2: samples spent 40% of their time in the reward judges.slow"
+
+
 def test_the_timeline_has_commits_evaluations_and_failures_of_its_time() -> None:
     evaluation = Evaluation(1, 1012.0, 3.0, {}, "")
     found = timeline(
         [step_record(1)], [evaluation], {0: 500.0, 1: 1009.0}, [(400.0, "old"), (1005.0, "group 3: timeout")]
     )
-    assert [interval.words for interval in found if interval.kind == "save"] == ["commit of batch 1"]
+    assert [interval.words for interval in found if interval.kind == "save"] == ["batch 1: committed in 1.00 s"]
     assert [interval.start_s for interval in found if interval.kind == "evaluate"] == [1009.0]
     assert [interval.words for interval in found if interval.kind == "failure"] == ["group 3: timeout"]
 
@@ -67,7 +107,7 @@ def test_the_timeline_shows_batches_first_however_late_an_evaluation_is() -> Non
     types = {trace["name"]: trace["type"] for trace in figure["data"]}
     assert types == {
         "generate": "bar", "wait": "bar", "train": "bar", "publish": "bar", "pause": "bar", "evaluate": "bar",
-        "save": "scatter",
+        "save": "bar",
     }  # fmt: skip
 
 

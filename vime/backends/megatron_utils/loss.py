@@ -16,6 +16,7 @@ from vime.algorithms.objective_config import LossKind, ObjectiveConfig
 from vime.algorithms.ragged import Reduce, on_one_rank
 from vime.algorithms.score_centering import CenteringTerms
 from vime.algorithms.supervised import supervised_objective
+from vime.backends.megatron_utils.token_record import TokenRecord
 from vime.backends.megatron_utils.whole_responses import with_whole_responses
 from vime.data.batch import StepTotals
 
@@ -73,7 +74,11 @@ class StepLoss:
     """Scalars by name of each microbatch, in order."""
     sample_indices: list[tuple[int, ...]] = field(default_factory=list)
     """Samples of each microbatch, in order."""
+    tokens: TokenRecord = field(init=False)
     _sample_losses: list[torch.Tensor | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens = TokenRecord(self.sum_over_context)
 
     @property
     def sample_losses(self) -> dict[int, float]:
@@ -102,6 +107,7 @@ class StepLoss:
         self._sample_losses.append(None if of_samples is None else self.sum_over_context(of_samples))
         self.metrics.append({**metrics, **_counts(microbatch)})
         self.sample_indices.append(microbatch.sample_indices)
+        self.tokens.add(microbatch, log_probs)
         return loss * self.backward_scale, {}
 
     def _loss_of(

@@ -101,6 +101,11 @@ def is_metric_source() -> bool:
     return bool(parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0)
 
 
+def is_sample_source() -> bool:
+    """Whether this rank speaks for the samples of its data-parallel share: one of the ranks that share them."""
+    return is_metric_source() and parallel_state.get_context_parallel_rank() == 0
+
+
 def context_share(args: argparse.Namespace) -> ContextShare:
     """This rank's place in its context-parallel group; raises `SettingsError` for a --cp-comm-type without layout."""
     names = args.cp_comm_type if isinstance(args.cp_comm_type, list) else [args.cp_comm_type]

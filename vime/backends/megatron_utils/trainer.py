@@ -22,6 +22,7 @@ from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.data.batch import PackedMicrobatch, RouteRows, StepTotals
 from vime.data.lazy import token_counts
 from vime.data.merged import MergedMicrobatches
+from vime.data.trained_tokens import TrainedTokens
 
 prepare_megatron()
 
@@ -41,6 +42,7 @@ from vime.backends.megatron_utils.loss import (  # noqa: E402
 from vime.backends.megatron_utils.model import build_core_config, build_model  # noqa: E402
 from vime.backends.megatron_utils.numeric_layout import numeric_layout  # noqa: E402
 from vime.backends.megatron_utils.parallel import (  # noqa: E402
+    is_sample_source,
     on_all_ranks,
     seed_everything,
     start_parallel,
@@ -82,6 +84,8 @@ class MegatronTrainer:
         """For other models of this process that share its device."""
         self.sample_losses: dict[int, float] = {}
         """Of the last step; see `StepLoss.sample_losses`."""
+        self.trained_tokens: dict[int, TrainedTokens] = {}
+        """`Sample.index` -> its tokens in the last step, on one of the ranks that share the sample."""
         try:
             self._build()
         except BaseException:
@@ -194,6 +198,7 @@ class MegatronTrainer:
 
         metrics = with_replayed_fraction(self._model.train_step(len(microbatches), step_loss, run))
         self.sample_losses = step_loss.sample_losses
+        self.trained_tokens = step_loss.tokens.by_sample() if is_sample_source() else {}
         return {name: metrics[name] for name in sorted(metrics, key=_place_of_metric)}
 
     def log_probs(

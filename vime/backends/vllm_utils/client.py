@@ -73,6 +73,10 @@ class EngineClient:
         """Close the connections; running calls fail."""
         await self._http.close()
 
+    def move(self, address: str) -> None:
+        """The engine is at another base URL from now on; calls that run have gone to the one before."""
+        self._http.address = self.address = address.rstrip("/")
+
     async def ready(self) -> bool:
         """True when the engine answers that it is healthy; False when it doesn't answer or says otherwise."""
         try:
@@ -133,7 +137,8 @@ class EngineClient:
         """Sample from the engine. A request sent while the engine is paused waits.
 
         An aborted request returns with `finish_reason` abort and the tokens sampled so far. Cancelling the call
-        aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in.
+        aborts the request in the engine. Raises `EngineError` for columns from an engine without vime's plug-in, and
+        `SampleError` for an answer that lacks the routes of its tokens.
         """
         if request.media:
             return await generate_with_media(self._http, request, timeout_s=self._generate_timeout_s)
@@ -226,7 +231,7 @@ class EngineClient:
         await self._http.call("POST", "/sleep", params={"level": "1"}, timeout_s=self._update_timeout_s)
 
     async def wake_up(self, memory: Sequence[EngineMemory]) -> None:
-        """Take these parts of the memory back; weights are as before `sleep`.
+        """Take these parts of the memory back, all where none is named; weights are as before `sleep`.
 
         Some versions go on sampling as soon as they have all of it, others after `resume`.
         """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import importlib.util
 import logging
 import sys
@@ -52,6 +54,8 @@ class RouterLaunch:
     port: int
     log_path: Path
     extra_args: tuple[str, ...] = ()
+    metrics_host: str = "127.0.0.1"
+    """Where its `/metrics` listens, unless `extra_args` say otherwise."""
 
 
 def is_installed() -> bool:
@@ -63,10 +67,20 @@ def router_command(launch: RouterLaunch, prometheus_port: int) -> list[str]:
     """The command line; what the user gives comes last and wins."""
     given = {option_name(word) for word in launch.extra_args if word.startswith("--")}
     argv = [sys.executable, "-m", MODULE, "--host", launch.host, "--port", str(launch.port)]
-    for words in (*DEFAULTS, ("--prometheus-port", str(prometheus_port))):
+    metrics = (("--prometheus-host", launch.metrics_host), ("--prometheus-port", str(prometheus_port)))
+    for words in (*DEFAULTS, *metrics):
         if option_name(words[0]) not in given:
             argv += words
     return [*argv, *launch.extra_args]
+
+
+def metrics_address(argv: Sequence[str]) -> tuple[str, int]:
+    """Host and port of the `/metrics` that a command line of `router_command` asks for."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--prometheus-host")
+    parser.add_argument("--prometheus-port", type=int)
+    found, _ = parser.parse_known_args(argv)
+    return found.prometheus_host, found.prometheus_port
 
 
 class RouterServer:
@@ -80,8 +94,10 @@ class RouterServer:
         """
         self._port = claim_port(launch.host, launch.port, port_timeout_s)
         self._host, self._log_path = launch.host, launch.log_path
-        started = RouterLaunch(launch.host, self._port, launch.log_path, launch.extra_args)
-        argv = router_command(started, claim_port(launch.host, 0))
+        started = dataclasses.replace(launch, port=self._port)
+        argv = router_command(started, claim_port(launch.metrics_host, 0))
+        self.metrics_address = metrics_address(argv)
+        """Host and port of its `/metrics`."""
         self._process = SupervisedProcess(argv, {}, launch.log_path, stop_grace_s=STOP_GRACE_S)
         self._wait_ready()
 

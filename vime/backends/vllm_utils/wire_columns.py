@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from vime.backends.vllm_utils.protocol import (
     Candidates,
+    Drafts,
     FinishReason,
     GenerateRequest,
     GenerateResult,
@@ -21,7 +22,7 @@ from vime.backends.vllm_utils.protocol import (
     VersionSpan,
 )
 from vime.backends.vllm_utils.wire_032 import FINISH_REASONS, check_spans, parse_version, sampling_parameters
-from vime.errors import EngineError
+from vime.errors import EngineError, SampleError
 
 SAMPLE = "/inference/v1/sample"
 """Under a path that vLLM's API key guards, and that a router forwards."""
@@ -73,6 +74,17 @@ class NucleusColumn(msgspec.Struct, frozen=True):
     log_probs: bytes
 
 
+class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Speculative decoding of one request; see `Drafts`."""
+
+    num_drafted: int
+    num_accepted: int
+    num_steps: int
+
+    def drafts(self) -> Drafts:
+        return Drafts(self.num_drafted, self.num_accepted, self.num_steps)
+
+
 class SampleAnswer(msgspec.Struct, frozen=True):
     """n sampled tokens; `candidate_*` are [n, k], most probable first."""
 
@@ -87,6 +99,7 @@ class SampleAnswer(msgspec.Struct, frozen=True):
     num_cached_tokens: int
     routes: RouteColumn | None = None
     nucleus: NucleusColumn | None = None
+    drafts: DraftCounts | None = None
 
 
 class SampleAbilities(msgspec.Struct, frozen=True):
@@ -128,7 +141,11 @@ def decode_call(body: bytes, content_type: str) -> SampleCall:
 
 
 def decode_answer(body: bytes, request: GenerateRequest) -> GenerateResult:
-    """Check and convert an answer; raises `EngineError` for anything that training could not use."""
+    """Check and convert an answer.
+
+    Raises `EngineError` for anything that training could not use, and `SampleError` where it lacks routes alone, which
+    engines lose for single requests.
+    """
     where = f"request {request.request_id}"
     try:
         answer = msgspec.msgpack.decode(body, type=SampleAnswer)
@@ -165,6 +182,7 @@ def _result(answer: SampleAnswer, request: GenerateRequest, where: str) -> Gener
         candidates=_candidates(answer, num_tokens),
         routed_experts=_routes(answer, request, num_tokens, where),
         nucleus=_nucleus(answer, request, num_tokens, where),
+        drafts=None if answer.drafts is None else answer.drafts.drafts(),
     )
 
 
@@ -201,10 +219,11 @@ def _routes(
     column = answer.routes
     found = 0 if column is None else column.shape[0]
     if found != expected:
-        raise EngineError(
+        raise SampleError(
             f"{where}: routes of {found} tokens came, allowed: {expected} "
             f"({answer.num_prompt_tokens} prompt and {num_tokens} output tokens, from row {request.routes_from} on).",
             next_step="Check that the engine was started to return routes; its log says what it captures.",
+            reason="routes_rows" if found else "routes_missing",
         )
     if column is None:
         return None

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dash import dcc, html
 
 from pipeline.dead_list import DeadRow
+from vime.errors import StorageError
 from vime.view.figures import TIMELINE_HEIGHT, panel_figure, timeline_figure
 from vime.view.pages.overview import PLOT_CONFIG, PLOT_STYLE
 from vime.view.pages.parts import Component, card, group_link, moment, nothing, sample_link, table
 from vime.view.panels import DROPS, PANELS, newest_words, panel_lines
 from vime.view.run_watch import RunState, RunWatch
+from vime.view.settings_diff import differences, read_settings
 from vime.view.timeline import timeline
 
 TIMELINE_BATCHES = 50
@@ -23,7 +25,7 @@ def timeline_page(state: RunState) -> Component:
     if not steps:
         return card("Timeline", nothing("No batch was trained yet."))
     letters = [] if state.dead is None else [(row.letter.time_s, _letter_words(row)) for row in state.dead.letters]
-    found = timeline(steps, state.metrics.evaluations, state.commits, letters, state.stalls)
+    found = timeline(steps, state.metrics.evaluations, state.commits, letters, state.stalls, state.incidents)
     return card(
         "Timeline",
         dcc.Graph(
@@ -32,8 +34,9 @@ def timeline_page(state: RunState) -> Component:
             config={"displaylogo": False, "responsive": True},
             style={"height": TIMELINE_HEIGHT},
         ),
-        note=f"The last {len(steps)} batches. Waiting, training and publishing take turns; generation goes on beside "
-        "them, and its colour is as strong as its tokens per second.",
+        note=f"The last {len(steps)} batches. Waiting, training, saving and publishing take turns; generation and "
+        "reward go on beside them: the stronger the colour, the more tokens per second, and the larger the share of "
+        "the samples' time.",
     )
 
 
@@ -47,7 +50,7 @@ def dead_page(state: RunState) -> Component:
         [
             card("Dead letters by reason", table(["reason", "letters", "groups dropped"], reasons, id_="reasons")),
             card(
-                f"Newest {len(dead.letters)} of {dead.num_matching}",
+                f"Newest {len(dead.letters)} of {dead.num_matching} (times in UTC)",
                 *[_letter(row) for row in dead.letters],
                 *[html.P(line, className="problem") for line in dead.unreadable],
             ),
@@ -91,13 +94,13 @@ def history_page(state: RunState) -> Component:
 
 
 def compare_page(watches: Sequence[RunWatch]) -> Component:
-    """The panels of several runs, one over the other."""
+    """In which settings several runs differ, and their panels one over the other."""
     if len(watches) < 2:
         return card("Compare", nothing("Give several runs: vime view RUN --compare OTHER."))
     cards = []
     for panel in PANELS:
         runs = {watch.name: panel_lines(panel, watch.state.metrics.steps) for watch in watches}
-        values = [html.P(f"{name}: {newest_words(lines)}") for name, lines in runs.items()]
+        values = [html.P(f"{name}: {newest_words(lines)}", className="newest") for name, lines in runs.items()]
         graph = dcc.Graph(
             id={"type": "compared", "panel": panel.key},
             figure=panel_figure(runs, panel.unit, stacked=panel.key == DROPS),
@@ -105,7 +108,18 @@ def compare_page(watches: Sequence[RunWatch]) -> Component:
             style=PLOT_STYLE,
         )
         cards.append(card(panel.title, *values, graph))
-    return html.Div(cards, className="grid", id="compared")
+    return html.Div([_settings(watches), html.Div(cards, className="grid", id="compared")])
+
+
+def _settings(watches: Sequence[RunWatch]) -> Component:
+    title = "Settings that differ"
+    try:
+        found = differences([read_settings(watch.location.root) for watch in watches])
+    except StorageError as error:
+        return card(title, nothing(str(error)))
+    rows = [(flag, *("(on)" if value == "" else value for value in values)) for flag, values in found]
+    names = [watch.name for watch in watches]
+    return card(title, table(["flag", *names], rows, id_="settings") if rows else nothing("None."))
 
 
 def _letter_words(row: DeadRow) -> str:

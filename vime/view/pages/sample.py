@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 from dash import dcc, html
 
-from pipeline.lineage import SampleTrace, trace_sample
-from pipeline.sample_view import SampleView, show_sample
-from vime.errors import VimeError
+from pipeline.lineage import SampleTrace
+from pipeline.sample_view import SampleView
 from vime.view.index_builder import prompt_text
 from vime.view.pages.parts import Component, card, facts, group_link, nothing, sample_link, table
 from vime.view.panels import shown
 from vime.view.run_watch import RunWatch
 from vime.view.sample_index import Condition, SampleQuery
-from vime.view.tokens import COLOURINGS, coloured
+from vime.view.tokens import COLOURINGS, coloured, legend
 
 MOST_TOKENS = 4000
 """Shown of one response."""
 
 
-def sample_page(watch: RunWatch, sample_index: int, text_of: Callable[[int], str] | None, colouring: str) -> Component:
-    """Everything about one sample; what can't be read says why."""
-    try:
-        view = show_sample(watch.location, sample_index, text_of)
-        trace = trace_sample(watch.location, sample_index)
-    except VimeError as error:
-        return card(f"Sample {sample_index}", nothing(str(error)))
-    advantage = next((step.advantage for step in reversed(trace.planned) if step.counts), None)
+def sample_page(view: SampleView, trace: SampleTrace, colouring: str) -> Component:
+    """Everything about one sample."""
     return html.Div(
         [
-            card(f"Sample {sample_index}", _facts(view, advantage)),
+            card(f"Sample {view.sample_index}", _facts(view)),
             card("Prompt", html.Pre(prompt_text(view.prompt), id="prompt", className="text")),
             card("Response", html.Pre(view.response, id="response", className="text")),
-            card("Tokens", *_tokens(view, advantage, colouring), note="Point at a token to see what is known of it."),
+            card("Tokens", *_tokens(view, colouring), note="Point at a token to see what is known of it."),
             card("From prompt line to optimizer step", *_lineage(trace), id_="lineage"),
             card("Metadata", html.Pre(_json(view.metadata), className="text")),
         ]
@@ -58,6 +49,7 @@ def group_page(watch: RunWatch, group_index: int) -> Component:
                     {
                         "reward": shown(row["reward"]),
                         "advantage": shown(row["advantage"]),
+                        "gap": shown(row["mean_gap"]),
                         "status": row["status"],
                         "tokens": row["response_tokens"],
                         "versions": f"{row['min_version']} to {row['max_version']}",
@@ -79,7 +71,7 @@ def group_page(watch: RunWatch, group_index: int) -> Component:
     )
 
 
-def _facts(view: SampleView, advantage: float | None) -> Component:
+def _facts(view: SampleView) -> Component:
     reward = shown(view.reward) if isinstance(view.reward, int | float) else _json(view.reward)
     return facts(
         {
@@ -87,27 +79,61 @@ def _facts(view: SampleView, advantage: float | None) -> Component:
             "state": f"{view.state}, {view.source}",
             "reward": reward,
             **{f"reward: {name}": shown(value) for name, value in view.reward_parts.items()},
-            "advantage": shown(advantage),
+            "advantage": None if view.training is None else shown(view.training.advantage),
+            "gap to the trainer": None if view.mean_gap is None else f"{shown(view.mean_gap)} nats a token in the mean",
             "label": _json(view.label),
             "status": view.status,
             "tokens": f"{view.prompt_length} prompt, {view.response_length} response, {view.trained_length} trained",
-            "versions": ", ".join(f"{v} at {first} to {stop - 1}" for v, first, stop in view.version_spans) or None,
+            "versions": ", ".join(f"{v} for tokens {first} to {stop - 1}" for v, first, stop in view.version_spans)
+            or None,
         }
     )
 
 
-def _tokens(view: SampleView, advantage: float | None, colouring: str) -> list[Component]:
-    tokens = coloured(view.tokens[view.prompt_length :][:MOST_TOKENS], colouring, advantage)
-    hidden = view.response_length - len(tokens)
+def _tokens(view: SampleView, colouring: str) -> list[Component]:
+    hidden = view.response_length - MOST_TOKENS
+    notes = [_why_no_gap(view)] + ([f"{hidden} more tokens are not shown."] if hidden > 0 else [])
     return [
         dcc.RadioItems(list(COLOURINGS), colouring, id="colouring", inline=True, className="choices"),
+        html.Div(coloured_tokens(view, colouring), id="coloured"),
+        *(html.P(note, className="note") for note in notes if note),
+    ]
+
+
+def coloured_tokens(view: SampleView, colouring: str) -> list[Component]:
+    """What the colours mean, and the response in them."""
+    response = view.tokens[view.prompt_length :][:MOST_TOKENS]
+    return [
+        html.P(
+            [
+                part
+                for entry in legend(response, colouring)
+                for part in (html.Span(className="swatch", style={"background": entry.colour}), entry.words)
+            ],
+            id="legend",
+            className="legend",
+        ),
         html.Div(
-            [html.Span(token.text, title=token.words, style={"background": token.colour}) for token in tokens],
+            [
+                html.Span(token.text, title=token.words, style={"background": token.colour})
+                for token in coloured(response, colouring)
+            ],
             id="tokens",
             className="tokens",
         ),
-        *([html.P(f"{hidden} more tokens are not shown.", className="note")] if hidden else []),
     ]
+
+
+def _why_no_gap(view: SampleView) -> str:
+    if view.problem:
+        return view.problem
+    if view.training is None:
+        return "No trainer's log-probabilities: no step that counts has trained it (yet)."
+    if view.mean_gap is None:
+        return (
+            "No trainer's log-probabilities: its step is under way, trained none of its tokens, or they were reclaimed."
+        )
+    return ""
 
 
 def _lineage(trace: SampleTrace) -> list[Component]:

@@ -8,12 +8,12 @@ from typing import Any
 import dash_ag_grid
 from dash import dcc, html
 
+from vime.counted import agreeing, counted
 from vime.errors import SettingsError
 from vime.view.pages.parts import Component, nothing
-from vime.view.run_watch import RunWatch
 from vime.view.sample_index import SHORTEST_SEARCH, WORDS, Condition, SampleQuery
 
-GRID = "samples"
+GRID, MATCHING = "samples", "matching"
 ROWS_AT_ONCE = 100
 NUMBER_FILTERS = (
     "equals", "notEqual", "greaterThan", "greaterThanOrEqual", "lessThan", "lessThanOrEqual", "inRange", "blank",
@@ -21,35 +21,30 @@ NUMBER_FILTERS = (
 )  # fmt: skip
 WORD_FILTERS = ("equals", "notEqual", "contains", "notContains")
 _TITLES = {
-    "sample_index": "sample", "group_index": "group", "reward": "reward", "advantage": "advantage", "state": "state",
-    "status": "status", "rollout": "batch", "age_versions": "age", "prompt_tokens": "prompt tokens",
+    "sample_index": "sample", "group_index": "group", "reward": "reward", "advantage": "advantage", "mean_gap": "gap",
+    "state": "state", "status": "status", "rollout": "batch", "age_versions": "age", "prompt_tokens": "prompt tokens",
     "response_tokens": "response tokens", "trained_tokens": "trained tokens", "min_version": "oldest version",
     "max_version": "newest version", "source": "source",
 }  # fmt: skip
 
 
-def samples_page(watch: RunWatch) -> Component:
+def samples_page() -> Component:
     """A search box over a grid whose heads filter and order."""
     return html.Div(
         [
-            html.Div(
-                [
-                    dcc.Input(
-                        id="search", type="search", debounce=True, placeholder="text of prompt or response",
-                        className="search",
-                    ),
-                    html.Span(id="matching", className="note"),
-                ],
-                className="bar",
+            dcc.Input(
+                id="search", type="search", debounce=True, placeholder="text of prompt or response", className="search"
             ),
             html.Div(grid(""), id="grid-holder"),
-            html.P(f"{watch.state.num_indexed} groups are in the index. A click opens a sample.", className="note"),
         ]
-    )  # fmt: skip
+    )
 
 
 def grid(search: str) -> Component:
-    """A grid of the samples that hold a text. What it searches for is part of its id, so a new search is a new grid."""
+    """A grid of the samples that hold a text, and how many they are.
+
+    What it searches for is part of its id, so a new search is a new grid.
+    """
     if 0 < len(search) < SHORTEST_SEARCH:
         return nothing(f"A search needs at least {SHORTEST_SEARCH} characters.")
     columns: list[dict[str, Any]] = [
@@ -63,30 +58,41 @@ def grid(search: str) -> Component:
                 "inRangeInclusive": True,
                 "filterOptions": list(WORD_FILTERS if name in WORDS else NUMBER_FILTERS),
             },
-            "width": 110,
+            "width": 150 if " " in title or title == "advantage" else 110,
         }
         for name, title in _TITLES.items()
     ]
     for column in columns:
-        if column["field"] in ("reward", "advantage"):
+        if column["field"] in ("reward", "advantage", "mean_gap"):
             column["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format('.4~g')(params.value)"}
     texts = [
-        {"field": name, "headerName": name, "sortable": False, "filter": False, "width": 340, "tooltipField": name}
+        {"field": name, "headerName": name, "sortable": False, "filter": False, "width": 300, "tooltipField": name}
         for name in ("prompt", "response")
     ]
-    return dash_ag_grid.AgGrid(
+    found = dash_ag_grid.AgGrid(
         id={"type": GRID, "search": search},
-        columnDefs=columns[:5] + texts + columns[5:],
+        columnDefs=columns[:6] + texts + columns[6:],
         defaultColDef={"resizable": True, "sortable": True, "filter": True},
         rowModelType="infinite",
         getRowId="params.data.id",
         dashGridOptions={
             "cacheBlockSize": ROWS_AT_ONCE,
             "maxBlocksInCache": 20,
+            "rowHeight": 30,
+            "headerHeight": 36,
             "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
             "tooltipShowDelay": 400,
         },
-        style={"height": "70vh"},
+        style={"height": "72vh"},
+    )
+    return html.Div([html.P(id={"type": MATCHING, "search": search}, className="note matching"), found])
+
+
+def matching_words(num_matching: int, num_indexed: int) -> str:
+    """How many samples there are to look at."""
+    return (
+        f"{num_matching:,} {agreeing(num_matching, 'sample')} found. "
+        f"{counted(num_indexed, 'group')} in the index; a click opens a sample."
     )
 
 

@@ -53,6 +53,7 @@ def assert_like_one_rank(found: dict[str, float], kind: str) -> None:
     assert found["weights"] < 1e-5
     assert found["metrics"] < 1e-5
     assert found["log_probs"] < 1e-5
+    assert found["tokens"] < 1e-5
     assert (found["replayed"] > 0) == (kind in ("routes", "own_routes"))
 
 

@@ -104,3 +104,21 @@ def test_a_reducer_of_the_users_own_leaves_no_losses_of_samples() -> None:
     microbatch = SimpleNamespace(**vars(tokens(step, list(range(len(step))))), routes=None)
     loss(microbatch, flat(step, "log_probs"), flat(step, "entropies"))  # type: ignore[arg-type]
     assert loss.sample_losses == {}
+
+
+def test_a_step_keeps_of_each_trained_sample_what_the_trainer_made_of_its_tokens() -> None:
+    step = random_step(3, token_advantages=True)
+    step[1].mask = [0] * step[1].length
+    loss = StepLoss(ObjectiveConfig(), totals(step), backward_scale=1.0)
+    for numbers in ([0, 1], list(range(2, len(step)))):
+        sequences = [step[number] for number in numbers]
+        microbatch = SimpleNamespace(**vars(tokens(step, numbers)), routes=None)
+        loss(microbatch, flat(sequences, "log_probs").requires_grad_(), flat(sequences, "entropies"))  # type: ignore[arg-type]
+    found = loss.tokens.by_sample()
+    assert found.keys() == {number for number, sequence in enumerate(step) if any(sequence.mask)}, "others only fill"
+    for number, sample in found.items():
+        sequence = step[number]
+        gaps = [abs(s - t) for s, t, m in zip(sequence.sampler, sequence.log_probs, sequence.mask, strict=True) if m]
+        assert sample.log_probs.tolist() == pytest.approx(sequence.log_probs)
+        assert sample.advantages.tolist() == pytest.approx(sequence.advantages)
+        assert sample.mean_gap == pytest.approx(sum(gaps) / len(gaps))

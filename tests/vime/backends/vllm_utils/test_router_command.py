@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vime.backends.vllm_utils.router_arguments import router_options_of
-from vime.backends.vllm_utils.router_server import RouterLaunch, router_command
+from vime.backends.vllm_utils.router_server import RouterLaunch, metrics_address, router_command
 
 
 def words(*given: str) -> list[str]:
@@ -25,3 +25,9 @@ def test_what_the_user_gives_takes_the_place_of_a_default() -> None:
     assert command.count("--policy") == 1
     assert command[-5:] == ["--policy", "cache_aware", "--balance-abs-threshold", "0", "--log-level=debug"]
     assert "error" not in command
+
+
+def test_its_metrics_are_where_the_command_says_that_they_are() -> None:
+    assert metrics_address(words()) == ("127.0.0.1", 9)
+    given = words("--router-prometheus-host", "10.0.0.1", "--router-prometheus-port=7")
+    assert metrics_address(given) == ("10.0.0.1", 7)
