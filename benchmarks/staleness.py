@@ -20,8 +20,8 @@ from vime.cli.demo_report import read_steps
 DESCRIPTION = """\
 Trains the model of examples/reverse, warmed up on right answers only, by `vime train` with real engine and trainer,
 once for each correction and seed. A batch is trained only when four more wait behind it (VIME_TEST_WAITING_BATCHES,
-which serves experiments only) and no more than five batches may exist, so that in the steady state samples are four
-versions old.
+which serves experiments only), no more than five batches may exist, and none is begun between a step and its
+publication, so that in the steady state samples are four versions old.
 
   clip    the clipped objective (--eps-clip 0.2 --eps-clip-high 0.28) on the sampler's log-probabilities
   tis     no clip; tokens weighed by the truncated ratio of trainer and sampler (--use-tis --tis-clip 2)

@@ -15,6 +15,8 @@ class AdmissionRules:
     """Groups that one rollout batch trains; each batch raises the policy version by one."""
     max_staleness: int | None
     """Most versions that a token may be older than the one under which its batch is planned; None: no bound."""
+    newest_only: bool = False
+    """Whether none is begun between a step and its publication, when its room is there and its version is not yet."""
 
 
 def most_untrained(rules: AdmissionRules, *, oldest_version: int, begun_version: int, next_version: int) -> int:
@@ -27,6 +29,8 @@ def most_untrained(rules: AdmissionRules, *, oldest_version: int, begun_version:
     is added meanwhile. One batch is allowed though groups of an earlier session are older than the bound already: else
     nothing would be trained again. None is begun that would be too old itself, as between a step and its publication.
     """
+    if rules.newest_only and begun_version < next_version:
+        return 0
     if rules.max_staleness is None:
         return rules.max_groups
     if begun_version + rules.max_staleness < next_version:

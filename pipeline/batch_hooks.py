@@ -13,7 +13,6 @@ from pipeline.buffer_filter import take_groups
 from pipeline.planner import ProcessedRewards, select_groups
 from pipeline.reward_post_process import FLAG as POST_PROCESS
 from pipeline.reward_post_process import process_rewards
-from pipeline.rollout_kind import is_stream
 from pipeline.sample_conversion import FLAG as CONVERT
 from pipeline.sample_conversion import Conversion, convert_batch
 from pipeline.sample_filter import FLAG as SAMPLE_FILTER
@@ -25,6 +24,7 @@ from storage.refs import GroupRef
 from vime.errors import RewardError
 from vime.settings.groups import Settings
 from vime.settings.import_paths import load_function
+from vime.settings.rules.quantities import is_stream
 
 _Result = TypeVar("_Result")
 

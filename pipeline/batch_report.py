@@ -110,11 +110,11 @@ def turn_numbers(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def category_numbers(samples: Sequence[Sample], key: str) -> dict[str, float]:
-    """`reward_category/VALUE`: share of the samples whose reward, a dict, has this value under `key`."""
+    """`error_cat/VALUE`: share of the samples whose reward, a dict, has this value under `key`."""
     found = Counter(
         str(sample.reward[key]) for sample in samples if isinstance(sample.reward, dict) and key in sample.reward
     )
-    return {f"reward_category/{value}": count / len(samples) for value, count in sorted(found.items())}
+    return {f"error_cat/{value}": count / len(samples) for value, count in sorted(found.items())}
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

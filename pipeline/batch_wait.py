@@ -16,7 +16,11 @@ from vime.errors import SettingsError
 
 WAIT_REPORT_S = 5.0
 WAITING_BATCHES_VARIABLE = "VIME_TEST_WAITING_BATCHES"
-"""For experiments only: the environment variable that makes samples old, by training a batch when so many more wait."""
+"""For experiments only: the environment variable that makes samples old, by training a batch when so many more wait.
+
+With it no group is begun between a step and its publication, so that where the queue holds no more than these batches
+(`--rollout-queue-max-groups`) every sample is exactly so many versions old.
+"""
 
 
 class GroupSource(Protocol):
@@ -27,8 +31,8 @@ class GroupSource(Protocol):
     async def stats(self) -> list[ProducerStats]: ...
 
 
-def groups_to_wait_for(batch: int, rollouts_left: int) -> int:
-    """Groups that must be there before a batch is planned: one batch, or more where an experiment wants old samples.
+def batches_left_waiting() -> int:
+    """Batches that wait behind the one that is trained: 0 unless an experiment wants old samples.
 
     Raises:
         SettingsError: the experiment's variable isn't a whole number.
@@ -39,7 +43,12 @@ def groups_to_wait_for(batch: int, rollouts_left: int) -> int:
             f"{WAITING_BATCHES_VARIABLE} is {words!r}, allowed: 0, 1, 2, ...",
             next_step="Unset it: it serves experiments with old samples only.",
         )
-    return batch * min(1 + int(words), rollouts_left)
+    return int(words)
+
+
+def groups_to_wait_for(batch: int, rollouts_left: int) -> int:
+    """Groups that must be there before a batch is planned. Raises `SettingsError`, as `batches_left_waiting`."""
+    return batch * min(1 + batches_left_waiting(), rollouts_left)
 
 
 async def wait_for_batch(

@@ -113,7 +113,7 @@ class Commits:
             await asyncio.to_thread(point_to, root, start.plan.directory, rollout_id)
         checkpoint = self._settings.checkpoint
         keeping = Keeping(checkpoint.keep_checkpoints, checkpoint.keep_every)
-        for record in await asyncio.to_thread(remove_commits, self._folder.root, keeping):
+        for record in await asyncio.to_thread(remove_commits, self._folder.root, keeping, self._folder.output):
             self._note(f"Removed the checkpoint of {_relative(record)}.")
         released = PositionRanges()
         if queue.rollout_queue_online_gc:

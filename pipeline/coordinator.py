@@ -67,6 +67,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     """Groups that may be generated beyond what the run needs, because a filter may reject as many."""
     max_staleness: int | None = None
     """Most versions that a token may be older than the one under which its batch is planned; None: no bound."""
+    newest_only: bool = False
+    """See `AdmissionRules`."""
     online_gc: bool = False
     """Whether payloads that no kept commit needs are reclaimed."""
     reserve_bytes: int = 0
@@ -136,7 +138,7 @@ class Coordinator:
         if self._reclaimed:
             self._dropped[RECLAIMED] = len(self._reclaimed)
             logger.warning("%d groups of other branches were reclaimed and can't be trained", len(self._reclaimed))
-        self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness)
+        self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness, config.newest_only)
         self._next_version = queue.highest_trained_version() + 1
         """Newest policy version under which the next batch can be planned."""
 
@@ -369,14 +371,18 @@ class Coordinator:
 
     def _most_untrained(self, policy_version: int) -> int:
         """Most groups that may be generated and not trained when one more is begun under `policy_version`."""
-        if self._rules.max_staleness is None:
-            return self._rules.max_groups
-        waiting = (v for group in self._waiting.values() for v in group.summary.min_versions if v is not None)
-        oldest = min([policy_version, *(item.version for item in self._leased.values()), *waiting])
-        next_version = max(self._next_version, policy_version)
+        is_bounded = self._rules.max_staleness is not None
         return most_untrained(
-            self._rules, oldest_version=oldest, begun_version=policy_version, next_version=next_version
+            self._rules,
+            oldest_version=self._oldest_untrained(policy_version) if is_bounded else policy_version,
+            begun_version=policy_version,
+            next_version=max(self._next_version, policy_version),
         )
+
+    def _oldest_untrained(self, policy_version: int) -> int:
+        """Oldest version of the groups that are generated and not trained, and of one begun under `policy_version`."""
+        waiting = (v for group in self._waiting.values() for v in group.summary.min_versions if v is not None)
+        return min([policy_version, *(item.version for item in self._leased.values()), *waiting])
 
     def _forget_lease(self, group_index: int, lease: bytes) -> None:
         self._board.ended(lease)

@@ -31,7 +31,7 @@ class HealthSettings:
 
 
 class KeptEngine(Protocol):
-    """An engine's process, which is replaced by another at the same address."""
+    """An engine's process, which is replaced by another one."""
 
     name: str
     address: str
@@ -44,8 +44,15 @@ class KeptEngine(Protocol):
         """Return when the engine samples; raises `EngineError` otherwise."""
         ...
 
+    async def stop(self) -> None:
+        """End what is left of the process; nothing happens when it has ended."""
+        ...
+
     async def restart(self) -> None:
-        """End what is left of the process, and start another one; raises `EngineError` when it doesn't start."""
+        """End what is left of the process, and start another one; raises `EngineError` when it doesn't start.
+
+        Its `address` is another one afterwards where it had to go to another node.
+        """
         ...
 
 
@@ -61,8 +68,8 @@ class Fences(Protocol):
         """Send no more requests to the engine."""
         ...
 
-    async def readmit(self, address: str) -> None:
-        """The engine runs anew; it gets requests once it has confirmed the version that the others serve."""
+    async def readmit(self, address: str, now_at: str) -> None:
+        """The engine runs anew, `now_at` this address; it gets requests once it has the version that others serve."""
         ...
 
 
@@ -113,10 +120,17 @@ class EngineKeeper:
     async def _keep(self, engine: KeptEngine, fences: Fences) -> None:
         """Raises `EngineError` when the engine is given up."""
         while True:
+            address = engine.address
             reason = await self._failure(engine, fences)
-            await fences.fence(engine.address, reason)
+            await fences.fence(address, reason)
             await self._restart(engine, reason)
-            await fences.readmit(engine.address)
+            self._follow(address, engine.address)
+            await fences.readmit(address, engine.address)
+
+    def _follow(self, address: str, now_at: str) -> None:
+        self._suspected[now_at] = self._suspected.pop(address)
+        self._condemned[now_at] = self._condemned.pop(address)
+        self._restarted_at[now_at] = self._restarted_at.pop(address)
 
     async def _failure(self, engine: KeptEngine, fences: Fences) -> str:
         """Until the engine fails; the reason."""
@@ -153,15 +167,17 @@ class EngineKeeper:
 
     async def _restart(self, engine: KeptEngine, reason: str) -> None:
         """Raises `EngineError` when the engine has failed too often."""
-        restarted_at = self._restarted_at[engine.address]
+        address = engine.address
+        restarted_at = self._restarted_at[address]
         while True:
             now = time.monotonic()
             restarted_at[:] = [at for at in restarted_at if at > now - RESTART_PERIOD_S]
             if len(restarted_at) >= MAX_RESTARTS:
+                await engine.stop()
                 raise EngineStartError(f"{reason.rstrip('.')}, after {MAX_RESTARTS} restarts.")
             restarted_at.append(now)
             self._note(
-                f"{engine.name} ({engine.address}) failed and gets no requests; restart {len(restarted_at)} of "
+                f"{engine.name} ({address}) failed and gets no requests; restart {len(restarted_at)} of "
                 f"{MAX_RESTARTS}. {reason}"
             )
             try:
@@ -170,7 +186,7 @@ class EngineKeeper:
                 logger.warning("%s did not start again: %s", engine.name, error)
                 reason = error.message
                 continue
-            self._clear(engine.address)
+            self._clear(address)
             return
 
     def _clear(self, address: str) -> None:

@@ -15,12 +15,16 @@ from vime.errors import EngineStartError, RunFailedError
 
 logger = logging.getLogger(__name__)
 
+START_S = 900.0
+"""How long an engine and its actor may take to start: the engine itself has a shorter limit in its actor."""
+TAKE_OVER_S = 300.0
+"""How long an actor may take to take over an engine, or to end it."""
 STOP_MARGIN_S = 15.0
 """What an actor may take to stop an engine beyond the time that the engine has for it."""
 
 
 class EngineProcess:
-    """An engine at one address, whichever process serves it."""
+    """An engine, whichever process serves it: at one address, unless it has to go to another node."""
 
     def __init__(
         self,
@@ -32,27 +36,38 @@ class EngineProcess:
         cleanup_timeout_s: float,
         log_tail: Callable[[], list[str]],
         on_restart: Callable[[], Awaitable[None]],
+        node: Callable[[], str],
+        leave_lost_node: Callable[[], Awaitable[None]],
         is_kept: bool = False,
     ) -> None:
         """An engine of `model`. `spawn` starts an actor, `end` kills one; with `is_kept` the engine outlives both.
 
         `log_tail` are the last lines that the engine wrote; `on_restart` is called after each restart.
+        `node` is the id of the node on which `spawn` starts one, another one after `leave_lost_node` where it is gone.
         """
         self.name, self.model, self._spawn, self._end = name, model, spawn, end
         self.is_kept = is_kept
         self._cleanup_timeout_s, self._log_tail, self._on_restart = cleanup_timeout_s, log_tail, on_restart
+        self._node, self._leave_lost_node, self._started_on = node, leave_lost_node, node()
         self.actor = spawn()
+        self._is_stopped = False
+        self.is_taken_over = False
+        """Whether its process is that of a driver before."""
         self.address = ""
 
     async def start(self) -> str:
         """Start the engine and wait until it answers; its address. Raises `EngineStartError`."""
-        self.address = await answer(self.actor.start.remote(0), self.name)
+        self.address = await answer(self.actor.start.remote(0), self.name, within_s=START_S, doing="start")
         return self.address
 
     async def take_over(self) -> Takeover:
         """Take over the engine that outlived a driver before, or end it, before `start`."""
-        taken: bytes = await answer(self.actor.take_over.remote(), self.name)
-        return decode(taken, Takeover)
+        taken: bytes = await answer(
+            self.actor.take_over.remote(), self.name, within_s=TAKE_OVER_S, doing="say whether it goes on"
+        )
+        takeover = decode(taken, Takeover)
+        self.is_taken_over = takeover.version is not None
+        return takeover
 
     async def progress(self) -> str:
         """What its start is at, in words."""
@@ -73,15 +88,22 @@ class EngineProcess:
             await client.check(timeout_s)
 
     async def restart(self) -> None:
-        """End the actor and its engine, and start others at the same address; raises `EngineStartError`."""
-        await self._stop()
-        self.actor = self._spawn()
+        """End the actor and its engine, and start others; raises `EngineStartError`.
+
+        They have the same address, or another one where the node is lost.
+        """
+        await self.stop()
         try:
-            started = await answer(self.actor.start.remote(urlsplit(self.address).port), self.name)
+            await self._leave_lost_node()
+            moves = self._node() != self._started_on
+            self.actor, self._is_stopped = self._spawn(), False
+            starting = self.actor.start.remote(0 if moves else urlsplit(self.address).port)
+            started = await answer(starting, self.name, within_s=START_S, doing="start")
         except RunFailedError as error:
             raise EngineStartError(error.message) from error
-        if started != self.address:
+        if started != self.address and not moves:
             raise EngineStartError(f"{self.name} started at {started}, expected {self.address}.")
+        self.address, self._started_on = started, self._node()
         await self._on_restart()
 
     async def pids(self) -> list[int]:
@@ -92,11 +114,14 @@ class EngineProcess:
             return []
         return found
 
-    async def _stop(self) -> None:
-        """What doesn't stop in order ends with its actor."""
+    async def stop(self) -> None:
+        """End the actor and its engine; what doesn't stop in order ends with its actor."""
+        if self._is_stopped:
+            return
         try:
             stopping = answer(self.actor.stop.remote(), self.name)
             await asyncio.wait_for(stopping, self._cleanup_timeout_s + STOP_MARGIN_S)
         except (RunFailedError, TimeoutError) as error:
             logger.warning("%s was not stopped in order: %s", self.name, error)
         self._end(self.actor)
+        self._is_stopped = True

@@ -87,6 +87,9 @@ class ExternalEngine:
         async with EngineClient(self.address) as client:
             await client.check(timeout_s)
 
+    async def stop(self) -> None:
+        """Nothing: whoever owns it ends it."""
+
     async def restart(self) -> None:
         """Wait until the engine answers again; raises `EngineStartError` when it doesn't within `WAIT_S`."""
         deadline = time.monotonic() + WAIT_S

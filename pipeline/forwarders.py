@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 
 from vime.backends.vllm_utils.engine_http import EngineHttp
 from vime.errors import EngineUnavailable
+
+REST_S = 10.0
+"""How long one that has ended gets no requests: it starts again, unless its node is lost."""
 
 
 class ForwarderActor:
@@ -33,9 +36,10 @@ class ForwarderActor:
 class Forwarders:
     """Sends each request through the next of several actors; see `vime.backends.vllm_utils.engine_http.Poster`."""
 
-    def __init__(self, actors: Sequence[Any]) -> None:
-        """`actors` are handles of `ForwarderActor`, one at least."""
-        self._next = itertools.cycle(actors)
+    def __init__(self, actors: Sequence[Any], clock: Callable[[], float] = time.monotonic) -> None:
+        """`actors` are handles of `ForwarderActor`, one at least; `clock` gives seconds and never goes back."""
+        self._actors, self._clock = list(actors), clock
+        self._rests_until: dict[Any, float] = {}
 
     async def post(
         self, name: str, address: str, route: str, data: bytes, headers: Mapping[str, str], timeout_s: float
@@ -46,7 +50,8 @@ class Forwarders:
             EngineError: as `EngineHttp.call`.
             EngineUnavailable: the process that sent the request ended.
         """
-        reference = next(self._next).post.remote(name, address, route, data, dict(headers), timeout_s)
+        actor = self._next()
+        reference = actor.post.remote(name, address, route, data, dict(headers), timeout_s)
         try:
             body: bytes = await reference
         except asyncio.CancelledError:
@@ -54,9 +59,18 @@ class Forwarders:
             raise
         except RayTaskError as error:
             raise error.cause from error
-        except RayActorError as error:
+        except (RayActorError, ActorUnschedulableError) as error:
+            self._rests_until[actor] = self._clock() + REST_S
             raise EngineUnavailable(
                 f"{name} {address}: POST {route} failed: the process that forwards requests ended.",
                 next_step="It is started again; see the logs of Ray if it keeps ending.",
             ) from error
         return body
+
+    def _next(self) -> Any:
+        """The first that doesn't rest; it goes to the end of the line."""
+        now = self._clock()
+        actor = next((each for each in self._actors if self._rests_until.get(each, now) <= now), self._actors[0])
+        self._actors.remove(actor)
+        self._actors.append(actor)
+        return actor

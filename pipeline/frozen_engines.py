@@ -21,18 +21,20 @@ class FrozenEngines:
         self._serving.discard(address)
         await self._serve_only(self._serving)
 
-    async def readmit(self, address: str) -> None:
+    async def readmit(self, address: str, now_at: str) -> None:  # noqa: ARG002
         """The engine runs anew, with the weights that it always has."""
-        self._serving.add(address)
+        self._serving.add(now_at)
         await self._serve_only(self._serving)
 
 
 class FencesOfModels:
     """Sends each engine's word to where its model is fenced."""
 
-    def __init__(self, trained: Fences, others: Mapping[str, Fences]) -> None:
-        """`others` by the addresses of engines that aren't trained."""
-        self._trained, self._others = trained, others
+    def __init__(
+        self, trained: Fences, others: Mapping[str, Fences], on_move: Callable[[str, str], Awaitable[None]]
+    ) -> None:
+        """`others` by the addresses of engines that aren't trained; `on_move` is told of another address."""
+        self._trained, self._others, self._on_move = trained, dict(others), on_move
 
     @property
     def moment(self) -> int | None:
@@ -41,5 +43,10 @@ class FencesOfModels:
     async def fence(self, address: str, reason: str) -> None:
         await self._others.get(address, self._trained).fence(address, reason)
 
-    async def readmit(self, address: str) -> None:
-        await self._others.get(address, self._trained).readmit(address)
+    async def readmit(self, address: str, now_at: str) -> None:
+        fences = self._others.get(address, self._trained)
+        if now_at != address:
+            if address in self._others:
+                self._others[now_at] = self._others.pop(address)
+            await self._on_move(address, now_at)
+        await fences.readmit(address, now_at)

@@ -28,6 +28,8 @@ from vime.backends.vllm_utils.lease import outlives_driver
 from vime.backends.vllm_utils.supervisor import descendants, start_time
 
 GRACE_S = 8.0
+MARGIN_S = 30.0
+"""What the guard may take beyond its grace before nobody waits for it any more."""
 _POLL_S = 0.5
 _ENDING_POLL_S = 0.1
 _RAY_AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
@@ -47,7 +49,10 @@ def guarded(ray_folder: Path, grace_s: float = GRACE_S) -> Iterator[None]:
         yield
     finally:
         guard.terminate()
-        guard.wait()
+        try:
+            guard.wait(grace_s + MARGIN_S)
+        except subprocess.TimeoutExpired:
+            guard.kill()
 
 
 def watch(parent: int, grace_s: float, ray_folder: Path) -> None:

@@ -3,6 +3,8 @@
 While the trainer trains, engines sleep: their requests are ended, their keys and values forgotten, and their weights in
 host memory, so that an engine whose publication fails still has those that it had. A publication brings weights back
 first, and the room for keys and values when the trainer has left.
+
+An engine that is replaced starts while the trainer is out, and sleeps until a publication wakes it.
 """
 
 from __future__ import annotations
@@ -12,11 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from pipeline.sleeping_engine import Process, SleepingEngine
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.protocol import EngineMemory
+from vime.errors import EngineError
 from vime.settings.groups import ClusterSettings
-
-_EVERYTHING: frozenset[EngineMemory] = frozenset({"weights", "kv_cache"})
 
 
 class TurnTakers(Protocol):
@@ -34,19 +35,27 @@ class MemoryTurns:
     """Whose turn it is. Where nobody leaves the memory, all is as without it."""
 
     def __init__(self, cluster: ClusterSettings, takers: TurnTakers) -> None:
-        self._engines_sleep, self._trainer_rests = cluster.engines_leave_memory, cluster.trainer_leaves_memory
+        self.engines_sleep, self._trainer_rests = cluster.engines_leave_memory, cluster.trainer_leaves_memory
         self._shares, self._takers = cluster.colocate, takers
-        self._engines: list[SleepingEngine] = []
+        self._engines: dict[str, SleepingEngine] = {}
         self._trainer_is_in = True
         self._leaving = asyncio.Lock()
+        self._changed = asyncio.Condition()
+        """Told when the trainer has left, and when an engine's process has changed."""
+        self.replace_engine: Callable[[str, str], None] | None = None
+        """Asks for another process for the engine at an address, with the reason, in a run that replaces engines."""
 
-    def engine(self, address: str) -> EngineClient:
+    def engine(self, address: str, *, is_asleep: bool = False) -> EngineClient:
         """A client of an engine, which wakes it when a publication reaches it."""
-        if not self._engines_sleep:
+        if not self.engines_sleep:
             return EngineClient(address)
-        engine = SleepingEngine(address, self.trainer_leaves)
-        self._engines.append(engine)
+        engine = SleepingEngine(address, self.trainer_leaves, is_asleep=is_asleep)
+        self._engines[address] = engine
         return engine
+
+    def sleeping(self, address: str) -> SleepingEngine:
+        """The client that `engine` has made."""
+        return self._engines[address]
 
     async def start_both(
         self, start_engines: Callable[[], Awaitable[list[str]]], start_trainers: Callable[[], Awaitable[object]]
@@ -64,67 +73,110 @@ class MemoryTurns:
         async with self._leaving:
             if self._trainer_rests and self._trainer_is_in:
                 await self._takers.rest_trainers()
-            self._trainer_is_in = False
+            async with self._changed:
+                self._trainer_is_in = False
+                self._changed.notify_all()
 
     async def give_to_trainer(self) -> None:
-        """No request starts any more, those that run are ended, and every engine sleeps.
+        """No request starts any more, those that run are ended, and every engine sleeps or has ended.
+
+        One that is starting is waited for. One that keeps its memory is replaced, in a run that replaces engines.
 
         Raises:
             EngineError: an engine keeps its memory, which the trainer needs.
         """
-        if self._engines_sleep:
-            await self._takers.pause_admission()
-            await asyncio.gather(*(engine.fall_asleep() for engine in self._engines))
         self._trainer_is_in = True
+        if self.engines_sleep:
+            await self._takers.pause_admission()
+            await asyncio.gather(*(self._empty(engine) for engine in self._engines.values()))
 
     @asynccontextmanager
     async def lent_to_trainer(self, version: int, serving: Collection[str]) -> AsyncIterator[None]:
-        """The trainer has the memory in the body; then the engines at these addresses serve `version` on."""
-        if not self._engines_sleep:
+        """The trainer has the memory in the body; then the engines at these addresses serve `version` on.
+
+        Those that were replaced meanwhile don't: they hold other weights.
+        """
+        if not self.engines_sleep:
             yield
             return
+        before = {address: self._engines[address].num_starts for address in serving}
         await self.give_to_trainer()
         yield
-        await asyncio.gather(*(engine.resume() for engine in self._engines if engine.address in serving))
-        await self._takers.resume_admission(version, sorted(serving))
+        await self.trainer_leaves()
+        resumed = await asyncio.gather(*(self._resumed(address, num) for address, num in before.items()))
+        await self._takers.resume_admission(version, sorted(address for address in resumed if address is not None))
 
-
-class SleepingEngine(EngineClient):
-    """An engine whose memory is the trainer's now and then; whoever publishes need not know."""
-
-    def __init__(self, address: str, make_room: Callable[[], Awaitable[None]]) -> None:
-        """`make_room` returns when the engine may have all its memory."""
-        super().__init__(address)
-        self._make_room = make_room
-        self._asleep: frozenset[EngineMemory] = frozenset()
-
-    async def fall_asleep(self) -> None:
-        """End what runs, and sleep. An engine that a publication has left half awake wakes first."""
-        if self._asleep == _EVERYTHING:
+    @asynccontextmanager
+    async def lent_to_engines(self) -> AsyncIterator[None]:
+        """The trainer is out in the body, so that engines can start; then it has the memory again."""
+        if not self.engines_sleep:
+            yield
             return
-        await self._wake(self._asleep)
-        await self.pause("abort")
-        await self.sleep()
-        self._asleep = _EVERYTHING
+        await self.trainer_leaves()
+        yield
+        await self.give_to_trainer()
 
-    async def start_weight_update(self) -> None:
-        """Open an update, once there are weights to change."""
-        await self._wake(self._asleep & {"weights"})
-        await super().start_weight_update()
+    async def end_engine(self, address: str, stop: Callable[[], Awaitable[None]]) -> None:
+        """End an engine's process by `stop`; it holds no memory afterwards."""
+        await self._note(self._engines[address], Process.CHANGES)
+        await stop()
+        await self._note(self._engines[address], Process.GONE)
 
-    async def finish_weight_update(self, version: int) -> None:
-        """Close the update; all engines have loaded, so the trainer may leave."""
-        await super().finish_weight_update(version)
-        await self._make_room()
+    async def replace_process(
+        self, address: str, stop: Callable[[], Awaitable[None]], start: Callable[[], Awaitable[None]]
+    ) -> None:
+        """End an engine's process at once, start another when the trainer is out, and have that one sleep.
 
-    async def resume(self) -> None:
-        """Go on, with all memory."""
-        if self._asleep:
-            await self._make_room()
-            await self._wake(self._asleep)
-        await super().resume()
+        Raises:
+            EngineError: it did not start or fall asleep; no process is left.
+        """
+        engine = self._engines[address]
+        await self.end_engine(address, stop)
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._trainer_is_in)
+            engine.process = Process.CHANGES
+        try:
+            await start()
+            engine.starts_anew()
+            await engine.fall_asleep()
+        except EngineError:
+            await self.end_engine(address, stop)
+            raise
+        await self._note(engine, Process.RUNS)
 
-    async def _wake(self, parts: frozenset[EngineMemory]) -> None:
-        if parts:
-            await self.wake_up(sorted(parts))
-            self._asleep -= parts
+    async def _empty(self, engine: SleepingEngine) -> None:
+        """Until the engine holds none of the memory that the trainer needs."""
+        if engine.process is Process.RUNS:
+            try:
+                await engine.fall_asleep()
+                return
+            except EngineError as error:
+                if self.replace_engine is None:
+                    raise
+                if engine.process is Process.RUNS:
+                    self.replace_engine(engine.address, f"It keeps its memory. {error.message}")
+                    await self._until(lambda: engine.process is not Process.RUNS)
+        await self._until(lambda: engine.process is not Process.CHANGES)
+
+    async def _resumed(self, address: str, num_starts: int) -> str | None:
+        """Have an engine go on; None when it can't, or is another process than before."""
+        engine = self._engines[address]
+        if engine.process is not Process.RUNS or engine.num_starts != num_starts:
+            return None
+        try:
+            await engine.resume()
+        except EngineError as error:
+            if self.replace_engine is None:
+                raise
+            self.replace_engine(address, error.message)
+            return None
+        return address
+
+    async def _until(self, is_true: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(is_true)
+
+    async def _note(self, engine: SleepingEngine, process: Process) -> None:
+        async with self._changed:
+            engine.process = process
+            self._changed.notify_all()

@@ -81,6 +81,10 @@ class QueueCounts(msgspec.Struct, frozen=True):
     """What the user should know of the storage: a sentence each."""
 
 
+NO_QUEUE = QueueCounts(generated=0, trained=0, pending=0, in_flight=0, dropped={}, fresh=0, backpressured=False)
+"""Of a job without a queue."""
+
+
 class ProducerStats(msgspec.Struct, frozen=True):
     """Totals since the producer was first admitted."""
 

@@ -12,7 +12,9 @@ from pipeline.memory_turns import MemoryTurns
 from pipeline.parity_probe import ProbeSequence, probe_engines
 from pipeline.parity_verdict import EngineParity, engine_parity
 from pipeline.publisher import WeightPublisher
+from pipeline.rank_supervision import supervise_ranks
 from pipeline.run_folder import RunFolder
+from pipeline.stages import Stage
 from pipeline.weight_wiring import weight_transport
 from pipeline.workers import Workers
 from vime.backends.vllm_utils.client import EngineClient
@@ -56,6 +58,8 @@ async def _measure(settings: Settings, workers: Workers, report: Callable[[str],
         turns = MemoryTurns(settings.cluster, workers)
         addresses = await turns.start_both(lambda: workers.start_engines(report), lambda: _start_trainers(workers))
         workers.trainers.watch()
+        stages = supervise_ranks(settings.queue, workers, report, RunFolder.of(settings).stalls)
+        stages.begin(Stage("the weights are published"))
         clients.extend(turns.engine(address) for address in addresses)
         await turns.give_to_trainer()
         publisher = WeightPublisher(
@@ -73,7 +77,8 @@ async def _measure(settings: Settings, workers: Workers, report: Callable[[str],
                 next_step=f"Look at the engines' logs in {RunFolder.of(settings).logs}.",
                 engines=published.fenced,
             )
-        probed = await probe_engines(settings, addresses)
+        stages.begin(Stage("engines and trainer are compared"))
+        probed = await workers.guarded(probe_engines(settings, addresses))
         async with turns.lent_to_trainer(published.version, addresses):
             return await workers.guarded(_compare(settings, workers, probed))
     finally:
@@ -84,7 +89,7 @@ async def _measure(settings: Settings, workers: Workers, report: Callable[[str],
 
 async def _start_trainers(workers: Workers) -> None:
     await workers.start_trainers()
-    await workers.on_trainers(lambda trainer: trainer.load_hf.remote())
+    await workers.trainers.load_hf()
 
 
 async def _compare(

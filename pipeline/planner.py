@@ -10,6 +10,7 @@ import msgspec
 from pipeline.packing import PackingSettings, pack_step
 from storage.queue_types import AcceptedGroup
 from storage.refs import GroupRef
+from storage.sample_sums import SampleSums
 from storage.summary import UNKNOWN_SOURCE, GroupSummary
 from vime.algorithms.rewards import normalize_rewards
 from vime.utils.types import Sample
@@ -17,15 +18,17 @@ from vime.utils.types import Sample
 PLAN_VERSION = 1
 
 
-class PlannedGroup(msgspec.Struct, frozen=True):
+class PlannedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """One accepted group: its queue position and the reference of its payload."""
 
     position: int
     group_index: int
     ref: GroupRef
+    sums: SampleSums = SampleSums()
+    """Reported of its samples."""
 
 
-class PlannedSample(msgspec.Struct, frozen=True):
+class PlannedSample(msgspec.Struct, frozen=True, omit_defaults=True):
     """One sample of the batch; `group` and `member` say where its rows are."""
 
     group: int
@@ -43,6 +46,12 @@ class PlannedSample(msgspec.Struct, frozen=True):
     source_name: str = UNKNOWN_SOURCE
     removed: bool = False
     """Not trained: its mask counts as zeros."""
+    num_loss_tokens: int = 0
+    """Its own response tokens that count in the loss."""
+    non_generation_s: float = 0.0
+    """Seconds outside the engine."""
+    is_of_unknown_version: bool = False
+    """It has a response, and nothing says which policy made it."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -143,7 +152,9 @@ def plan_batch(
         _plan_step(chosen, samples, rollouts, settings.packing)
         for rollouts in _cut_into_steps(samples_of_rollouts(chosen), settings)
     ]
-    planned = [PlannedGroup(group.position, group.summary.group_index, group.ref) for group in chosen]
+    planned = [
+        PlannedGroup(group.position, group.summary.group_index, group.ref, group.summary.sums) for group in chosen
+    ]
     return BatchPlan(PLAN_VERSION, branch, rollout_id, policy_version, planned, samples, steps)
 
 
@@ -208,6 +219,9 @@ def _plan_samples(
                     truncated=summary.statuses[member] == Sample.Status.TRUNCATED.value,
                     source_name=summary.source_names[member] if summary.source_names else UNKNOWN_SOURCE,
                     removed=member in summary.removed,
+                    num_loss_tokens=summary.mask_sums[member],
+                    non_generation_s=summary.non_generation_s[member] if summary.non_generation_s else 0.0,
+                    is_of_unknown_version=summary.min_versions[member] is None and summary.response_lengths[member] > 0,
                 )
             )
     return samples

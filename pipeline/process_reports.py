@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.activity import ProducerActivity
 from pipeline.cluster import answer
-from pipeline.messages import QueueCounts, decode
+from pipeline.messages import NO_QUEUE, QueueCounts, decode
 from pipeline.producer_group import name_of
 from pipeline.stall_chain import RankActivity
 from pipeline.supervision import ASK_S
@@ -22,7 +22,9 @@ class ProcessReports:
         self._workers, self._clients, self.fenced_engines = workers, clients, fenced
 
     def ask_coordinator(self) -> Awaitable[QueueCounts]:
-        """What the coordinator counts; nobody waits for one that starts again."""
+        """What the coordinator counts, where there is one; nobody waits for one that starts again."""
+        if self._workers.coordinator is None:
+            return _nothing_counted()
         return _told(self._workers.coordinator.counts.remote(), "the queue coordinator", QueueCounts)
 
     def ask_producers(self) -> list[Awaitable[ProducerActivity]]:
@@ -38,6 +40,10 @@ class ProcessReports:
     def ask_engines(self) -> dict[str, Awaitable[None]]:
         """Whether each samples a token."""
         return {client.address: client.check(ASK_S) for client in self._clients}
+
+
+async def _nothing_counted() -> QueueCounts:
+    return NO_QUEUE
 
 
 async def _told(reference: Awaitable[Any], process: str, kind: Any) -> Any:

@@ -103,6 +103,10 @@ class ProducerGroup:
             self._admitted = (self._admitted[0], list(serving)) if serving else None
         await self.ask_all(lambda producer: producer.serve_only.remote(list(serving)))
 
+    async def engine_moved(self, address: str, now_at: str) -> None:
+        """An engine that serves nothing runs at another address from now on."""
+        await self.ask_all(lambda producer: producer.engine_moved.remote(address, now_at))
+
     async def ask_to_stop(self) -> None:
         """Finished groups are published, unfinished ones go back; `keep` then returns."""
         self._stopping = True
@@ -129,7 +133,7 @@ class ProducerGroup:
             self._changed.notify_all()
         if admitting is not None:
             with suppress(ProcessDiedError):  # it is replaced in its turn
-                await answer(admitting, name_of(number))
+                await answer(admitting, name_of(number), within_s=CONTROL_S)
         await self._on_restart()
 
     async def _successor(self, number: int, actor: Any) -> None:

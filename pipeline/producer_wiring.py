@@ -17,7 +17,6 @@ from pipeline.model_config import model_config
 from pipeline.producer import Producer, ProducerSettings, QueueClient
 from pipeline.queue_data_source import QueueDataSource
 from pipeline.request_gate import RequestGate
-from pipeline.rollout_kind import is_stream
 from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings
 from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
@@ -42,6 +41,7 @@ from vime.rollout.supervised import RecordReader
 from vime.rollout.teacher import EngineTeacher
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
+from vime.settings.rules.quantities import is_stream
 
 Closer = Callable[[], Awaitable[None]]
 
@@ -58,8 +58,9 @@ def reward_name(settings: Settings) -> str:
 
 
 def max_groups_in_flight(settings: Settings, num_engines: int) -> int:
-    """Groups that may be generated at once: --vllm-server-concurrency counts samples, at each engine."""
-    return settings.rollout.vllm_server_concurrency * max(1, num_engines) // settings.data.n_samples_per_prompt
+    """Groups that a producer may generate at once: --vllm-server-concurrency counts samples, at each engine."""
+    samples = settings.rollout.vllm_server_concurrency * max(1, num_engines)
+    return samples // (settings.queue.rollout_num_producers * settings.data.n_samples_per_prompt)
 
 
 async def build_producer(

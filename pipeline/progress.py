@@ -68,7 +68,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     """The trainer's own metrics: loss, pg_clipfrac, ppo_kl, entropy, grad_norm, lr, ..."""
     reports: dict[str, float] = {}
     """What `--log-passrate` (`pass@k`), `--log-correct-samples` (`correct/...`), `--log-multi-turn` (`multi_turn/...`)
-    and `--log-reward-category` (`reward_category/...`) ask for."""
+    and `--log-reward-category` (`error_cat/...`) ask for."""
     alarms: list[str] = []
     """What is wrong with this batch though it was trained: a sentence each."""
     drifted_tokens: int = 0
@@ -92,6 +92,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     """What is wrong with the run after this batch: each with name, text, what to do, and level."""
     alarm_levels: dict[str, float] = {}
     """Name of a standing alarm -> how many times past its threshold."""
+    sample_metrics: dict[str, float] = {}
+    """What else is known of the batch's samples, by the names of its series; listed below."""
 
 
 def bottleneck(

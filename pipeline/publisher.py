@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,16 +79,18 @@ class WeightPublisher:
         compare_first: bool = False,
         replace: Callable[[str, str], None] | None = None,
         tell_fenced: Callable[[Mapping[str, str]], None] | None = None,
+        lend_to_engines: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         """`compare_first`: the first version must leave the engines with exactly the weights they were started with.
 
         `replace` asks for a new process for the engine at an address, with the reason. Whoever follows it calls `fence`
         at once and `readmit` later. `tell_fenced` is told which engines get no requests, and why, whenever that may
-        have changed.
+        have changed. In `lend_to_engines` there is room for an engine's process to start.
         """
         self._engines, self._transport, self._admission = list(engines), transport, admission
         self._start_version, self._flush_interval, self._timeout_s = start_version, flush_interval, timeout_s
         self._compare_first, self._replace, self._tell_fenced = compare_first, replace, tell_fenced
+        self._lend_to_engines = lend_to_engines
         self.version = start_version
         self._tried = start_version
         self._serving: set[str] = set()
@@ -115,6 +117,11 @@ class WeightPublisher:
         self._sender_is_new = True
 
     @property
+    def serves(self) -> bool:
+        """Whether an engine gets requests."""
+        return bool(self._serving)
+
+    @property
     def behind(self) -> list[str]:
         """Engines that get no requests, though they could take a version."""
         return sorted(set(self.fenced) - set(self._gone))
@@ -126,11 +133,15 @@ class WeightPublisher:
         self._fences_changed()
         await self._admission.serve_only(sorted(self._serving))
 
-    async def readmit(self, address: str) -> None:
-        """The engine at this address runs anew and can take a version."""
+    async def readmit(self, address: str, now_at: str | None = None) -> None:
+        """The engine at this address runs anew and can take a version, `now_at` another address where it has moved."""
         del self._gone[address]
         self._in_doubt.discard(address)
         self._num_fenced.pop(address, None)
+        if now_at is not None and now_at != address:
+            next(engine for engine in self._engines if engine.address == address).move(now_at)
+            self.fenced[now_at] = self.fenced.pop(address)
+            self._fences_changed()
         self._returned.set()
 
     async def someone_is_behind(self) -> None:
@@ -202,10 +213,12 @@ class WeightPublisher:
 
     async def _someone_is_there(self) -> Deadline:
         """Wait for an engine to return when all are being replaced; the deadline of what follows."""
-        waiting = Deadline(self._timeout_s)
-        while len(self._gone) == len(self._engines) and waiting.left_s():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._next_return(), waiting.left_s())
+        if len(self._gone) == len(self._engines):
+            async with self._lend_to_engines():
+                waiting = Deadline(self._timeout_s)
+                while len(self._gone) == len(self._engines) and waiting.left_s():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._next_return(), waiting.left_s())
         return Deadline(self._timeout_s)
 
     async def _next_return(self) -> None:

@@ -28,7 +28,6 @@ from pipeline.session_lock import session_lock
 from pipeline.session_start import Start, coordinator_config, prepare_start
 from pipeline.storage_proof import prove_here
 from pipeline.transports.promise import transport_words
-from pipeline.wiring import NUM_PRODUCERS
 from recovery.claim import claim_queue
 from recovery.fixed import hold_to_fixed
 from recovery.home import live_at
@@ -50,7 +49,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     settings = resolved.settings
     if settings.debug.debug_rollout_only:
         settings = generation_alone(settings)
-    folder = RunFolder.of(settings)
+    folder, queue = RunFolder.of(settings), settings.queue
     fixed = fixed_settings(settings, source)
     folder.make()
     with session_lock(folder):
@@ -82,7 +81,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             session_incidents(folder.incidents) as incidents,
             Interrupts(view) as interrupts,
             engine_lease(settings, folder, view.note),
-            Cluster(demand_of(settings), NUM_PRODUCERS, carries_samples=settings.queue.is_in_memory) as cluster,
+            Cluster(demand_of(settings), queue.rollout_num_producers, carries_samples=queue.is_in_memory) as cluster,
         ):
             if settings.debug.debug_rollout_only:
                 return interrupts.run(_generate(settings, folder, start, cluster, view, interrupts))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pipeline.commits import Commits
 from pipeline.evaluation.start import highest_evaluated_version
 from pipeline.incidents import IncidentLog
+from pipeline.memory_turns import MemoryTurns
 from pipeline.publisher import Publication, WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.session_start import Start
@@ -26,11 +27,12 @@ class ServedWeights:
         workers: Workers,
         commits: Commits,
         trainer: TrainerTurns,
+        turns: MemoryTurns,
         note: Callable[[str], None],
     ) -> None:
         """`note` is told which engines get no requests, and which serve again."""
         self._publisher, self._workers, self._commits = publisher, workers, commits
-        self._trainer, self._note = trainer, note
+        self._trainer, self._turns, self._note = trainer, turns, note
         self._trainer_holds_them = False
 
     @property
@@ -77,7 +79,15 @@ class ServedWeights:
         self._tell(publication)
 
     async def bring_back(self) -> None:
-        """Give engines that were replaced the version that serves; a new one to all where that can't be repeated."""
+        """Give engines that were replaced the version that serves; a new one to all where that can't be repeated.
+
+        Where trainer and engines take turns, those that serve are not stopped for it: the next turn's publication
+        brings the others back.
+        """
+        if self._turns.engines_sleep:
+            if self._publisher.serves:
+                return
+            await self._turns.give_to_trainer()
         publication = None
         if self._trainer_holds_them and self._publisher.repeats():
             async with self._commits.trainers_busy:
@@ -87,6 +97,7 @@ class ServedWeights:
             publication = await self.publish()
             await self.keep()
             await self._trainer.release()
+        await self._turns.trainer_leaves()
         self._tell(publication)
 
     async def keep(self) -> None:
@@ -106,6 +117,7 @@ async def start_publisher(
     start: Start,
     workers: Workers,
     clients: Sequence[EngineClient],
+    turns: MemoryTurns,
     kept_version: int | None,
     incidents: IncidentLog,
 ) -> WeightPublisher:
@@ -114,6 +126,7 @@ async def start_publisher(
     Versions never go back: also those that an abandoned session published, evaluated or wrote to disk count.
     """
     weights = settings.weights
+    turns.replace_engine = None if workers.keeper is None else workers.keeper.replace
     publisher = WeightPublisher(
         clients,
         weight_transport(settings, workers.trainers),
@@ -128,10 +141,11 @@ async def start_publisher(
         flush_interval=weights.flush_cache_interval,
         timeout_s=weights.update_weight_timeout,
         compare_first=weights.check_weight_update_equal and start.commit is None and kept_version is None,
-        replace=None if workers.keeper is None else workers.keeper.replace,
+        replace=turns.replace_engine,
         tell_fenced=lambda fenced: incidents.engines(
             fenced, {engine.address: engine.name for engine in workers.engines}
         ),
+        lend_to_engines=turns.lent_to_engines,
     )
     if kept_version is not None:
         publisher.sender_is_new()

@@ -70,6 +70,12 @@ class ServingEngines:
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
+    def move(self, address: str, now_at: str) -> None:
+        """An engine that serves nothing runs at another address from now on."""
+        for engine in self._all:
+            if engine.address == address:
+                engine.move(now_at)
+
     def of_group(self, group_index: int) -> Sampler | None:
         """What answers a group's requests; None in a run without engines.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from pipeline.batch_hooks import BatchHooks
 from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.commits import Commits
 from pipeline.debug.dumps import RolloutDumps
+from pipeline.engine_in_turns import kept_in_turns
 from pipeline.engine_return import engines_brought_back
 from pipeline.evaluation.session import Evaluations
 from pipeline.evaluation.start import evaluation_schedule
@@ -129,15 +131,18 @@ class Session:
         kept_version = await workers.guarded(workers.take_over_engines())
         await workers.start_routers()
         addresses = await workers.guarded(
-            self._turns.start_both(lambda: workers.start_engines(self._view.waiting), self._trainer.start)
+            self._turns.start_both(
+                lambda: workers.start_engines(self._view.waiting, partial(kept_in_turns, self._turns)),
+                self._trainer.start,
+            )
         )
         write_engine_targets(self._settings.logging, self._folder, addresses)
         await workers.start_producers(addresses)
-        clients.extend(self._turns.engine(address) for address in addresses)
+        clients.extend(self._turns.engine(each, is_asleep=each in workers.taken_over) for each in addresses)
         publisher = await start_publisher(
-            self._settings, self._folder, self._start, workers, clients, kept_version, self._incidents
+            self._settings, self._folder, self._start, workers, clients, self._turns, kept_version, self._incidents
         )
-        weights = ServedWeights(publisher, workers, self._commits, self._trainer, self._view.note)
+        weights = ServedWeights(publisher, workers, self._commits, self._trainer, self._turns, self._view.note)
         self._weights = weights
         append_branch(
             self._folder.root,
@@ -218,6 +223,7 @@ class Session:
 
     async def _one_batch(self, rollout_id: int, weights: ServedWeights) -> bool:
         """Wait, plan, train, commit and publish; False when the user asked to stop."""
+        await self._workers.guarded(self._turns.trainer_leaves())
         planning = self._next_plan(rollout_id, weights)
         if self._workers.keeper is not None:
             planning = engines_brought_back(planning, weights)
@@ -244,7 +250,6 @@ class Session:
 
     async def _next_plan(self, rollout_id: int, weights: ServedWeights) -> BatchPlan | None:
         """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
-        await self._turns.trainer_leaves()
         self._report.clock.waits()
         wanted = groups_to_wait_for(self._settings.data.rollout_batch_size or 0, self._num_rollout - rollout_id)
         self._stages.begin(Stage("", rollout_id + 1, groups_wanted=wanted))

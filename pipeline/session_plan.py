@@ -44,7 +44,7 @@ def _plan(settings: Settings, new_branch: str) -> RestorePlan:
     is_absent = source is None and checkpoint.ref_load is not None and _names_nothing(settings)
     leaves_run_alone = source is not None or is_absent
     plan = plan_restore(
-        scan_run(folder.root, folder.queue),
+        scan_run(folder.root, folder.queue, folder.output),
         load=None if leaves_run_alone else checkpoint.load,
         save=str(folder.root),
         ckpt_step=None if leaves_run_alone else checkpoint.ckpt_step,

@@ -42,6 +42,8 @@ class SessionReport:
         """`hook_args` and `open_pool` serve the user's own functions and the flags that look at samples."""
         self._folder, self._view, self._sinks = folder, view, sinks
         self._num_rollout = settings.data.num_rollout or 0
+        has_own_engines = settings.engine.rollout_external_engine_addrs is None
+        self._num_engine_gpus = settings.cluster.num_rollout_gpus if has_own_engines else 0
         salts = settings.weights.prefix_cache_salt == "version"
         self.clock = StepClock(StreamShares(salts_prefixes=salts, reward=reward_name(settings)))
         queue_root = folder.root if settings.queue.is_in_memory else folder.queue
@@ -64,7 +66,17 @@ class SessionReport:
         """Record a batch that was trained, and tell of it."""
         numbers = self._batch.numbers(samples)
         record = self._alarms.with_alarms(
-            step_record(plan, self._num_rollout, reports, publication, counts, stats, self.clock, numbers)
+            step_record(
+                plan,
+                self._num_rollout,
+                reports,
+                publication,
+                counts,
+                stats,
+                self.clock,
+                numbers,
+                num_engine_gpus=self._num_engine_gpus,
+            )
         )
         append_durably(self._folder.metrics, msgspec.json.encode(record))
         is_told, warning = await self._batch.tell(record, samples)

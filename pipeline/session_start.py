@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
+from pipeline.batch_wait import batches_left_waiting
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.run_folder import RunFolder
 from pipeline.session_plan import plan_session
@@ -44,6 +45,7 @@ def coordinator_config(settings: Settings, start: Start, session: str) -> Coordi
         memory=None if start.state is None else start.state.memory,
         batch=max(1, batch),
         max_staleness=queue.max_staleness,
+        newest_only=batches_left_waiting() > 0,
         online_gc=queue.rollout_queue_online_gc,
         reserve_bytes=round(queue.rollout_disk_reserve_gib * GIB),
     )

@@ -13,6 +13,7 @@ from pipeline.messages import ProducerStats, QueueCounts, TrainReport
 from pipeline.planner import BatchPlan
 from pipeline.progress import ROUTES_WORDS, StepRecord
 from pipeline.publisher import Publication
+from pipeline.sample_metrics import sample_metrics
 from pipeline.stream_shares import StreamShares
 from vime.counted import counted
 
@@ -75,10 +76,15 @@ def step_record(
     stats: Sequence[ProducerStats],
     clock: StepClock,
     reports: Mapping[str, float],
+    *,
+    num_engine_gpus: int = 0,
 ) -> StepRecord:
-    """Assemble the record of one rollout batch; updates the clock's view of the generators."""
+    """Assemble the record of one rollout batch; updates the clock's view of the generators.
+
+    `num_engine_gpus` 0 where vime has started no engine.
+    """
     rewards = np.asarray([sample.reward for sample in plan.samples])
-    ages = np.asarray([sample.age_versions for sample in plan.samples])
+    ages = [sample.age_versions for sample in plan.samples if not sample.is_of_unknown_version] or [0]
     lengths = np.asarray([sample.response_length for sample in plan.samples])
     clock.generator_idle_share = sum(stat.idle_s for stat in stats) / max(sum(stat.wall_s for stat in stats), 1e-9)
     generated = sum(stat.tokens_generated for stat in stats)
@@ -95,8 +101,8 @@ def step_record(
         signal_share=_signal_share(plan),
         response_tokens_mean=float(lengths.mean()),
         truncated_share=float(np.mean([sample.truncated for sample in plan.samples])),
-        staleness_mean=float(ages.mean()),
-        staleness_max=int(ages.max()),
+        staleness_mean=float(np.mean(ages)),
+        staleness_max=max(ages),
         trained_tokens_per_s=int(lengths.sum()) / max(clock.step_s, 1e-9),
         generated_tokens_per_s=fresh_tokens / max(clock.step_s, 1e-9),
         wait_s=clock.wait_s,
@@ -130,6 +136,7 @@ def step_record(
         train=train_reports[0].metrics,
         reports=dict(reports),
         alarms=[alarm] if (alarm := routes_alarm(train_reports)) else [],
+        sample_metrics=sample_metrics(plan, step_s=clock.step_s, num_engine_gpus=num_engine_gpus),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.actors.settings import encode_settings
 from pipeline.actors.trainer import TrainerActor
-from pipeline.cluster import Cluster, answer, closed
+from pipeline.cluster import CONTROL_S, Cluster, answer, closed
 from pipeline.messages import decode
 from pipeline.process_watch import ProcessWatch
 from pipeline.weight_transports.disk import PublishedVersion
@@ -24,22 +24,63 @@ STOP_TIMEOUT_S = 30.0
 class TrainerGroup:
     """Handles of all ranks. A call to a rank whose process died raises `TrainerDiedError`."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, watch: ProcessWatch) -> None:
-        self._settings, self._cluster, self._watch = settings, cluster, watch
-        self._encoded = encode_settings(settings)
+    def __init__(self, settings: Settings, cluster: Cluster, watch: ProcessWatch, note: Callable[[str], None]) -> None:
+        """`note` is told of ranks that go to another node."""
+        self._settings, self._cluster, self._watch, self._note = settings, cluster, watch, note
+        self._encoded, self._patience_s = encode_settings(settings), settings.queue.stall_timeout
         self.ranks = self._spawn()
         self._following: asyncio.Future[list[None]] | None = None
         """Ranks above 0 that gather with rank 0 while it shares weights."""
 
     async def start(self, coordinator: Any) -> int:
-        """Build the ranks' models, in new processes where there are none; the data-parallel size."""
+        """Build the ranks' models, in new processes where there are none; the data-parallel size.
+
+        Those whose node is lost start on another one.
+
+        Raises:
+            RunFailedError: none has room.
+            StalledError: a rank took longer than --stall-timeout.
+        """
         if not self.ranks:
+            moved = await asyncio.to_thread(self._cluster.leave_lost_nodes)
+            if moved:
+                self._note(moved)
             self.ranks = self._spawn()
-        init_method = await self._on_first(lambda trainer: trainer.rendezvous.remote())
+        init_method = await self._on_first(
+            lambda trainer: trainer.rendezvous.remote(), "find an address for the ranks", CONTROL_S
+        )
         sizes: list[int] = await self.on_all(
-            lambda trainer: trainer.build.remote(init_method, len(self.ranks), coordinator)
+            lambda trainer: trainer.build.remote(init_method, len(self.ranks), coordinator),
+            "build its model",
+            self._patience_s,
         )
         return sizes[0]
+
+    async def load_start(self) -> None:
+        """Load the weights that a run begins with. Raises `StalledError` after --stall-timeout."""
+        await self.on_all(lambda trainer: trainer.load_start.remote(), "load the first weights", self._patience_s)
+
+    async def load(self, directory: str, rollout_id: int) -> None:
+        """Load a checkpoint. Raises `StalledError` after --stall-timeout."""
+        await self.on_all(
+            lambda trainer: trainer.load.remote(directory, rollout_id),
+            f"load the checkpoint of rollout {rollout_id} in {directory}",
+            self._patience_s,
+        )
+
+    async def load_hf(self) -> None:
+        """Load --hf-checkpoint. Raises `StalledError` after --stall-timeout."""
+        await self.on_all(lambda trainer: trainer.load_hf.remote(), "load --hf-checkpoint", self._patience_s)
+
+    async def rest(self) -> None:
+        """Leave the devices' memory until there is work again. Raises `StalledError` after --stall-timeout."""
+        await self.on_all(lambda trainer: trainer.rest.remote(), "leave its device's memory", self._patience_s)
+
+    async def probe(self, sequences: bytes, start_weights: bool) -> list[bytes]:
+        """The ranks' scores of a few sequences. Raises `StalledError` after --stall-timeout."""
+        return await self.on_all(
+            lambda trainer: trainer.probe.remote(sequences, start_weights), "score the probes", self._patience_s
+        )
 
     def watch(self) -> None:
         """From now on a rank that dies is missed."""
@@ -61,9 +102,12 @@ class TrainerGroup:
         self._following = None
         await self._end(self._watch.forget("trainer_"))
 
-    async def on_all(self, call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
-        """The same call on every rank, at once."""
-        return list(await asyncio.gather(*(self._on(rank, call) for rank in range(len(self.ranks)))))
+    async def on_all(
+        self, call: Callable[[Any], Awaitable[Any]], doing: str = "answer", within_s: float | None = None
+    ) -> list[Any]:
+        """The same call on every rank, at once; without a limit where a supervisor watches that the ranks get on."""
+        ranks = range(len(self.ranks))
+        return list(await asyncio.gather(*(self._on(rank, call, doing, within_s) for rank in ranks)))
 
     # The trainer's side of a publication.
 
@@ -81,7 +125,9 @@ class TrainerGroup:
         return sent[0]
 
     async def highest_version_on_disk(self) -> int:
-        version: int = await self._on_first(lambda trainer: trainer.highest_version_on_disk.remote())
+        version: int = await self._on_first(
+            lambda trainer: trainer.highest_version_on_disk.remote(), "look for versions on disk", self._patience_s
+        )
         return version
 
     async def write_version(self, version: int, *, full: bool) -> PublishedVersion:
@@ -113,12 +159,16 @@ class TrainerGroup:
         if following is not None:
             await following
 
-    async def _on_first(self, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        return await self._on(0, call)
+    async def _on_first(
+        self, call: Callable[[Any], Awaitable[Any]], doing: str = "answer", within_s: float | None = None
+    ) -> Any:
+        return await self._on(0, call, doing, within_s)
 
-    async def _on(self, rank: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _on(
+        self, rank: int, call: Callable[[Any], Awaitable[Any]], doing: str = "answer", within_s: float | None = None
+    ) -> Any:
         try:
-            return await answer(call(self.ranks[rank]), f"trainer rank {rank}")
+            return await answer(call(self.ranks[rank]), f"trainer rank {rank}", within_s=within_s, doing=doing)
         except ProcessDiedError as error:
             raise TrainerDiedError(error.message, next_step=error.next_step) from error
 

@@ -22,10 +22,10 @@ class TrainerTurns:
         """Start the ranks with what the newest commit holds, that of this session or of the one it continues."""
         self.packing = packing_settings(self._settings, await self._workers.start_trainers())
         if self._commits.newest is None:
-            await self._workers.on_trainers(lambda trainer: trainer.load_start.remote())
+            await self._workers.trainers.load_start()
         else:
-            directory, rollout_id = str(self._commits.newest[0]), self._commits.newest[1]
-            await self._workers.on_trainers(lambda trainer: trainer.load.remote(directory, rollout_id))
+            directory, rollout_id = self._commits.newest
+            await self._workers.trainers.load(str(directory), rollout_id)
         self._workers.trainers.watch()
 
     async def release(self) -> None:

@@ -140,11 +140,14 @@ class TrainerWeights:
         _exhaust(self._trainer.named_hf_weights())
 
     def stop_sharing(self) -> None:
-        """Gather the rest of a version for nothing, so that the other ranks come to its end (rank 0)."""
+        """Gather the rest of a version for nothing, so that the other ranks come to its end (rank 0).
+
+        The next version gets a buffer of its own: a new process can't always open what another one has had open.
+        """
         if self._parts is not None:
             for _ in self._parts:
                 pass
-        self._parts = None
+        self._parts = self._buffer = None
 
     def close(self) -> None:
         """Leave the group."""

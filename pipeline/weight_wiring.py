@@ -19,6 +19,11 @@ if TYPE_CHECKING:  # it loads torch, which the driver doesn't need
     from vime.backends.vllm_utils.disk.codec import Encoding
 
 
+BESIDE_BYTES = 4 << 30
+"""Weights up to this size an engine on a GPU receives beside its model, while it samples: vLLM leaves a tenth of the
+memory free. Larger ones arrive in the pause, part by part."""
+
+
 class WeightSource(GroupSource, DiskSource, SharingSource, Protocol):
     """The trainer's side of every transport."""
 
@@ -39,7 +44,17 @@ def weight_transport(settings: Settings, source: WeightSource) -> WeightTranspor
     on_gpus = visible_gpus() > 0
     if on_gpus and settings.cluster.colocate:
         return SharedTransport(source)
-    return GroupTransport(source, streams=on_gpus, timeout_s=weights.update_weight_timeout)
+    return GroupTransport(
+        source,
+        streams=on_gpus and not _fits_beside(Path(settings.checkpoint.hf_checkpoint or "")),
+        streams_after_failure=on_gpus,
+        timeout_s=weights.update_weight_timeout,
+    )
+
+
+def _fits_beside(checkpoint: Path) -> bool:
+    sizes = [file.stat().st_size for file in checkpoint.glob("*.safetensors")]
+    return bool(sizes) and sum(sizes) <= BESIDE_BYTES
 
 
 def trainer_weights(settings: Settings, trainer: NamedWeights, rank: int) -> TrainerWeights:

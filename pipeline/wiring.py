@@ -52,9 +52,6 @@ if TYPE_CHECKING:  # they load torch, which only trainer ranks need
     from vime.algorithms.objective_config import ObjectiveConfig
     from vime.backends.megatron_utils.config import CriticConfig, TrainerConfig
 
-NUM_PRODUCERS = 1
-"""Producers on one node."""
-
 LOG_PROBS_CHUNK_SIZE = 2048
 """Rows of logits at once in float32, when --log-probs-chunk-size leaves it to vime."""
 

@@ -17,7 +17,7 @@ from pipeline.actors.producer import ProducerActor
 from pipeline.actors.settings import encode_settings
 from pipeline.cluster import CONTROL_S, Cluster, answer, closed
 from pipeline.coordinator import CoordinatorConfig
-from pipeline.engine_health import EngineKeeper, Fences, HealthSettings
+from pipeline.engine_health import EngineKeeper, Fences, HealthSettings, KeptEngine
 from pipeline.engine_process import EngineProcess
 from pipeline.evaluation.records import EvaluationRecord
 from pipeline.external_engines import ExternalEngine, check_external
@@ -31,12 +31,12 @@ from pipeline.process_log import last_lines
 from pipeline.process_watch import ProcessWatch
 from pipeline.producer_group import ProducerGroup
 from pipeline.producer_wiring import worker_name
+from pipeline.prometheus.exporter import write_engine_targets
 from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.trainer_group import STOP_TIMEOUT_S, TrainerGroup
 from pipeline.transports.ray_parts import COORDINATOR_S
-from pipeline.wiring import NUM_PRODUCERS
 from recovery.accounting import Identity
 from recovery.commit import QueueState
 from storage.files import write_atomically
@@ -54,6 +54,10 @@ _Result = TypeVar("_Result")
 
 PROGRESS_S = 2.0
 COORDINATOR_RESTARTS = 20
+
+
+def _as_it_is(engine: KeptEngine) -> KeptEngine:
+    return engine
 
 
 class Workers:
@@ -79,7 +83,7 @@ class Workers:
         self.keeper: EngineKeeper | None = None
         """Who replaces engines, in a run that does, once they have started."""
         self.watch = ProcessWatch(folder.log)
-        self.trainers = TrainerGroup(settings, cluster, self.watch)
+        self.trainers = TrainerGroup(settings, cluster, self.watch, note)
         self.producers = ProducerGroup(
             self._spawn_producer,
             lambda actor: cluster.end(actor),
@@ -103,10 +107,12 @@ class Workers:
         if in_memory:
             self.watch.add("coordinator", self.coordinator.watch.remote())
 
-    async def start_engines(self, report: Callable[[str], None]) -> list[str]:
+    async def start_engines(
+        self, report: Callable[[str], None], kept: Callable[[KeptEngine], KeptEngine] = _as_it_is
+    ) -> list[str]:
         """Start all engines; base URLs of those that are trained. `report` is told what they are at.
 
-        Those of other models serve at once, through their routers.
+        `kept` is how the keeper sees an engine. Those of other models serve at once, through their routers.
         """
         starting = asyncio.gather(*(engine.start() for engine in self.engines))
         try:
@@ -120,7 +126,7 @@ class Workers:
         if engines_are_others(self.settings):
             return await self._join_engines(report)
         if self.settings.engine.use_fault_tolerance and self.engines:
-            self.keeper = EngineKeeper(self.engines, _health(self.settings), self._note)
+            self.keeper = EngineKeeper([kept(engine) for engine in self.engines], _health(self.settings), self._note)
         else:
             for number, engine in enumerate(self.engines):
                 self.watch.add(f"engine_{number}", engine.actor.watch.remote())
@@ -148,6 +154,11 @@ class Workers:
                 f"{counted(len(versions), 'engine')} kept from the session before, with version {max(versions)}."
             )
         return max(versions, default=None)
+
+    @property
+    def taken_over(self) -> set[str]:
+        """Base URLs of the engines that were taken over, once all have started."""
+        return {engine.address for engine in self.engines if engine.is_taken_over}
 
     @property
     def has_engines(self) -> bool:
@@ -187,7 +198,7 @@ class Workers:
         for name in self._models[1:]:
             frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name))
             by_address |= dict.fromkeys(self._addresses[name], frozen)
-        self.watch.add("engines", self.keeper.run(FencesOfModels(fences, by_address)))
+        self.watch.add("engines", self.keeper.run(FencesOfModels(fences, by_address, self._engine_moved)))
         for number in range(len(self.producers.actors)):
             self._followers.append(asyncio.create_task(self._follow_suspicions(number, self.keeper)))
 
@@ -200,8 +211,8 @@ class Workers:
         self._engine_addresses = engine_addresses
         if self.settings.rollout.use_distributed_post:
             self._forwarders = self._cluster.spawn_everywhere(ForwarderActor)
-        await self.producers.start(NUM_PRODUCERS)
-        for number in range(NUM_PRODUCERS):
+        await self.producers.start(self.settings.queue.rollout_num_producers)
+        for number in range(len(self.producers.actors)):
             self.watch.add(f"producer_{number}", self.producers.keep(number))
 
     async def record_processes(self) -> None:
@@ -240,7 +251,7 @@ class Workers:
     async def score_probe(self, sequences: Sequence[ProbeSequence], start_weights: bool) -> dict[str, list[float]]:
         """The trainer's scores of them."""
         content = encode(sequences)
-        scores = await self.on_trainers(lambda trainer: trainer.probe.remote(content, start_weights))
+        scores = await self.trainers.probe(content, start_weights)
         return decode(scores[0], dict[str, list[float]])
 
     async def training_completed(self, plan: BatchPlan) -> None:
@@ -254,7 +265,7 @@ class Workers:
 
     async def rest_trainers(self) -> None:
         """Let the ranks leave their devices' memory until they are needed again."""
-        await self.on_trainers(lambda trainer: trainer.rest.remote())
+        await self.trainers.rest()
 
     async def identity(self) -> Identity:
         return decode(await self._coordinator_call(self.coordinator.identity.remote()), Identity)
@@ -295,9 +306,9 @@ class Workers:
         evaluated = await self.producers.ask(0, lambda producer: producer.evaluate.remote(step, branch))
         return decode(evaluated, EvaluationRecord)
 
-    async def evaluation_generated(self, step: int) -> None:
-        """Returns when every response of an evaluation is there."""
-        await self.producers.ask(0, lambda producer: producer.evaluation_generated.remote(step))
+    async def evaluation_generated(self, step: int, branch: str) -> None:
+        """Returns when every response of an evaluation is there, also of one that begins after this was asked."""
+        await self.producers.ask(0, lambda producer: producer.evaluation_generated.remote(step, branch))
 
     async def on_trainers(self, call: Callable[[Any], Awaitable[Any]]) -> list[Any]:
         """The same call on every rank, at once."""
@@ -352,19 +363,39 @@ class Workers:
     async def _serve_only(self, model: str, serving: Collection[str]) -> None:
         await self.routers.set(model, self._addresses[model], serving)
 
+    async def _engine_moved(self, address: str, now_at: str) -> None:
+        """Have everybody who sends requests find an engine that went to another node."""
+        self._note(f"The engine that was at {address} is at {now_at} now.")
+        for addresses in (*self._addresses.values(), self._engine_addresses):
+            addresses[:] = [now_at if each == address else each for each in addresses]
+        write_engine_targets(self.settings.logging, self._folder, self._addresses[self._models[0]])
+        await self.producers.engine_moved(address, now_at)
+
+    async def _leave_lost_node(self, number: int) -> None:
+        """Give an engine whose node is lost a place on another one."""
+        moved = await asyncio.to_thread(self._cluster.leave_lost_nodes, number)
+        if moved:
+            self._note(moved)
+
     def _engine(self, number: int, spec: EngineSpec, num_ranks: int) -> EngineProcess:
         log = self._folder.log(f"engine_{number}")
-        places = self._cluster.engine_places(number)
-        what = encode((spec, places))
+
+        def spawn() -> Any:
+            what = encode((spec, self._cluster.engine_places(number)))
+            return self._cluster.spawn_worker(EngineActor, num_ranks + number, self._encoded, number, what)
+
         return EngineProcess(
             f"engine {number}",
             spec.model,
-            partial(self._cluster.spawn_worker, EngineActor, num_ranks + number, self._encoded, number, what),
+            spawn,
             lambda actor: self._cluster.end(actor),
             cleanup_timeout_s=self.settings.engine.rollout_cleanup_timeout,
             log_tail=lambda: last_lines(log),
             on_restart=self.record_processes,
-            is_kept=self.settings.queue.rollout_session_id is not None and len(places) == 1,
+            node=lambda: self._cluster.engine_places(number)[0].node_id,
+            leave_lost_node=partial(self._leave_lost_node, number),
+            is_kept=self.settings.queue.rollout_session_id is not None
+            and len(self._cluster.engine_places(number)) == 1,
         )
 
     async def _follow_suspicions(self, number: int, keeper: EngineKeeper) -> None:

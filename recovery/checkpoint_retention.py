@@ -10,7 +10,7 @@ from pathlib import Path
 from recovery.branch import Branch, read_branches
 from recovery.commit import commit_path, committed_rollouts, iteration_directory, queue_state_path
 from recovery.commit_lock import removing_commit
-from recovery.run_on_disk import commit_folders
+from recovery.run_on_disk import commit_folders, folders_below
 from storage.files import sync_directory
 from storage.os_errors import os_error
 
@@ -46,8 +46,10 @@ def forks(commits: Mapping[str, Sequence[int]], branches: Sequence[Branch]) -> d
     return needed
 
 
-def remove_commits(run: Path, keeping: Keeping) -> list[Path]:
-    """Remove the commits of a run that nothing keeps; the records of those removed.
+def remove_commits(run: Path, keeping: Keeping, output: str = ".") -> list[Path]:
+    """Remove the commits of a run that nothing keeps, in and below the folder `output`; the records of those removed.
+
+    `output` is named as in `recovery.run_on_disk`. What lies elsewhere is of sessions with a --save of their own.
 
     A record goes first and its checkpoint after it, so that a kill leaves no record without its files; the next call
     removes what is left. The state of the queue stays: it is small, and later branches are counted from it. A commit
@@ -58,7 +60,8 @@ def remove_commits(run: Path, keeping: Keeping) -> list[Path]:
     commits = {folder: committed_rollouts(run / folder) for folder in commit_folders(run)}
     needed = forks(commits, read_branches(run))
     removed = []
-    for folder, rollouts in commits.items():
+    for folder in folders_below(output, commits):
+        rollouts = commits[folder]
         kept = {*keeping.holds(rollouts), *(rollout for name, rollout in needed if name == folder)}
         for rollout in rollouts:
             record = commit_path(run / folder, rollout)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from recovery.branch import branches_path
+from recovery.branch import branches_path, read_branches
 from recovery.commit import committed_rollouts
 from storage.files import make_folder, write_atomically
 from vime.errors import RestoreError
@@ -42,17 +42,23 @@ def home_of(folder: Path) -> Path:
 def run_of(save: Path, load: Path | None) -> Path:
     """The run folder of a session that writes its commits to `save` and goes on with what `load` holds.
 
-    They differ when `load` is a folder of a run and `save` holds none: the run stays where it is.
+    They differ when `load` is a folder of a run and `save` holds none: the run stays where it is. A run that was moved
+    takes the commits in `save` along when `load` names its new place.
 
     Raises:
-        RestoreError: `save` belongs to another run than `load`.
+        RestoreError: `save` belongs to another run than `load`, or to one that isn't there.
     """
     home = home_of(save)
     if load is None or not committed_rollouts(load):
+        if not home.exists() and home != save:
+            raise RestoreError(
+                f"--save {save} holds commits of the run in {home}, which is not there.",
+                next_step="Move the run back or mount its disk, or name its new place with --load.",
+            )
         return home
     loaded = home_of(load.resolve())
-    if loaded == home:
-        return home
+    if loaded == home or str(save) in (branch.directory for branch in read_branches(loaded)):
+        return loaded
     if home != save or branches_path(save).exists():
         raise RestoreError(
             f"--load {load} is of the run in {loaded}, and --save {save} holds the run in {home}.",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recovery.branch import ancestry
 from recovery.commit import CommitParent
-from recovery.run_on_disk import RunOnDisk, folder_name
+from recovery.run_on_disk import RunOnDisk, folder_name, is_below
 from vime.errors import RestoreError
 
 
@@ -80,6 +80,9 @@ def plan_restore(
     either. A folder stands for its newest branch, whose commits are those of its ancestors up to each fork, too; a file
     reaches every commit. `num_rollout` 0 trains nothing, whatever the commit.
 
+    An `output` outside of the run folder that has commits already goes on with these when the run is named without a
+    commit: the command that began there is given again.
+
     Raises:
         RestoreError: the commit asked for doesn't exist, or lies past `num_rollout`; or the tracker was edited to
             something that is no commit.
@@ -88,6 +91,10 @@ def plan_restore(
     name = folder_name(folder, Path(save))
     _refuse_elsewhere(disk, folder, name, Path(save), output)
     asked = _asked_for(exact, ckpt_step)
+    about_folders = _words_about_folders(save, output)
+    if asked is None and _goes_on_elsewhere(disk, name, output):
+        about_folders.append(f"--load {folder} is where the session in {output} began, which goes on.")
+        folder, name = Path(output), output
     commits = dict.fromkeys(disk.commits.get(name, []), name) if exact is not None else _commits_of_line(disk, name)
     if not commits and name not in (".", output):
         raise RestoreError(f"--load {folder} doesn't exist or holds no commit.", next_step=_CHECK_LOAD)
@@ -118,7 +125,7 @@ def plan_restore(
         told.append(f"Commits {_listed(later)} stay where they are; this session writes to {directory}.")
     elif directory != source:
         told.append(f"This session writes its commits to {directory}.")
-    told += [*words, *_left_aside(disk, chosen)]
+    told += [*about_folders, *words, *_left_aside(disk, chosen)]
     return RestorePlan(RestoreMode.RESUME, directory, start, source, chosen, told)
 
 
@@ -127,6 +134,18 @@ def parent_of(plan: RestorePlan, record_branch: str | None) -> CommitParent | No
     if plan.commit_rollout is None or record_branch is None:
         return None
     return CommitParent(record_branch, plan.commit_rollout)
+
+
+def _goes_on_elsewhere(disk: RunOnDisk, name: str, output: str) -> bool:
+    """Whether the folder for commits lies outside of the run folder, and is what goes on in place of `name`."""
+    return Path(output).is_absolute() and not is_below(name, output) and bool(_commits_of_line(disk, output))
+
+
+def _words_about_folders(save: str, output: str) -> list[str]:
+    """What lies where, of a run whose commits go to another folder."""
+    if not Path(output).is_absolute():
+        return []
+    return [f"Commits of this session go to {output}; queue, logs and metrics stay with the run in {save}."]
 
 
 def _refuse_elsewhere(disk: RunOnDisk, folder: Path, name: str, save: Path, output: str) -> None:
@@ -155,7 +174,7 @@ def _asked_for(exact: int | None, ckpt_step: int | None) -> _Choice | None:
 def _commits_of_line(disk: RunOnDisk, folder: str) -> dict[int, str]:
     """Rollout -> folder of its commit, along the newest branch that has commits in or below a folder."""
     for tip in reversed(disk.branches):
-        if not _is_below(tip.directory, folder) or not disk.commits.get(tip.directory):
+        if not is_below(tip.directory, folder) or not disk.commits.get(tip.directory):
             continue
         directories = {branch.branch: branch.directory for branch in disk.branches}
         found: dict[int, str] = {}
@@ -167,13 +186,6 @@ def _commits_of_line(disk: RunOnDisk, folder: str) -> dict[int, str]:
             first = first if last is None else last + 1
         return found
     return dict.fromkeys(disk.commits.get(folder, []), folder)
-
-
-def _is_below(directory: str, folder: str) -> bool:
-    """Whether a folder is another or lies in it; what lies outside the run folder is not below `.`."""
-    if folder == ".":
-        return not Path(directory).is_absolute()
-    return Path(directory).is_relative_to(folder)
 
 
 def _wanted(disk: RunOnDisk, folder: str, asked: _Choice | None, newest: int) -> tuple[_Choice | None, list[str]]:
@@ -209,7 +221,7 @@ def _not_there(disk: RunOnDisk, folder: Path, chosen: int, there: Sequence[int],
 
 def _destination(disk: RunOnDisk, source: str, output: str, new_branch: str, *, is_newest: bool) -> str:
     """The folder of the chosen commit where that can go on, else the folder for commits where that is free."""
-    if is_newest and _is_below(source, output):
+    if is_newest and is_below(source, output):
         return source
     return output if not disk.commits.get(output) else str(Path(output) / "branches" / new_branch)
 

@@ -13,7 +13,7 @@ from recovery.commit import CommitRecord, commit_path, iteration_directory, read
 from recovery.commit_lock import is_read
 from recovery.pointer import read_tracker
 from recovery.run_location import RunLocation
-from recovery.run_on_disk import RunOnDisk, scan_run
+from recovery.run_on_disk import RunOnDisk, folders_below, output_of_newest, scan_run
 from storage.queue_view import QueueView
 from storage.retention import Retention
 from vime.errors import CommitError
@@ -73,10 +73,12 @@ def runs_report(location: RunLocation, keeping: Keeping, *, verify: bool = False
     """
     disk = scan_run(location.root, location.pool)
     needed = forks(disk.commits, disk.branches)
+    tended = folders_below(output_of_newest(disk), disk.commits)
     commits = [
         _commit(location.root, folder, rollout, holds, verify)
         for folder, rollouts in disk.commits.items()
-        for holds in [_holds(location.root, folder, rollouts, keeping, needed)]
+        for own in [keeping if folder in tended else None]
+        for holds in [_holds(location.root, folder, rollouts, own, needed)]
         for rollout in rollouts
     ]
     known = {branch.branch for branch in disk.branches}
@@ -102,14 +104,15 @@ def _session(branch: Branch, commits: list[CommitReport]) -> SessionReport:
 
 
 def _holds(
-    run: Path, folder: str, rollouts: list[int], keeping: Keeping, needed: Mapping[tuple[str, int], str]
+    run: Path, folder: str, rollouts: list[int], keeping: Keeping | None, needed: Mapping[tuple[str, int], str]
 ) -> dict[int, list[str]]:
-    """Rollout -> what keeps its commit."""
+    """Rollout -> what keeps its commit; `keeping` None where the newest session removes nothing."""
     held: dict[int, list[str]] = {rollout: [] for rollout in rollouts}
     text = read_tracker(run / folder).text
     if text is not None and text.isdigit() and int(text) in held:
         held[int(text)].append("tracker")
-    for rollout, why in keeping.holds(rollouts).items():
+    others = dict.fromkeys(rollouts, "another --save")
+    for rollout, why in (others if keeping is None else keeping.holds(rollouts)).items():
         held[rollout].append(why)
     for (name, rollout), branch in needed.items():
         if name == folder and rollout in held:

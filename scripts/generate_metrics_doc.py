@@ -14,6 +14,7 @@ RECORD = ROOT / "pipeline" / "progress.py"
 LOSS = ROOT / "vime" / "backends" / "megatron_utils" / "loss.py"
 EVALUATION = ROOT / "pipeline" / "evaluation" / "records.py"
 CRITIC = ROOT / "vime" / "backends" / "megatron_utils" / "critic.py"
+SAMPLE_METRICS = ROOT / "pipeline" / "sample_metrics.py"
 SERIES = ROOT / "pipeline" / "metric_sinks" / "points.py"
 FAMILIES = ROOT / "pipeline" / "prometheus" / "families.py"
 ROLE_RECORDS = ROOT / "pipeline" / "prometheus" / "records.py"
@@ -141,6 +142,13 @@ of `--custom-tis-function-path` adds its own.
 """
 
 
+SAMPLES_INTRODUCTION = """\
+## `sample_metrics`
+
+What is known of the samples of the batch beside the fields above. TensorBoard and W&B have these under the same names.
+"""
+
+
 EVALUATION_INTRODUCTION = """\
 ## An evaluation
 
@@ -168,14 +176,19 @@ What `/metrics` of each role answers ([how](metrics_out.md)); a metric of severa
 def series_rows(source: str) -> list[str]:
     """A table of the series, from the assignments of the module that names them."""
     lines = ["| series | field |", "|---|---|"]
-    tables = {
-        ast.unparse(node.target): ast.literal_eval(node.value)
-        for node in ast.parse(source).body
-        if isinstance(node, ast.AnnAssign) and node.value is not None
-    }
+    tables = literals(source)
     lines += [f"| `{name}` | `{field}` |" for name, field in tables["SERIES"].items()]
     lines += [f"| `{prefix}NAME` | `{field}` |" for prefix, field in tables["FAMILIES"].items()]
     return lines
+
+
+def literals(source: str) -> dict[str, dict[str, str]]:
+    """The dictionaries of text that a module assigns to annotated names, by these names."""
+    return {
+        ast.unparse(node.target): ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+    }
 
 
 def prometheus_rows(sources: dict[str, tuple[str, str]], families_source: str) -> list[str]:
@@ -244,7 +257,9 @@ def _record_rows(source: str, struct: str) -> list[str]:
     return lines
 
 
-def render(record_source: str, loss_source: str, critic_source: str, evaluation_source: str) -> str:
+def render(
+    record_source: str, loss_source: str, critic_source: str, evaluation_source: str, samples_source: str
+) -> str:
     """What is in the run folder. Ends the program with a message when a field has no meaning."""
     lines = [INTRODUCTION, *_record_rows(record_source, "StepRecord")]
     always = [*loss_metrics(loss_source, "METRIC_NAMES"), *BESIDE_THE_LOSS]
@@ -253,6 +268,9 @@ def render(record_source: str, loss_source: str, critic_source: str, evaluation_
     lines += _train_rows(sometimes)
     lines += ["", "With ppo; in the first `--num-critic-only-steps` batches these alone:", ""]
     lines += _train_rows(loss_metrics(critic_source, "METRIC_NAMES"))
+    meanings = literals(samples_source)["MEANINGS"]
+    lines += ["", SAMPLES_INTRODUCTION, "| name | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in meanings.items()]
     lines += ["", EVALUATION_INTRODUCTION, *_record_rows(evaluation_source, "EvaluationRecord")]
     lines += ["", "Of each data set:", "", *_record_rows(evaluation_source, "DataSetResult")]
     return "\n".join(lines) + "\n"
@@ -275,7 +293,7 @@ def render_copies(
 
 def whole_page() -> str:
     """`docs/metrics.md`. Ends the program with a message when a field has no meaning."""
-    in_the_run_folder = render(*(source.read_text() for source in (RECORD, LOSS, CRITIC, EVALUATION)))
+    in_the_run_folder = render(*(source.read_text() for source in (RECORD, LOSS, CRITIC, EVALUATION, SAMPLE_METRICS)))
     elsewhere = render_copies(*(source.read_text() for source in (RECORD, SERIES, FAMILIES, ROLE_RECORDS, MESSAGES)))
     return in_the_run_folder + elsewhere
 

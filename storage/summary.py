@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from storage.sample_sums import SampleSums, sample_sums
 from vime.errors import SampleError
 from vime.utils.types import Sample
 
@@ -39,6 +40,10 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where each prompt comes from. Empty: all unknown."""
     removed: list[int] = []
     """Members that are not trained though their stored mask may say so; `mask_sums` has 0 for them."""
+    non_generation_s: list[float] = []
+    """Seconds outside the engine. Empty: none for any."""
+    sums: SampleSums = SampleSums()
+    """Over all members."""
 
 
 def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> GroupSummary:
@@ -78,6 +83,8 @@ def summarize(samples: Sequence[Sample], *, reward_key: str | None = None) -> Gr
         num_spanning_samples=sum(len({version for version, _, _ in sample.version_spans}) > 1 for sample in samples),
         reported_rewards=_reported(samples, rewards),
         source_names=_named([source_name(sample) for sample in samples]),
+        non_generation_s=seconds if any(seconds := [sample.non_generation_time for sample in samples]) else [],
+        sums=sample_sums(samples),
     )
 
 

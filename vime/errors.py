@@ -78,6 +78,10 @@ class ModelError(VimeError):
     """The checkpoint names a model that the trainer can't build, or its weights don't fit."""
 
 
+class ClusterStartError(VimeError):
+    """Ray, which starts the processes of a run, did not start, or could not be joined."""
+
+
 class EngineError(VimeError):
     """An inference engine failed, answered wrongly, or could not be reached."""
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.chaos.campaign_log import CampaignLog, KillRecord
 from benchmarks.chaos.kills import Kill, Layout, plan_kill
-from benchmarks.chaos.session import Campaign, Outcome
+from benchmarks.chaos.session import Campaign, Outcome, Patience
 from benchmarks.chaos.verdict import accepted_groups, judge
 from benchmarks.report import build_report, print_report
 
 DESCRIPTION = """\
 Starts `vime train` on a tiny model, kills one of its processes (or all) by SIGKILL, and so on: half of the kills at a
 named step of publish, accept, plan, train, publish weights, save and commit, the others at a random moment. A session
-that goes on takes the next kill; one that ends is resumed, with another number of trainer ranks and engines. In the
-end a session goes on to the run's end, and what is left is checked by the audit, which reads journals, payloads and
-logs and shares no code with what wrote them.
+that goes on takes the next kill; one that ends is resumed, with another number of trainer ranks, engines and
+producers. One session in ten starts as a user's does; the others fork from a process that has imported torch and
+Megatron, and join a Ray cluster that stands. In the end a session goes on to the run's end, and what is left is checked
+by the audit, which reads journals, payloads and logs and shares no code with what wrote them.
 
   kills                kills that hit
   lost                 groups that are neither trained, waiting, in flight nor dropped with a reason, or unreadable, or
@@ -38,7 +41,8 @@ logs and shares no code with what wrote them.
                        ended), leave (until its last process has), finish (the session without a kill)
 
 Kill N of seed S is always the same. With --folder a campaign is kept: each invocation makes those of its kills that the
-folder doesn't have yet, and reports on all that it has. One that is interrupted loses the kill that it was at.
+folder doesn't have yet, and reports on all that it has. One that is interrupted (SIGINT, SIGTERM) ends what it has
+started and loses the kill that it was at.
 The exit status is 1 when any value but kills and seconds is not 0.
 """
 FINAL_STEPS = 8
@@ -93,8 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     folder = Path(options.folder or tempfile.mkdtemp(prefix="vime-chaos-"))
     is_standin = not options.real_engine
-    layouts = [Layout(ranks, number) for ranks in (1, 2) for number in ((1, 2) if is_standin else (1,))]
-    campaign = Campaign(folder, standin=is_standin)
+    layouts = [Layout(*numbers) for numbers in product((1, 2), (1, 2) if is_standin else (1,), (1, 2))]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    patience = Patience() if is_standin else Patience(start=900.0, survive=600.0)
+    campaign = Campaign(folder, standin=is_standin, forks=True, patience=patience)
     campaign.prepare()
     log = CampaignLog(folder / "kills.jsonl", seed=options.seed, real_engine=options.real_engine)
     last = options.kills - 1 if options.last is None else options.last

@@ -28,7 +28,11 @@ START_SHARE = 0.15
 """Of the kills at a random moment, those that may come before the first step."""
 NEW_SESSION_SHARE = 0.1
 """Kills before which a session that has survived the last one is told to stop, and another one resumes."""
+ANEW_SHARE = 0.1
+"""Kills whose session, if they need one, starts interpreters and a Ray of its own; others fork and join a cluster."""
 MAX_START_S = 12.0
+FORKED_START = 0.35
+"""Time that a forked session's start takes, over that of one that starts anew."""
 MAX_AFTER_S = 3.0
 
 
@@ -38,6 +42,10 @@ class Layout:
 
     num_trainers: int
     num_engines: int
+    num_producers: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.num_trainers} ranks, {self.num_engines} engines, {self.num_producers} producers"
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,8 @@ class Kill:
     """Of several processes of the victim's role, which: in [0, 1)."""
     steps_before: int = 0
     """Steps that a kill at a point lets pass."""
+    anew: bool = False
+    """Whether the session that is started for it is no fork and has a Ray of its own."""
 
     def __str__(self) -> str:
         if self.point is not None:
@@ -75,11 +85,16 @@ def plan_kill(seed: int, number: int, layouts: list[Layout]) -> Kill:
         points = list(KillPoint)
         order = random.Random(f"{seed}/{number // len(points)}").sample(points, len(points))
         point = order[number % len(points)]
-        return Kill(number, layout, point=point, new_session=new_session, steps_before=draw.randrange(3))
+        steps_before = draw.randrange(3)
+        anew = draw.random() < ANEW_SHARE
+        return Kill(number, layout, point=point, new_session=new_session, steps_before=steps_before, anew=anew)
     from_start = draw.random() < START_SHARE
     delay_s = draw.uniform(0.0, MAX_START_S if from_start else MAX_AFTER_S)
     # Not everything has started so early, so what is killed is what always runs.
     victim = draw.choice([Victim.DRIVER, Victim.TREE] if from_start else list(Victim))
+    place, anew = draw.random(), draw.random() < ANEW_SHARE
+    if from_start and not anew:
+        delay_s *= FORKED_START
     return Kill(
         number,
         layout,
@@ -87,5 +102,6 @@ def plan_kill(seed: int, number: int, layouts: list[Layout]) -> Kill:
         delay_s=delay_s,
         from_start=from_start,
         new_session=new_session or from_start,
-        draw=draw.random(),
+        draw=place,
+        anew=anew,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any
 from benchmarks.chaos.kills import Kill, Layout, Victim
 from benchmarks.chaos.launch import launch
 from benchmarks.chaos.processes import MarkedProcesses, kill_all
+from benchmarks.chaos.standing import Driver, Standing
 from benchmarks.chaos.step_log import StepLog
 from storage.files import write_atomically
 from tests.end_to_end.jobs import Job
@@ -30,6 +30,7 @@ FLAGS: dict[str, Any] = {
     "--parity-probes": 0,
 }
 """Small batches, commits that are soon due, leases that soon end. No trainer agrees with a stand-in."""
+SESSION = "chaos"
 SURVIVING_STEPS = 3
 """After which a session is taken to have survived a kill. Two batches may have waited; the third is made after it."""
 POLL_S = 0.05
@@ -81,26 +82,32 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class _Session:
-    process: subprocess.Popen[bytes]
+    process: Driver
     log: Path
     layout: Layout
     steps_at_start: int
+    keeps_engines: bool
+    """Whether they outlive it, for the next one."""
 
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
     def __str__(self) -> str:
-        return f"{self.layout.num_trainers} ranks, {self.layout.num_engines} engines, {self.log.name}"
+        return f"{self.layout}, {self.log.name}"
 
 
 class Campaign:
     """One run folder that session after session is started in; a session takes kills for as long as it survives."""
 
-    def __init__(self, folder: Path, *, standin: bool, patience: Patience = Patience()) -> None:
+    def __init__(self, folder: Path, *, standin: bool, forks: bool = False, patience: Patience = Patience()) -> None:
+        """With `forks` sessions come from a fork server and join a cluster that stands, but those started anew."""
+        self._forks = forks
+        self._standing: Standing | None = None
         self.folder, self._standin, self._patience = folder, standin, patience
         self.job = Job(folder, flags=FLAGS, switches=("--use-fault-tolerance",))
         self._processes = MarkedProcesses(str(folder.resolve()))
         self._kill_file = folder / "kill"
+        self._variables = {KILL_FILE_VARIABLE: str(self._kill_file.resolve())}
         self._steps = StepLog(self.job.run)
         self._session: _Session | None = None
         self._before_last = Outcome(False, "")
@@ -119,6 +126,9 @@ class Campaign:
         if self._session is not None:
             self._session.process.wait(self._patience.stop)
             self._session = None
+        if self._standing is not None:
+            self._standing.close()
+            self._standing = None
 
     def run(self, kill: Kill, num_rollout: int) -> Outcome:
         """Kill as planned, in the session that runs or in a new one, and wait for what comes of it."""
@@ -131,7 +141,7 @@ class Campaign:
             stuck, orphans = stopped.stuck, stopped.orphans
             told.append(f"{stopped.how}; then ")
         is_new = self._session is None
-        session = self._session or self._start(kill.layout, num_rollout)
+        session = self._session or self._start(kill.layout, num_rollout, anew=kill.anew)
         killed = self._kill(kill, session, watch)
         if not killed:
             how, unexpected = "ended before its moment", is_new or not session.is_over()
@@ -148,7 +158,7 @@ class Campaign:
         """A session without a kill, to the run's end."""
         self.settle_down()
         before, watch = self._before_last, Stopwatch()
-        session = self._start(layout, num_rollout)
+        session = self._start(layout, num_rollout, anew=False)
         ended = _wait(session.is_over, self._patience.start + 20.0 * num_rollout)
         watch.ended("finish")
         status = session.process.poll()
@@ -170,21 +180,30 @@ class Campaign:
         self._steps.count()
         return self._steps.last_rollout
 
-    def _start(self, layout: Layout, num_rollout: int) -> _Session:
+    def _start(self, layout: Layout, num_rollout: int, *, anew: bool) -> _Session:
+        keeps = not self._standin and not anew
         flags = {
             **self.job.flags,
+            "--rollout-session-id": SESSION if keeps else None,
             "--actor-num-gpus-per-node": layout.num_trainers,
             "--rollout-num-gpus": layout.num_engines,
+            "--rollout-num-producers": layout.num_producers,
         }
         job = replace(self.job, num_rollout=num_rollout, flags=flags)
         logs = self.folder / "sessions"
         logs.mkdir(exist_ok=True)
         log = logs / f"{len(list(logs.iterdir())):04d}.log"
         self._disarm()
-        variables = {KILL_FILE_VARIABLE: str(self._kill_file.resolve())}
-        process = launch(job, log, self._processes.mark, standin=self._standin, **variables)
-        self._session = _Session(process, log, layout, self.num_steps())
+        standing = self._stands() if self._forks and not anew else None
+        process = launch(job, log, self._processes.mark, standin=self._standin, standing=standing, **self._variables)
+        self._session = _Session(process, log, layout, self.num_steps(), keeps)
         return self._session
+
+    def _stands(self) -> Standing:
+        if self._standing is None:
+            self._standing = Standing(self._processes.mark, **self._variables)
+            self._standing.exempt(self._processes)
+        return self._standing
 
     def _kill(self, kill: Kill, session: _Session, watch: Stopwatch) -> bool:
         """Wait for the moment and kill; False when the session ended before, or no step came."""
@@ -251,9 +270,13 @@ class Campaign:
     def _leave(self, session: _Session, watch: Stopwatch) -> list[str]:
         """Processes of the session that are still there some time after its driver's end; they are ended."""
         over = session.is_over()
+        keeps = session.keeps_engines and over and session.process.poll() != 0  # at the run's end no engine stays
+        alive, end = self._processes.alive, self._processes.end
+        if keeps:
+            alive, end = self._processes.besides_kept, self._processes.end_besides_kept
         if over:
-            _wait(lambda: not self._processes.alive(), self._patience.orphan, SCAN_S)
-        left = self._processes.end()
+            _wait(lambda: not alive(), self._patience.orphan, SCAN_S)
+        left = end()
         session.process.wait(self._patience.stop)
         self._session = None
         watch.ended("leave")

@@ -84,9 +84,9 @@ def measure(stages: Stages) -> dict[str, float]:
     prepare_example(stages.folder)
     job = stages.job("job", [*reverse_command(stages.folder, stages.folder / "job", 10_000, stages.gpus), *FLAGS])
     with Crashes(job) as crashes:
-        found = stages.once("cold", crashes.cold_start, needs_s=100)
+        found = stages.once("cold", crashes.cold_start, needs_s=80)
         for victim in VICTIMS:
-            found |= stages.once(victim.value, partial(crashes.kill_to_step, victim), needs_s=150)
+            found |= stages.once(victim.value, partial(crashes.kill_to_step, victim), needs_s=100)
     report = audit_run(job.run)
     for victim in VICTIMS:
         found[f"{victim.value}_over_cold"] = found[f"{victim.value}_s"] / found["cold_start_s"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,11 @@ GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
 """`--compilation-config` of the engine on a GPU: the fastest of a small model, and ready in half the time."""
 
 
-def model_in(folder: Path, *, small: bool, experts: bool = False) -> Path:
-    """A checkpoint with random weights; one that is there stays."""
+def model_in(folder: Path, *, small: bool, experts: bool = False, init_std: float = 0.02) -> Path:
+    """A checkpoint with random weights of that spread; one that is there stays."""
     shape = (SMALL_MOE if experts else SMALL_DENSE) if small else (QWEN3_MOE if experts else QWEN3_06B)
     if not (folder / "tokenizer_config.json").exists():  # written last
-        build_tiny_qwen3(folder, **shape)
+        build_tiny_qwen3(folder, init_std=init_std, **shape)
     return folder
 
 
@@ -86,18 +86,34 @@ def engine_launch(
 @contextmanager
 def ready_engine(launch: EngineLaunch, gpus: int) -> Iterator[EngineServer]:
     """A running engine, on the second GPU where there are two."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with started_on(launch, gpus, [1] if gpus > 1 else []) as server:
+        server.wait_ready()
+        yield server
+
+
+@contextmanager
+def started_on(launch: EngineLaunch, gpus: int, numbers: Sequence[int]) -> Iterator[EngineServer]:
+    """An engine that has begun to start, on these of the visible GPUs; on all of them for none."""
     server = EngineServer(launch)
-    try:
-        if gpus > 1:
-            visible = (before or ",".join(map(str, range(gpus)))).split(",")
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible[1]
+    with only_visible(gpus, numbers):
         server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def only_visible(gpus: int, numbers: Sequence[int]) -> Iterator[None]:
+    """Let processes that are started meanwhile see these of `gpus` GPUs alone; all of them for none."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        if numbers:
+            visible = (before or ",".join(map(str, range(gpus)))).split(",")
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[number] for number in numbers)
+        yield
     finally:
         if before is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
-        elif gpus > 1:
+        elif numbers:
             del os.environ["CUDA_VISIBLE_DEVICES"]
-    with server:
-        server.wait_ready()
-        yield server

@@ -21,7 +21,7 @@ from benchmarks.chaos.processes import TITLES, kill_all, title_of
 from benchmarks.chaos.step_log import StepLog
 from pipeline.devices import visible_gpus
 from vime.cli.demo_report import read_steps
-from vime.errors import RunFailedError, VimeError
+from vime.errors import RunFailedError, SettingsError, VimeError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HEAD = '{"head_dtype": "float32"}'
@@ -39,13 +39,16 @@ class BudgetSpentError(VimeError):
 
 def device_flags(num_gpus: int) -> list[str]:
     """Placement and precision: trainer and engine get a GPU each, share one, or are processes of the CPU."""
-    if num_gpus == 0:
-        return []
-    flags = ["--bf16", "--vllm-dtype", "bfloat16", "--vllm-hf-overrides", HEAD]
+    flags = precision_flags(num_gpus)
     if num_gpus == 1:
         flags += ["--colocate", "--no-offload-train", "--no-offload-rollout", "--flush-cache-interval", "1"]
         flags += ["--vllm-gpu-memory-utilization", str(ONE_GPU_SHARE)]
     return flags
+
+
+def precision_flags(num_gpus: int) -> list[str]:
+    """bf16 with a float32 head on GPUs; on a CPU everything is float32."""
+    return ["--bf16", "--vllm-dtype", "bfloat16", "--vllm-hf-overrides", HEAD] if num_gpus else []
 
 
 def device_words(num_gpus: int) -> str:
@@ -174,6 +177,15 @@ def train_words() -> list[str]:
 
 def num_gpus() -> int:
     return visible_gpus()
+
+
+def refuse_one_gpu(gpus: int) -> None:
+    """Raise `SettingsError` for a single GPU, where ranks and engines need one each."""
+    if gpus == 1:
+        raise SettingsError(
+            "Ranks and engines need a GPU each, found 1, allowed: 2 or more, or none.",
+            next_step="Hide it with CUDA_VISIBLE_DEVICES= to run on the CPU.",
+        )
 
 
 def without_folder(argv: Sequence[str] | None) -> list[str]:

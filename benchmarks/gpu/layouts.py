@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from benchmarks.gpu.jobs import refuse_one_gpu
 from benchmarks.gpu.part import Part, Stages, run_part
 from benchmarks.gpu.programs import medians_of
 from tests.support.worlds import RankFailedError, run_scenarios
-from vime.errors import RunFailedError, SettingsError
+from vime.errors import RunFailedError
 
 DESCRIPTION = """\
 Takes two optimizer steps on the same batches in each layout on two ranks in bf16, and on one rank in fp32, with tiny
@@ -37,15 +38,22 @@ WORLD = 2
 def layout_distances(stages: Stages, layout: str) -> dict[str, float]:
     """The largest of each distance over the kinds of batches that the layout is tried with."""
     name = f"bf16_{layout}"
-    folder = stages.folder / layout
+    found = in_world(stages, layout, WORLD, [name])[name]
+    return {f"{layout}_{value}": largest(found, value) for value in ("log_probs", "metrics", "moved")}
+
+
+def in_world(
+    stages: Stages, name: str, world: int, scenarios: Sequence[str], worker: str = "layout_worker.py"
+) -> dict[str, Any]:
+    """What a world of ranks finds in each scenario, in a new folder of that name. Raises `RunFailedError`."""
+    folder = stages.folder / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     left_s = min(stages.deadline - time.monotonic(), 3600.0)
     try:
-        found = run_scenarios(folder, WORLD, [name], "layout_worker.py", left_s)[name]
+        return run_scenarios(folder, world, scenarios, worker, left_s)
     except (RankFailedError, subprocess.TimeoutExpired) as error:
-        raise RunFailedError(f"The layout {layout}: {error}", next_step=f"Look at the logs in {folder}.") from error
-    return {f"{layout}_{value}": largest(found, value) for value in ("log_probs", "metrics", "moved")}
+        raise RunFailedError(f"{name}: {error}", next_step=f"Look at the logs in {folder}.") from error
 
 
 def largest(kinds: Mapping[str, Mapping[str, Any]], value: str) -> float:
@@ -55,16 +63,12 @@ def largest(kinds: Mapping[str, Mapping[str, Any]], value: str) -> float:
 
 def measure(stages: Stages) -> dict[str, float]:
     """Every value."""
-    if stages.gpus == 1:
-        raise SettingsError(
-            f"{WORLD} ranks need a GPU each, found 1, allowed: {WORLD} or more, or none.",
-            next_step="Hide it with CUDA_VISIBLE_DEVICES= to run on the CPU.",
-        )
+    refuse_one_gpu(stages.gpus)
     found: dict[str, float] = {}
     for layout in LAYOUTS:
-        found |= stages.once(layout, partial(layout_distances, stages, layout), needs_s=60)
+        found |= stages.once(layout, partial(layout_distances, stages, layout), needs_s=35)
     quick = ["--quick"] if stages.small else []
-    replay = stages.once("replay", lambda: medians_of("benchmarks.routing_replay", quick, stages), needs_s=90)
+    replay = stages.once("replay", lambda: medians_of("benchmarks.routing_replay", quick, stages), needs_s=60)
     return found | {name: replay[name] for name in REPLAY_VALUES}
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.engines import model_in
+from benchmarks.gpu.kernels import seconds_by_kind
 from benchmarks.gpu.part import Part, Stages, run_part
 from benchmarks.gpu.programs import medians_of
 from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, pack, totals
@@ -33,6 +34,10 @@ for a token. SIZE is 8k and 32k tokens (small: 256 and 1,024 under the same name
   tflops_SIZE                        of the model alone: what is computed twice counts once
   utilisation_SIZE                   that over matmul_tflops, what a plain matrix product does in the same call
   mfu_SIZE                           that over what the maker says of the GPU; 0 where it isn't known
+  products_s_SIZE, attention_s_SIZE, copies_s_SIZE, rest_s_SIZE
+                                     of one profiled step: kernels that multiply matrices, those of attention, copies,
+                                     and all others; --folder keeps a table of the longest, profile_SIZE.txt
+  busy_SIZE                          their sum over step_s_SIZE: below 1 the GPU waits for the processor
   moe_step_s, moe_replay_step_s      of the mixture of experts with 8k tokens: its own routes, and those of a sampler
   replay_over_own                    the second over the first
   head_...                           what `python -m benchmarks.logprob_memory` measures: memory and time of
@@ -117,10 +122,8 @@ class Learner:
         return _now() - started
 
 
-def median_step_s(
-    stages: Stages, name: str, model: Path, num_tokens: int, *, replays: bool = False
-) -> dict[str, float]:
-    """Of one trainer, and its peak of memory."""
+def steps_of(stages: Stages, name: str, model: Path, num_tokens: int, *, replays: bool = False) -> dict[str, float]:
+    """One trainer's median time of a step, its peak of memory, and how long the kernels of a step take, by kind."""
     shape = json.loads((model / "config.json").read_text())
     sequences = make_sequences(num_tokens, SHORT if stages.small else LENGTH, shape["vocab_size"])
     config = TrainerConfig(
@@ -137,20 +140,20 @@ def median_step_s(
         if stages.gpus:
             torch.cuda.reset_peak_memory_stats()
         seconds = statistics.median([learner.step_s() for _ in range(WARM_UP + REPEATS)][WARM_UP:])
-    peak_gib = torch.cuda.max_memory_allocated() / 2**30 if stages.gpus else 0.0
-    return {"step_s": seconds, "peak_gib": peak_gib, "flops": step_flops(shape, sequences)}
+        peak_gib = torch.cuda.max_memory_allocated() / 2**30 if stages.gpus else 0.0
+        kinds = seconds_by_kind(learner.step_s, stages.folder / f"profile_{name}.txt")
+    found = {"step_s": seconds, "peak_gib": peak_gib, "flops": step_flops(shape, sequences)}
+    return found | {f"{kind}_s": kind_s for kind, kind_s in kinds.items()} | {"busy": sum(kinds.values()) / seconds}
 
 
 def sized(stages: Stages, size: str, matmul: float) -> dict[str, float]:
     """Every value of one size of the dense model."""
     num_tokens = SIZES[size][stages.small]
-    found = median_step_s(stages, size, model_in(stages.folder / "dense", small=stages.small), num_tokens)
-    tflops = found["flops"] / found["step_s"] / 1e12
+    found = steps_of(stages, size, model_in(stages.folder / "dense", small=stages.small), num_tokens)
     peak = PEAK_TFLOPS.get(torch.cuda.get_device_name()) if stages.gpus else None
-    values = {
-        "step_s": found["step_s"],
+    tflops = found.pop("flops") / found["step_s"] / 1e12
+    values = found | {
         "tokens_per_s": num_tokens / found["step_s"],
-        "peak_gib": found["peak_gib"],
         "tflops": tflops,
         "utilisation": tflops / matmul,
         "mfu": tflops / peak if peak else 0.0,
@@ -162,8 +165,8 @@ def replayed(stages: Stages) -> dict[str, float]:
     """Steps of the mixture of experts without and with the sampler's routes."""
     model = model_in(stages.folder / "experts", small=stages.small, experts=True)
     num_tokens = SIZES["8k"][stages.small]
-    own = median_step_s(stages, "own", model, num_tokens)["step_s"]
-    replay = median_step_s(stages, "replay", model, num_tokens, replays=True)["step_s"]
+    own = steps_of(stages, "own", model, num_tokens)["step_s"]
+    replay = steps_of(stages, "replay", model, num_tokens, replays=True)["step_s"]
     return {"moe_step_s": own, "moe_replay_step_s": replay, "replay_over_own": replay / own}
 
 
@@ -173,9 +176,9 @@ def measure(stages: Stages) -> dict[str, float]:
     found = stages.once("matmul", lambda: {"matmul_tflops": matmul_tflops(stages.gpus, size)})
     quick = ["--quick"] if stages.small else []
     for name in SIZES:
-        found |= stages.once(name, partial(sized, stages, name, found["matmul_tflops"]), needs_s=100)
-    found |= stages.once("replay", lambda: replayed(stages), needs_s=120)
-    head = stages.once("head", lambda: medians_of("benchmarks.logprob_memory", quick, stages), needs_s=60)
+        found |= stages.once(name, partial(sized, stages, name, found["matmul_tflops"]), needs_s=50)
+    found |= stages.once("replay", lambda: replayed(stages), needs_s=80)
+    head = stages.once("head", lambda: medians_of("benchmarks.logprob_memory", quick, stages), needs_s=30)
     return found | {f"head_{name.removeprefix('head_')}": value for name, value in head.items()}
 
 

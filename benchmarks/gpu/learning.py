@@ -58,7 +58,7 @@ def measure(stages: Stages) -> dict[str, float]:
     prepare_example(stages.folder)
     found: dict[str, float] = {}
     for side in SIDES:
-        found |= stages.once(side, partial(to_goal, stages, side), needs_s=180)
+        found |= stages.once(side, partial(to_goal, stages, side), needs_s=130)
     return found | {"async_over_sync": found["async_s"] / found["sync_s"]}
 
 

@@ -19,7 +19,7 @@ from storage.files import write_atomically
 from vime.errors import SettingsError, VimeError
 
 BUDGET_S = 450.0
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 AGAIN_STATUS = 75
 """Exit status when the budget is spent before the last stage, as `EX_TEMPFAIL` of sysexits(3)."""
 EPILOG = """
@@ -33,10 +33,20 @@ class Stages:
     """One call of a part: its folder, its devices, its time, and what earlier calls have found."""
 
     def __init__(
-        self, folder: Path, *, small: bool, gpus: int, budget_s: float = math.inf, more: Sequence[str] = ()
+        self,
+        folder: Path,
+        *,
+        small: bool,
+        gpus: int,
+        budget_s: float = math.inf,
+        more: Sequence[str] = (),
+        only: Sequence[str] = (),
     ) -> None:
-        """`more` are flags for `vime train`. Raises `SettingsError` for a folder of other settings."""
-        self.folder, self.small, self.gpus, self.more = folder, small, gpus, list(more)
+        """`more` are flags for `vime train`; `only` are the choices of the part that are wanted, all where it is empty.
+
+        Raises `SettingsError` for a folder of other settings.
+        """
+        self.folder, self.small, self.gpus, self.more, self.only = folder, small, gpus, list(more), list(only)
         self.deadline = time.monotonic() + budget_s
         self._path = folder / "stages.json"
         settings = {"small": small, "gpus": gpus, "more": self.more}
@@ -87,6 +97,8 @@ class Part:
     description: str
     measure: Callable[[Stages], Mapping[str, float]]
     packages: tuple[str, ...] = ("vllm", "torch", "megatron-core", "ray")
+    choices: tuple[str, ...] = ()
+    """That `--only` chooses from."""
 
 
 def run_part(part: Part, argv: Sequence[str] | None) -> int:
@@ -95,7 +107,9 @@ def run_part(part: Part, argv: Sequence[str] | None) -> int:
     parser = benchmark_parser(f"gpu.{part.name}", part.description + epilog, repeats=1)
     parser.add_argument("--folder", type=Path, help="where stages and logs stay; a new temporary folder when left out")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help=f"seconds of this call (default {BUDGET_S:.0f})")
-    parser.add_argument("--keep", action="store_true", help="write the report to benchmarks/results/gpu, too")
+    parser.add_argument("--keep", action="store_true", help="write the report below benchmarks/results, too")
+    if part.choices:
+        parser.add_argument("--only", action="append", choices=part.choices, help="measure this alone; may be repeated")
     options, more = parser.parse_known_args(argv)
     try:
         report = _measured(part, options, more, argv)
@@ -106,9 +120,16 @@ def run_part(part: Part, argv: Sequence[str] | None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if options.keep:
-        (RESULTS / f"gpu.{part.name}.json").write_text(json.dumps(report, indent=4) + "\n")
+        folder = RESULTS / results_folder(num_gpus())
+        folder.mkdir(exist_ok=True)
+        (folder / f"gpu.{part.name}.json").write_text(json.dumps(report, indent=4) + "\n")
     print_report(report, only_json=options.json)
     return 0
+
+
+def results_folder(gpus: int) -> str:
+    """Of results that are kept; those of trainer and engine on one GPU are apart."""
+    return "gpu_shared" if gpus == 1 else "gpu"
 
 
 def _measured(
@@ -117,7 +138,14 @@ def _measured(
     folder = (options.folder or Path(tempfile.mkdtemp(prefix=f"vime-{part.name}-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     gpus = num_gpus()
-    stages = Stages(folder, small=options.quick or not gpus, gpus=gpus, budget_s=options.budget, more=more)
+    stages = Stages(
+        folder,
+        small=options.quick or not gpus,
+        gpus=gpus,
+        budget_s=options.budget,
+        more=more,
+        only=(options.only or ()) if part.choices else (),
+    )
     try:
         values = part.measure(stages)
     except BudgetSpentError:

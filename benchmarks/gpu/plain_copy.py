@@ -15,8 +15,8 @@ REPEATS = 5
 TIMEOUT_S = 120.0
 
 
-def plain_seconds(num_bytes: int, gpus: int, folder: Path) -> float:
-    """Median seconds to bring bytes to where an engine would be: NCCL to the other GPU, gloo to another process.
+def plain_seconds(num_bytes: int, gpus: int, folder: Path, receivers: int = 1) -> float:
+    """Median seconds to bring bytes to where engines would be: NCCL to as many other GPUs, gloo to other processes.
 
     On one GPU it is a copy inside its memory. Raises `RuntimeError` when a process fails.
     """
@@ -25,7 +25,11 @@ def plain_seconds(num_bytes: int, gpus: int, folder: Path) -> float:
         return _copy_seconds(num_bytes)
     ours, theirs = context.Pipe()
     meeting = folder / f"broadcast_{time.monotonic_ns()}"
-    ranks = [context.Process(target=_broadcast, args=(rank, num_bytes, gpus, meeting, theirs)) for rank in (0, 1)]
+    world = 1 + receivers
+    ranks = [
+        context.Process(target=_broadcast, args=(rank, world, num_bytes, gpus, meeting, theirs))
+        for rank in range(world)
+    ]
     try:
         for rank in ranks:
             rank.start()
@@ -38,11 +42,11 @@ def plain_seconds(num_bytes: int, gpus: int, folder: Path) -> float:
             rank.kill()
 
 
-def _broadcast(rank: int, num_bytes: int, gpus: int, meeting: Path, answers: Connection) -> None:
+def _broadcast(rank: int, world: int, num_bytes: int, gpus: int, meeting: Path, answers: Connection) -> None:
     device = torch.device("cuda", rank) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if gpus else "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    dist.init_process_group("nccl" if gpus else "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     content = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     seconds = []
     for _ in range(REPEATS + 1):  # the first one connects

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from pipeline.weight_transports.transport import WeightTransport
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.disk.writer import DeltaFormat, VersionWriter
 from vime.backends.vllm_utils.protocol import PauseMode
+from vime.backends.vllm_utils.updates import Update
 from vime.backends.vllm_utils.weight_folder import read_weight_folder, weight_names
 from vime.errors import PublicationError
 
@@ -43,6 +45,11 @@ other of two GPUs, through shared memory on one, over gloo on a CPU (there: a ti
   plain_s                     the same bytes by one plain broadcast to the other GPU (or process), or a copy in the GPU
   MODE_pause_s                seconds in which the engine took no new work, median of the publications
   pause_over_plain            keep_pause_s / plain_s; floor 2.0, goal 1.25
+  keep_PART_s                 where that pause goes with keep; PART is stop (running requests halt), open, load
+                              (the weights into the model, over NCCL their sending too unless they were there before),
+                              close (the version is raised and asked for) and resume; medians
+  streamed_pause_s            of two GPUs: keep_pause_s when weights are sent in the pause, part by part, as those are
+                              that have no room beside the model; else they are sent before it
   MODE_lost_tokens            of the WINDOW seconds around a publication: tokens that were not made at the rate of as
                               many seconds right before, and those that were thrown away; medians
   MODE_lost_s                 the same in seconds of undisturbed sampling
@@ -56,7 +63,7 @@ Between versions every CHANGED_EVERY-th weight changes in its last bit, about as
 """
 CHANGED_EVERY = 64
 TIMEOUT_S = 120.0
-PUBLICATIONS = 3
+PUBLICATIONS = 2
 """Of each mode, after one that isn't counted."""
 WINDOW_S, SMALL_WINDOW_S = 10.0, 3.0
 MODES: tuple[PauseMode, ...] = ("keep", "wait", "abort")
@@ -107,7 +114,35 @@ class EverySource(Source):
         await asyncio.to_thread(self.rank.stop_sharing)
 
 
-class WaitingClient(EngineClient):
+class TimedClient(EngineClient):
+    """Says how long the calls of each publication took."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.seconds: dict[str, list[float]] = {}
+
+    async def pause(self, mode: PauseMode, *, timeout_s: float | None = None) -> None:
+        await self._timed("stop", super().pause(mode, timeout_s=timeout_s))
+
+    async def start_weight_update(self) -> None:
+        await self._timed("open", super().start_weight_update())
+
+    async def update_weights(self, update: Update) -> None:
+        await self._timed("load", super().update_weights(update))
+
+    async def finish_weight_update(self, version: int) -> None:
+        await self._timed("close", super().finish_weight_update(version))
+
+    async def resume(self) -> None:
+        await self._timed("resume", super().resume())
+
+    async def _timed(self, part: str, call: Coroutine[Any, Any, None]) -> None:
+        started = time.perf_counter()
+        await call
+        self.seconds.setdefault(part, []).append(time.perf_counter() - started)
+
+
+class WaitingClient(TimedClient):
     """Lets running requests end where others freeze them."""
 
     async def pause(self, mode: PauseMode, *, timeout_s: float | None = None) -> None:
@@ -123,11 +158,13 @@ class Rig:
         requests, tokens = (16, 128) if stages.small else (256, 512)
         self._load = (requests, tokens)
         self._version = 0
+        self.parts: dict[str, float] = {}
+        """Seconds of the calls of the last mode's publications."""
 
     @asynccontextmanager
     async def under_load(self, mode: PauseMode) -> Any:
         """Traffic, and a function that publishes one version under it."""
-        kind = WaitingClient if mode == "wait" else EngineClient
+        kind = WaitingClient if mode == "wait" else TimedClient
         admission = Admission()
         async with kind(self._address) as client:
             publisher = WeightPublisher(
@@ -149,15 +186,17 @@ class Rig:
 
             await publish()  # the first one flushes, and meets the engine
             async with Traffic(client, admission, *self._load) as traffic:
+                await publish()
+                client.seconds.clear()
                 yield traffic, publish
+            self.parts = {f"{mode}_{part}_s": total(numbers) for part, numbers in client.seconds.items()}
 
     async def cost(self, mode: PauseMode) -> dict[str, float]:
         """Pause and lost tokens of one mode."""
         async with self.under_load(mode) as (traffic, publish):
-            await publish()
             found = []
             for _ in range(PUBLICATIONS):
-                undisturbed = await traffic.window(self._window_s)
+                undisturbed = await traffic.window(self._window_s / 2)
                 around, publication = await self._around(traffic, publish)
                 tokens = lost_tokens(undisturbed, around)
                 found.append((publication.pause_s, tokens, tokens / undisturbed.tokens_per_s))
@@ -175,8 +214,8 @@ class Rig:
         window = await traffic.window(self._window_s)
         return window, await publishing
 
-    async def disk(self, name: str) -> dict[str, float]:
-        """Versions that go through a folder, under load; `name` begins the names of the values."""
+    async def pauses(self, name: str) -> dict[str, float]:
+        """Publications under load, without a look at the tokens; `name` begins the names of the values."""
         async with self.under_load("keep") as (_, publish):
             made = [await publish() for _ in range(PUBLICATIONS)]
         return {
@@ -186,6 +225,11 @@ class Rig:
         }
 
 
+def total(numbers: Sequence[float]) -> float:
+    """Of all calls of a publication, for a typical one; shared memory is loaded by several."""
+    return sum(numbers) / PUBLICATIONS
+
+
 def lost_tokens(undisturbed: Window, around: Window) -> float:
     """Tokens of `around` that were not made, and those that nobody keeps."""
     return undisturbed.tokens_per_s * around.seconds - around.tokens + around.thrown_away
@@ -193,21 +237,37 @@ def lost_tokens(undisturbed: Window, around: Window) -> float:
 
 def running(stages: Stages, model: Path) -> dict[str, float]:
     """All modes on one engine, over the transport of these devices."""
-    settings = PublishSettings(backend="nccl" if stages.gpus else "gloo")
-    weights = ChangingWeights(model, stages.gpus)
-    source = EverySource(TrainerWeights(weights, 0, settings))
-    transport: WeightTransport = GroupTransport(source, streams=stages.gpus > 0, timeout_s=TIMEOUT_S)
-    if stages.gpus == 1:
-        transport = SharedTransport(source)
 
-    async def run(address: str) -> dict[str, float]:
+    async def run(address: str, source: EverySource, weights: ChangingWeights) -> dict[str, float]:
+        transport: WeightTransport = GroupTransport(source, streams=False, timeout_s=TIMEOUT_S)
+        if stages.gpus == 1:
+            transport = SharedTransport(source)
         rig, found = Rig(weights, transport, address, stages), dict[str, float]()
         for mode in MODES:
             found |= await rig.cost(mode)
+            if mode == "keep":
+                found |= rig.parts
         return found
 
+    return _from_memory(stages, model, run)
+
+
+def streamed(stages: Stages, model: Path) -> dict[str, float]:
+    """Weights that are sent while the engine stands still."""
+
+    async def run(address: str, source: EverySource, weights: ChangingWeights) -> dict[str, float]:
+        rig = Rig(weights, GroupTransport(source, streams=True, timeout_s=TIMEOUT_S), address, stages)
+        return {"streamed_pause_s": (await rig.pauses("streamed"))["streamed_pause_s"]}
+
+    return _from_memory(stages, model, run)
+
+
+def _from_memory(stages: Stages, model: Path, run: Callable[..., Any]) -> dict[str, float]:
+    settings = PublishSettings(backend="nccl" if stages.gpus else "gloo")
+    weights = ChangingWeights(model, stages.gpus)
+    source = EverySource(TrainerWeights(weights, 0, settings))
     try:
-        return _on_engine(stages, model, run)
+        return _on_engine(stages, model, partial(run, source=source, weights=weights))
     finally:
         source.rank.close()
 
@@ -223,7 +283,7 @@ def on_disk(stages: Stages, model: Path, name: str) -> dict[str, float]:
 
     async def run(address: str) -> dict[str, float]:
         rig = Rig(weights, transport, address, stages)
-        return await rig.disk(name)
+        return await rig.pauses(name)
 
     try:
         return _on_engine(stages, model, run)
@@ -243,9 +303,11 @@ def measure(stages: Stages) -> dict[str, float]:
     model = model_in(stages.folder / "model", small=stages.small)
     num_bytes = ChangingWeights(model, stages.gpus).num_bytes
     plain = stages.once("plain", lambda: {"plain_s": plain_seconds(num_bytes, stages.gpus, stages.folder)}, needs_s=60)
-    found = plain | stages.once("running", lambda: running(stages, model), needs_s=280)
+    found = plain | stages.once("running", lambda: running(stages, model), needs_s=180)
+    if stages.gpus != 1:
+        found |= stages.once("streamed", lambda: streamed(stages, model), needs_s=75)
     for name in ("full", "delta"):
-        found |= stages.once(name, partial(on_disk, stages, model, name), needs_s=90)
+        found |= stages.once(name, partial(on_disk, stages, model, name), needs_s=75)
     return found | {
         "pause_over_plain": found["keep_pause_s"] / found["plain_s"],
         "delta_over_full": found["delta_bytes"] / found["full_bytes"],

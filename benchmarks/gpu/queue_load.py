@@ -46,7 +46,7 @@ def measure(stages: Stages) -> dict[str, float]:
     stream.prepare(stages.folder, load)
     found: dict[str, float] = {}
     for side in SIDES:
-        found |= stages.once(side, partial(step_times, stages, side, load), needs_s=150)
+        found |= stages.once(side, partial(step_times, stages, side, load), needs_s=110)
     return found | {"straw_over_memory": found["straw_step_s"] / found["memory_step_s"]}
 
 

@@ -110,7 +110,7 @@ def measure(stages: Stages) -> dict[str, float]:
 
     found = stages.once("heads", heads, needs_s=150) | stages.once("routes", routes, needs_s=180)
     for side in SIDES:
-        found |= stages.once(f"queued_{side}", partial(queued_tokens_per_s, stages, side), needs_s=120)
+        found |= stages.once(f"queued_{side}", partial(queued_tokens_per_s, stages, side), needs_s=95)
     ratio = found["queued_tokens_per_s_head"] / found["queued_tokens_per_s_logprob"]
     return found | {"queued_head_over_logprob": ratio}
 

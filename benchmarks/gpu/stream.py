@@ -8,7 +8,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,14 @@ from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
 from vime.cli.demo_report import read_steps
 
 DESCRIPTION = """\
-Trains a Qwen3 with random weights by `vime train` on prompts of PROMPT tokens with long responses, a publication after
-every step, once as a stream and once with samples of the present weights alone (--max-staleness 0: generation and
-training in turn). Before that one engine generates alone, the same requests as many at once.
+Trains a Qwen3 with random weights by `vime train`, a publication after every step, once as a stream and once with
+samples of the present weights alone (--max-staleness 0: generation and training in turn). Before that one engine
+generates alone, the same requests as many at once. So at each of these balances, by which a name begins:
+
+  (none)          prompts of 64 tokens, responses of 512, 256 requests in flight, steps of 65,536 response tokens: the
+                  set-up in which TRL 1.16's AsyncGRPO with vLLM 0.26.0 trained PEER tokens/s on two H200s; --only peer
+  long_answers    responses of 2,048 tokens, 64 in flight: generation is the slower side
+  long_prompts    prompts of 1,024 tokens, responses of 256: training is the slower side
 
   stream_tokens_per_s         response tokens trained in a second of the whole step, median of the steady steps
   turns_tokens_per_s          the same with --max-staleness 0
@@ -33,10 +38,13 @@ training in turn). Before that one engine generates alone, the same requests as 
   stream_over_slower          stream / min(generation, training); floor 0.85, goal 0.95
   stream_over_turns           stream / turns
   turns_ceiling               (g + t) / max(g, t), of the times that generation and training of a step take alone
+  ceiling_share               stream_over_turns / turns_ceiling; goal 0.9
   trainer_idle_share          of the stream's steady steps
   publish_s, pause_s          medians of the stream's steps: a whole publication, and the engine's pause in it
   parity_mean                 trainer against engine at the start, mean absolute difference of log-probabilities
+  stream_over_peer            stream / PEER, of the peer's set-up; goal 1.5 on two H200s
 """
+PEER_TOKENS_PER_S = 17759
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,16 @@ class Load:
     steps: int
 
 
-SMALL = Load({"vocab_size": 1024, "max_position_embeddings": 512}, 16, 32, 4, 8, 32, 1024, 6)
+SMALL_MODEL = {"vocab_size": 1024, "max_position_embeddings": 512}
+SMALL = Load(SMALL_MODEL, 16, 32, 4, 8, 32, 1024, 6)
 FULL = Load(QWEN3_06B, 64, 512, 8, 16, 256, 16384, 12)
-"""Steps of 65,536 response tokens."""
+PEER = "peer"
+BALANCES: Mapping[str, tuple[Load, Load]] = {
+    PEER: (FULL, SMALL),
+    "long_answers": (Load(QWEN3_06B, 64, 2048, 8, 4, 64, 16384, 8), Load(SMALL_MODEL, 16, 96, 4, 2, 8, 1024, 5)),
+    "long_prompts": (Load(QWEN3_06B, 1024, 256, 8, 16, 256, 16384, 8), Load(SMALL_MODEL, 128, 16, 4, 8, 32, 1024, 5)),
+}
+"""By name: on GPUs, and in small."""
 NUM_PROMPTS = 4096
 _IDS = itertools.count()
 
@@ -73,7 +88,8 @@ def prepare(folder: Path, load: Load) -> None:
     """Model and prompts; what is there stays."""
     if (folder / "prompts.jsonl").exists():
         return
-    build_tiny_qwen3(folder / "model", **load.model)
+    if not (folder / "model" / "tokenizer_config.json").exists():  # written last
+        build_tiny_qwen3(folder / "model", **load.model)
     rng = random.Random(0)
     lines = [
         json.dumps({"input": "".join(rng.choices(CHARACTERS, k=load.prompt_tokens)), "label": ""})
@@ -111,7 +127,7 @@ def train_command(folder: Path, run: Path, load: Load, gpus: int) -> list[str]:
     return [*train_words(), *[str(word) for item in flags.items() for word in item], *switches, *device_flags(gpus)]
 
 
-async def _generate(address: str, load: Load, num_requests: int) -> float:
+async def generation_rate(address: str, load: Load, num_requests: int) -> float:
     """Response tokens/s of an engine that has nothing else to do; the first requests warm it up."""
     rng = random.Random(1)
     async with EngineClient(address) as client:
@@ -139,7 +155,7 @@ def generation_alone(folder: Path, load: Load, gpus: int) -> float:
         gpu_share=ONE_GPU_SHARE if gpus == 1 else None,
     )
     with ready_engine(launch, gpus) as server:
-        return asyncio.run(_generate(server.address, load, 2 * load.groups * load.group))
+        return asyncio.run(generation_rate(server.address, load, 2 * load.groups * load.group))
 
 
 def _median(records: Sequence[dict[str, Any]], name: str) -> float:
@@ -156,6 +172,7 @@ def summarize(stream: Sequence[dict[str, Any]], turns: Sequence[dict[str, Any]],
     training = statistics.median(_tokens(record) / record["train_s"] for record in steady(turns))
     g, t = 1 / generation, 1 / training
     streaming, taking_turns = _median(stream, "trained_tokens_per_s"), _median(turns, "trained_tokens_per_s")
+    ceiling = (g + t) / max(g, t)
     waited = sum(record["wait_s"] for record in steady(stream))
     return {
         "stream_tokens_per_s": streaming,
@@ -164,35 +181,56 @@ def summarize(stream: Sequence[dict[str, Any]], turns: Sequence[dict[str, Any]],
         "training_tokens_per_s": training,
         "stream_over_slower": streaming / min(generation, training),
         "stream_over_turns": streaming / taking_turns,
-        "turns_ceiling": (g + t) / max(g, t),
+        "turns_ceiling": ceiling,
+        "ceiling_share": streaming / taking_turns / ceiling,
         "trainer_idle_share": waited / sum(record["step_s"] for record in steady(stream)),
         "publish_s": _median(stream, "publish_s"),
         "pause_s": _median(stream, "pause_s"),
     }
 
 
-def measure(stages: Stages) -> dict[str, float]:
-    """Both jobs and the engine alone."""
-    load, folder, gpus = SMALL if stages.small else FULL, stages.folder, stages.gpus
+def measure_balance(stages: Stages, name: str) -> dict[str, float]:
+    """Both jobs and the engine alone, at one balance."""
+    load, gpus = BALANCES[name][stages.small], stages.gpus
+    folder = stages.folder if name == PEER else stages.folder / name
+    if folder != stages.folder and not folder.exists():
+        folder.mkdir()
+        (folder / "model").symlink_to(stages.folder / "model")
+    prepare(stages.folder, BALANCES[PEER][stages.small])
     prepare(folder, load)
-    alone = stages.once("alone", lambda: {"tokens_per_s": generation_alone(folder, load, gpus)}, needs_s=90)
 
-    def trained(name: str, flags: Sequence[str]) -> dict[str, float]:
-        job = stages.job(name, [*train_command(folder, folder / name, load, gpus), *flags])
-        if len(read_steps(folder / name)) < load.steps:
+    def stage(what: str) -> str:
+        return what if name == PEER else f"{name}_{what}"
+
+    def trained(what: str, flags: Sequence[str]) -> dict[str, float]:
+        job = stages.job(stage(what), [*train_command(folder, stages.folder / stage(what), load, gpus), *flags])
+        if len(read_steps(job.run)) < load.steps:
             # What is measured is the steps; a commit of the whole model would only take time.
             job.killed_after(load.steps)
         return {"parity_mean": job.parity_means()[-1]}
 
-    streaming = stages.once("stream", lambda: trained("stream", ()), needs_s=150)
-    stages.once("turns", lambda: trained("turns", ("--max-staleness", "0")), needs_s=150)
-    records = {name: list(read_steps(folder / name).values()) for name in ("stream", "turns")}
-    return summarize(records["stream"], records["turns"], alone["tokens_per_s"]) | streaming
+    alone = stages.once(stage("alone"), lambda: {"tokens_per_s": generation_alone(folder, load, gpus)}, needs_s=80)
+    streaming = stages.once(stage("stream"), lambda: trained("stream", ()), needs_s=110)
+    stages.once(stage("turns"), lambda: trained("turns", ("--max-staleness", "0")), needs_s=120)
+    stream, turns = (list(read_steps(stages.folder / stage(what)).values()) for what in ("stream", "turns"))
+    values = summarize(stream, turns, alone["tokens_per_s"]) | streaming
+    if name == PEER:
+        return values | {"stream_over_peer": values["stream_tokens_per_s"] / PEER_TOKENS_PER_S}
+    return {f"{name}_{value}": number for value, number in values.items()}
+
+
+def measure(stages: Stages) -> dict[str, float]:
+    """Every balance that is wanted, one after the other."""
+    found: dict[str, float] = {}
+    for name in stages.only or BALANCES:
+        found |= measure_balance(stages, name)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status."""
-    return run_part(Part("stream", DESCRIPTION, measure), argv)
+    words = DESCRIPTION.replace("PEER", f"{PEER_TOKENS_PER_S:,}")
+    return run_part(Part("stream", words, measure, choices=tuple(BALANCES)), argv)
 
 
 if __name__ == "__main__":

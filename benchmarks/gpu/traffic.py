@@ -66,10 +66,14 @@ class Traffic:
         thrown_away, (before, started) = self._thrown_away, await self._generated()
         await asyncio.sleep(seconds)
         after, ended = await self._generated()
+        self.check()
+        return Window(ended - started, after - before, self._thrown_away - thrown_away)
+
+    def check(self) -> None:
+        """Raises what a request has failed with."""
         for lane in self._lanes:
             if lane.done():
                 lane.result()
-        return Window(ended - started, after - before, self._thrown_away - thrown_away)
 
     async def _ask(self, lane: int) -> None:
         # Lanes begin with requests of different lengths, so that they don't all end together for ever.

@@ -11,6 +11,7 @@ from pipeline.messages import Takeover, decode, encode
 from pipeline.node_devices import ProcessPlace, spawn_at
 from pipeline.process_log import log_to_file
 from pipeline.run_folder import RunFolder
+from pipeline.takeover import TAKE_OVER_S, make_usable
 from pipeline.wiring import (
     build_engine_server,
     engine_columns,
@@ -24,9 +25,6 @@ from vime.settings.served_models import EngineSpec
 
 PORT_MARGIN_S = 10.0
 """What a process that ends may keep its port beyond the time that it has to clean up."""
-
-TAKE_OVER_S = 60.0
-"""How long an engine that outlived its driver may take to be usable again."""
 
 
 class EngineActor:
@@ -55,7 +53,8 @@ class EngineActor:
     async def take_over(self) -> bytes:
         """Take over the engine that outlived a driver before, or end it; a `Takeover`.
 
-        An engine that is taken over has no requests any more, and samples.
+        An engine that is taken over has no requests any more, and has sampled. Where a trainer shares the memory, it
+        sleeps.
         """
         differences = await asyncio.to_thread(self._server.take_over)
         if differences is None:
@@ -63,22 +62,12 @@ class EngineActor:
         if differences:
             return encode(Takeover(None, "; ".join(differences)))
         try:
-            async with asyncio.timeout(TAKE_OVER_S):
-                version = await self._make_usable()
+            version = await make_usable(self._server.address, self._needs, sleeps=self._sleeps)
         except (EngineError, TimeoutError) as error:
             await asyncio.to_thread(self._server.stop)
             return encode(Takeover(None, str(error) or f"it was not usable within {TAKE_OVER_S:g} s"))
         self._is_taken_over = True
         return encode(Takeover(version, ""))
-
-    async def _make_usable(self) -> int:
-        """End what an engine does for a driver that is gone; the version of its weights. Raises `EngineError`."""
-        async with EngineClient(self._server.address) as client:
-            check_engine(self._server.address, await client.capabilities(), self._needs, sleeps=self._sleeps)
-            await client.abort_all()
-            await client.resume()
-            await client.check(TAKE_OVER_S)
-            return await client.weight_version()
 
     async def start(self, port: int = 0) -> str:
         """Start the engine, wait until it answers, and check that it can do what the run needs; its base URL.

@@ -85,6 +85,9 @@ class ProducerActor:
     async def serve_only(self, serving: list[str]) -> None:
         self._started().gate.serve_only(serving)
 
+    async def engine_moved(self, address: str, now_at: str) -> None:
+        self._started().gate.engines.move(address, now_at)
+
     async def suspects(self) -> list[str]:
         """See `ServingEngines.suspects`."""
         return await self._started().gate.engines.suspects()
@@ -100,9 +103,9 @@ class ProducerActor:
         """See `Evaluator.evaluate`."""
         return encode(await self._evaluating().evaluate(step, branch))
 
-    async def evaluation_generated(self, step: int) -> None:
+    async def evaluation_generated(self, step: int, branch: str) -> None:
         """See `Evaluator.generated`."""
-        await self._evaluating().generated(step)
+        await self._evaluating().generated(step, branch)
 
     async def stats(self) -> bytes:
         return encode(self._started().stats())

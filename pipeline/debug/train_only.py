@@ -14,13 +14,15 @@ from pipeline.cluster import Cluster
 from pipeline.debug.stored import StoredRollouts
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.interrupt import Ending, Interrupts
-from pipeline.messages import QueueCounts, encode
+from pipeline.messages import NO_QUEUE, encode
 from pipeline.model_config import model_config
 from pipeline.packing_settings import packing_settings
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import plan_batch
 from pipeline.progress import ProgressView
+from pipeline.rank_supervision import supervise_ranks
 from pipeline.run_folder import RunFolder
+from pipeline.stages import Stage
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.workers import Workers
 from recovery.branch import read_branches
@@ -129,12 +131,13 @@ class _Session:
         try:
             packing = packing_settings(self._settings, await workers.start_trainers())
             if start is None:
-                await workers.on_trainers(lambda trainer: trainer.load_start.remote())
+                await workers.trainers.load_start()
             else:
-                directory, committed = str(start[0]), start[1]
-                await workers.on_trainers(lambda trainer: trainer.load.remote(directory, committed))
+                directory, committed = start
+                await workers.trainers.load(str(directory), committed)
                 self._view.note(f"Training goes on from the commit of rollout {committed} in {directory}.")
             workers.trainers.watch()
+            stages = supervise_ranks(self._settings.queue, workers, self._view.note, self._folder.stalls)
             self._clock.start()
             with self._interrupts.finishing_steps():
                 for rollout_id in rollouts:
@@ -148,12 +151,14 @@ class _Session:
                         rollout_id=rollout_id,
                         policy_version=max((v or 0 for g in groups for v in g.summary.max_versions), default=0),
                     )
+                    stages.begin(Stage("trains", rollout_id + 1))
                     reports = await workers.guarded(workers.train(encode(plan)))
                     self._clock.trained()
+                    stages.begin(Stage("saves a checkpoint", rollout_id + 1))
                     await self._save(rollout_id, last=rollout_id == rollouts[-1] or self._interrupts.stop_asked)
                     self._clock.published()
                     record = self._alarms.with_alarms(
-                        step_record(plan, rollouts.stop, reports, None, _NO_QUEUE, [], self._clock, {})
+                        step_record(plan, rollouts.stop, reports, None, NO_QUEUE, [], self._clock, {})
                     )
                     append_durably(self._folder.metrics, msgspec.json.encode(record))
                     self._view.step(record)
@@ -171,8 +176,6 @@ class _Session:
             return
         root = self._folder.root
         shutil.rmtree(iteration_directory(root, rollout_id), ignore_errors=True)
-        await self._workers.on_trainers(lambda trainer: trainer.save.remote(str(root), rollout_id))
+        saving = self._workers.on_trainers(lambda trainer: trainer.save.remote(str(root), rollout_id))
+        await self._workers.guarded(saving)
         write_atomically(root / TRACKER, str(rollout_id).encode())
-
-
-_NO_QUEUE = QueueCounts(generated=0, trained=0, pending=0, in_flight=0, dropped={}, fresh=0, backpressured=False)

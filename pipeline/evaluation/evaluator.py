@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,19 +80,19 @@ class Evaluator:
         self._settings, self._sets, self._maker, self._hook_args = settings, list(sets), maker, hook_args
         self._keeper = keeper
         self._requests = asyncio.Semaphore(settings.max_requests)
-        self._going_on: dict[int, _Answering] = {}
+        self._generated: defaultdict[tuple[int, str], asyncio.Event] = defaultdict(asyncio.Event)
+        """By step and branch."""
 
     async def evaluate(self, step: int, branch: str) -> EvaluationRecord:
         """Answer every prompt of every data set, score, and keep what came of it.
 
         An answer that fails is counted under its reason, and nowhere else. Raises `StorageError`.
         """
-        answering = self._going_on[step] = self._begun()
+        answering = self._begun(self._generated[step, branch])
         try:
             answered = await self._answer_all(answering)
         finally:
             answering.generated.set()
-            del self._going_on[step]
         return await self._keeper.keep(
             {name: [answer for answer, _ in made] for name, made in answered.items()},
             {name: _for_hooks(made) for name, made in answered.items()},
@@ -103,16 +104,19 @@ class Evaluator:
 
     async def results(self) -> dict[str, dict[str, list[Any]]]:
         """Name of a data set -> its rewards, truncated and samples, all answered and scored; nothing is kept."""
-        return {name: _for_hooks(made) for name, made in (await self._answer_all(self._begun())).items()}
+        return {name: _for_hooks(made) for name, made in (await self._answer_all(self._begun(asyncio.Event()))).items()}
 
-    async def generated(self, step: int) -> None:
-        """Wait until every response of an evaluation that goes on is there; rewards may be missing."""
-        if step in self._going_on:
-            await self._going_on[step].generated.wait()
+    async def generated(self, step: int, branch: str) -> None:
+        """Wait until every response of an evaluation is there; rewards may be missing.
 
-    def _begun(self) -> _Answering:
+        Also of one that is yet to begin: a request for it and this one may overtake each other on their way.
+        """
+        await self._generated[step, branch].wait()
+
+    def _begun(self, generated: asyncio.Event) -> _Answering:
+        """An evaluation without an answer yet, which sets `generated` when all responses are there."""
         number = sum(len(each.prompts.source) * each.prompts.num_attempts for each in self._sets)
-        return _Answering(number, asyncio.Event(), time.monotonic())
+        return _Answering(number, generated, time.monotonic())
 
     async def _answer_all(self, answering: _Answering) -> dict[str, list[_Answered]]:
         every = await asyncio.gather(*(self._answer_set(each, answering) for each in self._sets))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import copy
 from typing import Any
@@ -49,11 +50,11 @@ class OwnEvaluator:
         """`attempts`: data set -> answers to each prompt; 1 for others. `stock` is vime's own evaluation."""
         self._path, self._hook_args, self._attempts, self._keeper = path, hook_args, attempts, keeper
         self._stock = stock
-        self._going_on: dict[int, asyncio.Event] = {}
+        self._generated: defaultdict[tuple[int, str], asyncio.Event] = defaultdict(asyncio.Event)
 
     async def evaluate(self, step: int, branch: str) -> EvaluationRecord:
         """Call the function; what it raises becomes the record's problem. Raises `StorageError`."""
-        started, self._going_on[step] = time.monotonic(), asyncio.Event()
+        started = time.monotonic()
         output, answers, problem = RolloutFnEvalOutput({}), dict[str, list[EvalAnswer]](), ""
         try:
             output = await self._call(step)
@@ -64,7 +65,7 @@ class OwnEvaluator:
             logger.exception("%s %s failed at step %d", FLAG, self._path, step)
             problem = f"{FLAG} {self._path} raised {type(error).__name__}: {error}"
         finally:
-            self._going_on.pop(step).set()
+            self._generated[step, branch].set()
         return await self._keeper.keep(
             answers,
             output.data,
@@ -76,10 +77,9 @@ class OwnEvaluator:
             problem=problem,
         )
 
-    async def generated(self, step: int) -> None:
-        """Wait until the function has returned."""
-        if step in self._going_on:
-            await self._going_on[step].wait()
+    async def generated(self, step: int, branch: str) -> None:
+        """Wait until the function has returned, also where it is yet to be called: requests may overtake each other."""
+        await self._generated[step, branch].wait()
 
     async def _call(self, step: int) -> RolloutFnEvalOutput:
         """The function's answer; it runs on a thread of its own, and takes no training prompts."""

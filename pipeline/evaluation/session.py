@@ -25,7 +25,7 @@ class EvaluatingProducers(Protocol):
     """What is asked of the producers."""
 
     async def evaluate(self, step: int, branch: str) -> EvaluationRecord: ...
-    async def evaluation_generated(self, step: int) -> None: ...
+    async def evaluation_generated(self, step: int, branch: str) -> None: ...
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Evaluations:
     def begin(self, step: int) -> None:
         """Begin to evaluate the policy that serves now, after `step` rollout batches."""
         task = asyncio.create_task(self._producers.evaluate(step, self.branch))
-        generating = asyncio.create_task(self._producers.evaluation_generated(step))
+        generating = asyncio.create_task(self._producers.evaluation_generated(step, self.branch))
         self._running.append(_Running(step, task, generating, time.monotonic()))
 
     async def responses_are_there(self, stop_asked: Callable[[], bool]) -> None:

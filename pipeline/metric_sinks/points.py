@@ -53,6 +53,7 @@ FAMILIES: Mapping[str, str] = {
     "rollout/zero_std/count_": "zero_std",
     "queue/dropped/": "dropped",
     "alarms/": "alarm_levels",
+    "": "sample_metrics",
 }
 """Beginning of the names of several series -> field of `StepRecord` that holds them by name."""
 

@@ -82,7 +82,7 @@ def replay(source: ReplaySource, scratch: Path, options: ReplayOptions) -> Repla
     make_folder(scratch / "logs")
     write_job(scratch, ReplayJob(world_size, stages))
     with kept_commit(source.commit):
-        run_ranks(scratch, world_size)
+        run_ranks(scratch, world_size, patience_s=settings.queue.stall_timeout)
     return _report(source, scratch, options)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import ray
 import torch
 
+from pipeline.transports.ray_parts import FETCH_S
+
 MIN_TENSOR_BYTES = 4096
 """What is shorter goes through Ray's object store: registering memory costs more than it saves."""
 
@@ -24,4 +26,7 @@ class NixlCarrier:
         return ray.put(torch.frombuffer(bytearray(part), dtype=torch.uint8), _tensor_transport="nixl")
 
     def get(self, references: Sequence[Any]) -> list[bytes]:
-        return [part if isinstance(part, bytes) else part.numpy().tobytes() for part in ray.get(list(references))]
+        return [
+            part if isinstance(part, bytes) else part.numpy().tobytes()
+            for part in ray.get(list(references), timeout=FETCH_S)
+        ]

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 COORDINATOR_S = 600.0
 """How long the coordinator may take to answer: it may have to start again, and to write to a slow disk."""
+FETCH_S = 600.0
+"""How long parts may take to come from another node."""
 FULL_WAIT_S = 0.5
 """Seconds between attempts to keep something while the store is full."""
 
@@ -29,7 +31,7 @@ class PartCarrier(Protocol):
         ...
 
     def get(self, references: Sequence[Any]) -> list[bytes]:
-        """The bytes of references that some process put."""
+        """The bytes of references that some process put. Raises `GetTimeoutError` after `FETCH_S`."""
         ...
 
 
@@ -40,7 +42,7 @@ class ObjectStoreCarrier:
         return ray.put(part)
 
     def get(self, references: Sequence[Any]) -> list[bytes]:
-        parts: list[bytes] = ray.get(list(references))
+        parts: list[bytes] = ray.get(list(references), timeout=FETCH_S)
         return parts
 
 
@@ -69,6 +71,11 @@ class RayParts:
             raise StorageError(
                 f"Publication {key} was lost with the process that made it ({type(error).__name__}).",
                 next_step="Run the same command again; it resumes from the newest commit.",
+            ) from error
+        except GetTimeoutError as error:
+            raise StorageError(
+                f"Publication {key} did not arrive within {FETCH_S:g} s from the process that made it.",
+                next_step="Look at that node and its network; the same command resumes from the newest commit.",
             ) from error
         return [part if isinstance(part, bytes) else next(fetched) for part in held]
 

@@ -35,9 +35,17 @@ class GroupSource(Protocol):
 class GroupTransport:
     """Keeps one group of trainer and engines, and makes a new one when it broke or its engines changed."""
 
-    def __init__(self, source: GroupSource, *, streams: bool, timeout_s: float) -> None:
-        """With `streams` engines load weights as they arrive, while they are paused; else from host memory."""
+    def __init__(
+        self, source: GroupSource, *, streams: bool, timeout_s: float, streams_after_failure: bool = False
+    ) -> None:
+        """With `streams` engines load weights as they arrive, while they are paused.
+
+        Else they receive them whole before, beside the model: in host memory over gloo, on the GPU over NCCL. With
+        `streams_after_failure` a version that could not be brought there, for want of memory say, is the last one that
+        is tried so.
+        """
         self._source, self._streams = source, streams
+        self._streams_after_failure = streams_after_failure
         self._wait_s = timeout_s * WAIT_SHARE
         self._joined: list[str] | None = None
 
@@ -66,12 +74,12 @@ class GroupTransport:
         )
         if failures:
             # The group sends to all or to none.
-            self.leave()
+            self._could_not_stage()
             return Prepared(failures)
         try:
             num_bytes = await deadline.bound("sending weights", self._source.send_weights())
         except PublicationError as error:
-            self.leave()
+            self._could_not_stage()
             failures = failures_of(error, engines)
             # Those that aren't named may have the whole version, or have been left in the middle of it.
             others = [engine for engine in engines if engine.address not in failures]
@@ -80,7 +88,7 @@ class GroupTransport:
         return Prepared(wire_bytes=num_bytes)
 
     async def load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
-        """From host memory, or as the weights arrive."""
+        """What lies beside the model, or what arrives."""
         if not self._streams:
             loads = [engine.update_weights(LoadStaged(version)) for engine in engines]
             return await on_each(engines, "loading on", loads, deadline, share=WORK_SHARE)
@@ -100,6 +108,10 @@ class GroupTransport:
     def leave(self) -> None:
         """Make a new group for the next publication."""
         self._joined = None
+
+    def _could_not_stage(self) -> None:
+        self.leave()
+        self._streams = self._streams_after_failure
 
     def repeats(self, version: int) -> bool:  # noqa: ARG002
         """The trainer's memory holds it."""

@@ -21,7 +21,7 @@ class SharingSource(Protocol):
         ...
 
     async def stop_sharing(self) -> None:
-        """Give up what is left of a version."""
+        """Give up what is left of a version, and the buffer."""
         ...
 
 
@@ -33,13 +33,15 @@ class SharedTransport:
 
     async def prepare(
         self,
-        version: int,  # noqa: ARG002 - nothing can be done beforehand
+        version: int,  # noqa: ARG002
         engines: Sequence[EngineClient],  # noqa: ARG002
         *,
-        full: bool,  # noqa: ARG002
-        deadline: Deadline,  # noqa: ARG002
+        full: bool,
+        deadline: Deadline,
     ) -> Prepared:
-        """The trainer's memory is where the weights are already."""
+        """The trainer's memory is where the weights are already; `full` shares it anew, for engines that are new."""
+        if full:
+            await deadline.bound("giving up the shared buffer", self._source.stop_sharing())
         return Prepared()
 
     async def load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:

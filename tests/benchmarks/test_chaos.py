@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.chaos.__main__ import main
 from benchmarks.chaos.campaign_log import CampaignLog, KillRecord
-from benchmarks.chaos.kills import POINT_SHARE, Kill, Layout, Victim, plan_kill
+from benchmarks.chaos.kills import ANEW_SHARE, POINT_SHARE, Kill, Layout, Victim, plan_kill
 from benchmarks.chaos.session import Outcome
 from benchmarks.chaos.step_log import StepLog, steps_of
 from benchmarks.chaos.verdict import Verdict, judge
@@ -23,7 +23,7 @@ from vime.errors import SettingsError
 from vime.utils.kill_points import KILL_FILE_VARIABLE, KillPoint
 
 PROMPTS = [f"p{number}" for number in range(30)]
-LAYOUTS = [Layout(1, 1), Layout(2, 2)]
+LAYOUTS = [Layout(1, 1), Layout(2, 2, 2)]
 SOUND = dict.fromkeys(("lost", "trained_twice", "skipped_prompts", "version_regressions", "orphans", "stuck"), 0)
 
 
@@ -40,6 +40,8 @@ def test_a_long_campaign_has_every_point_every_victim_and_every_layout() -> None
     assert {kill.point for kill in at_points} == set(KillPoint)
     assert {kill.victim for kill in kills if kill.point is None} == set(Victim)
     assert {kill.layout for kill in kills} == set(LAYOUTS)
+    assert sum(kill.anew for kill in kills) == pytest.approx(500 * ANEW_SHARE, rel=0.5)
+    assert {kill.anew for kill in kills if kill.from_start} == {False, True}
 
 
 def test_what_is_killed_before_the_first_step_runs_by_then() -> None:
@@ -169,7 +171,7 @@ def test_later_kills_need_the_folder_of_the_earlier_ones(capsys: pytest.CaptureF
 @pytest.mark.multiproc
 @pytest.mark.timeout(1800)
 def test_four_kills_lose_nothing_and_train_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--json", "--kills", "4", "--seed", "1330", "--folder", str(tmp_path / "chaos")])
+    status = main(["--json", "--kills", "4", "--seed", "18148", "--folder", str(tmp_path / "chaos")])
     printed = capsys.readouterr()
     assert status == 0, printed.err
     values = {name: value["median"] for name, value in json.loads(printed.out)["values"].items()}

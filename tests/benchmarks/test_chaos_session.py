@@ -40,11 +40,11 @@ def test_a_session_that_survives_takes_the_next_kill_and_one_that_ends_is_follow
     campaign: Campaign,
 ) -> None:
     survived = campaign.run(TRAINER, 100)
-    assert (survived.killed, survived.how) == (True, "went on (1 ranks, 1 engines, 0000.log)")
+    assert (survived.killed, survived.how) == (True, "went on (1 ranks, 1 engines, 1 producers, 0000.log)")
     ended = campaign.run(AT_COMMIT, 100)
-    assert (ended.killed, ended.how) == (True, "ended, status -9 (1 ranks, 1 engines, 0000.log)")
+    assert (ended.killed, ended.how) == (True, "ended, status -9 (1 ranks, 1 engines, 1 producers, 0000.log)")
     other = campaign.run(Kill(2, TWO, victim=Victim.DRIVER), 100)
-    assert (other.killed, other.how) == (True, "ended, status -9 (2 ranks, 1 engines, 0001.log)")
+    assert (other.killed, other.how) == (True, "ended, status -9 (2 ranks, 1 engines, 1 producers, 0001.log)")
     assert [outcome.stuck for outcome in (survived, ended, other)] == [False] * 3
     assert survived.orphans + ended.orphans + other.orphans == []
 
@@ -52,7 +52,7 @@ def test_a_session_that_survives_takes_the_next_kill_and_one_that_ends_is_follow
 def test_a_kill_that_wants_a_new_session_has_the_one_that_runs_stop_in_order(campaign: Campaign) -> None:
     campaign.run(TRAINER, 100)
     tree = campaign.run(Kill(1, TWO, victim=Victim.TREE, from_start=True, new_session=True), 100)
-    assert tree.how == "stopped with status 0; then ended, status -9 (2 ranks, 1 engines, 0001.log)"
+    assert tree.how == "stopped with status 0; then ended, status -9 (2 ranks, 1 engines, 1 producers, 0001.log)"
     assert not tree.stuck
 
 
@@ -71,7 +71,7 @@ def test_a_session_that_ends_unkilled_is_stuck(campaign: Campaign) -> None:
     assert (outcome.killed, outcome.stuck, outcome.how) == (
         False,
         True,
-        "ended before its moment, status 3 (1 ranks, 1 engines, 0000.log)",
+        "ended before its moment, status 3 (1 ranks, 1 engines, 1 producers, 0000.log)",
     )
 
 

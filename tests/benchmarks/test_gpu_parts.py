@@ -7,13 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks.gpu import crash, layouts, learner, learning, publication, queue_load, reverse_run, sample_path, stream
+from benchmarks.gpu import (
+    correct,
+    crash,
+    layouts,
+    learner,
+    learning,
+    publication,
+    queue_load,
+    reverse_run,
+    sample_path,
+    smokes,
+    stream,
+)
+from benchmarks.gpu.answers import SpanningAnswer, k3_gap, max_gap, mean_gap
 from benchmarks.gpu.engines import SMALL_MOE
 from benchmarks.gpu.jobs import Job, without_folder
 from benchmarks.gpu.part import Stages
-from benchmarks.gpu.reverse_job import reverse_command
+from benchmarks.gpu.reverse_job import prepare_example, reverse_command
+from benchmarks.gpu.update_gaps import around
 from vime.errors import RunFailedError
 from vime.settings.resolve import resolve
 from vime.settings.validate import validate
@@ -49,7 +64,7 @@ def test_jobs_are_valid_on_every_kind_of_machine(tmp_path: Path, num_gpus: int) 
     reverse = reverse_command(tmp_path, tmp_path / "run", 12, num_gpus)
     commands = [
         *[[*reverse, *flags] for flags in ((), crash.FLAGS, *learning.SIDES.values())],
-        stream.train_command(tmp_path, tmp_path / "run", stream.SMALL, num_gpus),
+        *[stream.train_command(tmp_path, tmp_path / "run", small, num_gpus) for _, small in stream.BALANCES.values()],
         *[queue_load.side_command(tmp_path, side, stream.SMALL, num_gpus) for side in queue_load.SIDES],
         *[sample_path.side_command(tmp_path, side, stream.SMALL, num_gpus) for side in sample_path.SIDES],
     ]
@@ -57,6 +72,44 @@ def test_jobs_are_valid_on_every_kind_of_machine(tmp_path: Path, num_gpus: int) 
         model = tmp_path / ("experts/model" if "--use-rollout-routing-replay" in command else "model")
         words = ["--hf-checkpoint", str(model), "--prompt-data", str(tmp_path / "prompts.jsonl")]
         validate(resolve([*command[4:], *words]).settings)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 2])
+def test_smokes_are_valid_on_every_kind_of_machine(tmp_path: Path, num_gpus: int) -> None:
+    prepare_example(tmp_path)
+    addresses = [smokes.external_flags(tmp_path, mode, "http://127.0.0.1:1") for mode in ("full", "delta")]
+    for flags in (smokes.COLOCATE, smokes.ppo_flags(num_gpus), *addresses):
+        command = smokes.smoke_command(tmp_path, "job", num_gpus, flags)
+        validate(resolve(command[4:]).settings)
+
+
+def test_a_smoke_with_a_missing_version_or_a_number_that_is_none_fails_by_name() -> None:
+    good = [
+        {"rollout_id": step, "policy_version": step + 1, "reward_mean": 0.5, "train": {"loss": 0.1}}
+        for step in range(4)
+    ]
+    smokes.check_records("ppo", good)
+    with pytest.raises(RunFailedError, match=r"ppo: batches of the versions \[1, 2, 3\], expected: 1 to 4\."):
+        smokes.check_records("ppo", good[:3])
+    with pytest.raises(RunFailedError, match=r"rollout 3 reported \{'loss': nan\}"):
+        smokes.check_records("ppo", [*good[:3], good[3] | {"train": {"loss": float("nan")}}])
+
+
+def test_gaps_are_over_all_tokens() -> None:
+    differences = [np.array([0.1, -0.3]), np.array([0.2])]
+    assert mean_gap(differences) == pytest.approx(0.2)
+    assert max_gap(differences) == pytest.approx(0.3)
+    assert k3_gap(differences) == pytest.approx(np.mean([np.exp(d) - 1 - d for d in (0.1, -0.3, 0.2)]))
+
+
+def test_tokens_before_and_after_a_publication_are_told_apart_in_requests_that_lived_through_it() -> None:
+    answers = [SpanningAnswer([5], [6, 7, 8], [-1.0] * 3, versions) for versions in ([1, 1, 2], [2, 2, 2], [1, 1, 1])]
+    gaps = [np.array([0.1, 0.2, 0.3])] * 3
+    before, after = around(answers, gaps, 2)
+    assert [gap.tolist() for gap in before] == [[0.1, 0.2]]
+    assert [gap.tolist() for gap in after] == [[0.3]]
+    with pytest.raises(RunFailedError, match=r"None of 1 requests lived through the publication of version 2\."):
+        around(answers[2:], gaps[2:], 2)
 
 
 def test_job_is_killed_after_a_step_and_goes_on_to_its_end(tmp_path: Path) -> None:
@@ -92,6 +145,7 @@ def test_stream_is_compared_with_the_slower_side_and_with_taking_turns() -> None
     assert values["training_tokens_per_s"] == pytest.approx(125)
     assert values["stream_over_turns"] == pytest.approx(2.0)
     assert values["turns_ceiling"] == pytest.approx((1 / 100 + 1 / 125) * 100)
+    assert values["ceiling_share"] == pytest.approx(2.0 / values["turns_ceiling"])
     assert values["trainer_idle_share"] == pytest.approx(0.1)
 
 
@@ -99,11 +153,49 @@ def test_stream_is_compared_with_the_slower_side_and_with_taking_turns() -> None
 @pytest.mark.multiproc
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_both_parts_run_in_small_on_a_cpu(tmp_path: Path) -> None:
+def test_a_killed_run_is_measured_on_a_cpu(tmp_path: Path) -> None:
     values = reverse_run.run(tmp_path / "reverse", 6, [])
     assert (values["lost"], values["trained_twice"]) == ([0.0], [0.0])
     assert values["parity_mean"][0] < 1e-4
-    assert stream.measure(small(tmp_path / "stream"))["stream_tokens_per_s"] > 0
+
+
+@pytest.mark.engine
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_stream_is_measured_on_a_cpu_at_every_balance(tmp_path: Path) -> None:
+    values = stream.measure(small(tmp_path))
+    assert values["stream_over_peer"] == values["stream_tokens_per_s"] / stream.PEER_TOKENS_PER_S
+    assert min(values[f"{name}stream_tokens_per_s"] for name in ("", "long_answers_", "long_prompts_")) > 0
+
+
+@pytest.mark.engine
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_smokes_run_and_are_checked_on_a_cpu(tmp_path: Path) -> None:
+    values = smokes.measure(small(tmp_path))
+    for job in ("colocated", "ppo", "full", "delta"):
+        assert (values[f"{job}_lost"], values[f"{job}_trained_twice"]) == (0, 0)
+        assert values[f"{job}_parity_mean"] < 1e-4
+    assert 0 < values["delta_bytes"] < values["full_bytes"]
+    assert values["prefill_refused"] == 1
+
+
+@pytest.mark.engine
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_gaps_of_a_rank_and_an_engine_in_bf16_are_measured_on_a_cpu(tmp_path: Path) -> None:
+    values = correct.measure(small(tmp_path))
+    assert 0 < values["parity_mean"] <= 0.02
+    assert values["raw_adds"] > 0.1
+    assert 0 < values["bf16_mean"] < 0.02
+    assert values["packed_max_fp32"] < 1e-4
+    assert values["cached_share"] > 0.5
+    assert values["unsalted_adds"] > values["salted_adds"], "a cache of older weights is another model's"
+    assert values["stale_adds"] > values["kept_adds"]
+    assert values["moe_k3_replayed"] < values["moe_k3"]
 
 
 def small(folder: Path) -> Stages:

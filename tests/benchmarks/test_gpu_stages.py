@@ -14,7 +14,7 @@ from benchmarks.chaos.kills import Victim
 from benchmarks.gpu.crash import STEPS_BEFORE, Crashes
 from benchmarks.gpu.jobs import BudgetSpentError, Job, RunningJob
 from benchmarks.gpu.learner import make_sequences, step_flops
-from benchmarks.gpu.part import AGAIN_STATUS, Part, Stages, run_part
+from benchmarks.gpu.part import AGAIN_STATUS, Part, Stages, results_folder, run_part
 from benchmarks.gpu.programs import medians_of
 from benchmarks.gpu.publication import CHANGED_EVERY, ChangingWeights, lost_tokens
 from benchmarks.gpu.traffic import Window
@@ -92,6 +92,19 @@ def test_a_part_whose_budget_is_spent_goes_on_at_the_next_call(
     assert report["benchmark"] == "gpu.example"
     assert report["command"] == "python -m benchmarks.gpu.example --quick --json"
     assert {name: value["median"] for name, value in report["values"].items()} == {"a": 1.0, "b": 2.0}
+
+
+def test_a_part_measures_only_what_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = Part(
+        "example", "An example.", lambda stages: dict.fromkeys(stages.only, 1.0), ("torch",), choices=("a", "b")
+    )
+    assert run_part(part, ["--quick", "--json", "--folder", str(tmp_path), "--only", "b"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["values"]) == ["b"]
+
+
+@pytest.mark.parametrize(("gpus", "folder"), [(0, "gpu"), (1, "gpu_shared"), (2, "gpu")])
+def test_results_of_trainer_and_engine_on_one_gpu_are_kept_apart(gpus: int, folder: str) -> None:
+    assert results_folder(gpus) == folder
 
 
 def test_a_job_whose_time_is_over_is_ended_and_told(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ With `VIME_TEST_ENGINE_FORGETS_ROUTES_EVERY` each so many answers of an engine c
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 
@@ -35,7 +36,13 @@ class StandinEngineActor:
         self._events = folder.log(f"engine_{number}_events")
         self._has_died = folder.root / "has_died"
         self._number = number
-        self._engine = StandinEngine(VOCAB_SIZE, int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64))
+        self._engine = StandinEngine(
+            VOCAB_SIZE,
+            int(passed_value(decoded.vllm_args, "--vllm-max-model-len") or 64),
+            num_workers=decoded.cluster.rollout_num_gpus_per_engine,
+        )
+        if drafting := passed_value(decoded.vllm_args, "--vllm-speculative-config"):
+            self._engine.num_drafted = json.loads(drafting)["num_speculative_tokens"]
 
     async def start(self, port: int = 0) -> str:
         self._engine.port = port

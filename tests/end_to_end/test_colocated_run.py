@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.jobs import REPOSITORY, Job, stored_samples
+from recovery.audit import audit_run
+from tests.end_to_end.jobs import REPOSITORY, Job, kill, run_with_standins, stored_samples, wait_until
+from tests.end_to_end.standin_run import DIES_VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiproc, pytest.mark.timeout(400)]
 
@@ -63,6 +65,38 @@ def test_a_real_engine_and_a_trainer_of_two_ranks_take_turns(tmp_path: Path) -> 
     output = finished(job.command())
     check_turns(job)
     assert "Engine 0 against the trainer on" in output
+
+
+@pytest.mark.parametrize("num_engines", [1, 2])
+def test_an_engine_that_dies_comes_back_with_the_weights_of_a_turn_and_each_batch_is_of_the_newest(
+    tmp_path: Path, num_engines: int
+) -> None:
+    flags = {"--parity-probes": 0, "--rollout-num-gpus": num_engines, "--rollout-cleanup-timeout": 2}
+    job = colocated(tmp_path, "--use-fault-tolerance", **flags)
+    output = run_with_standins(job, **{DIES_VARIABLE: "0.05"})
+    assert "restart 1 of 3." in output
+    assert "serves again, with version" in output
+    report = audit_run(job.run)
+    assert (report.lost, report.trained_twice, report.trained) == ([], [], NUM_ROLLOUTS * 8)
+    assert job.steps()[-1]["dropped"] == {}
+    versions = [{span[0] for span in sample.version_spans} for sample in stored_samples(job)]
+    assert all(len(found) == 1 for found in versions), "no response goes on under other weights"
+    assert [step["policy_version"] for step in job.steps()] == sorted(step["policy_version"] for step in job.steps())
+
+
+@pytest.mark.engine
+def test_a_real_engine_that_is_killed_in_its_turn_comes_back_with_the_trainers_weights(tmp_path: Path) -> None:
+    job = colocated(tmp_path, "--use-fault-tolerance", **{"--rollout-num-gpus": 1, "--rollout-cleanup-timeout": 5})
+    running = job.start()
+    wait_until(lambda: len(job.steps()) >= 1, running)
+    kill(job.processes()["engines"][0][-1])
+    output, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, output
+    assert "restart 1 of 3. Its process ended with status" in output
+    assert "serves again, with version" in output
+    report = audit_run(job.run)
+    assert (report.lost, report.trained_twice, report.trained) == ([], [], NUM_ROLLOUTS * 8)
+    assert all(step["train"]["train_rollout_logprob_abs_diff"] < 1e-3 for step in job.steps())
 
 
 @pytest.mark.gpu

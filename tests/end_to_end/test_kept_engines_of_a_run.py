@@ -77,6 +77,24 @@ def test_a_killed_and_a_stopped_driver_leave_engines_that_the_next_one_goes_on_w
     assert versions == sorted(versions)
 
 
+def test_a_kept_engine_that_shares_a_trainers_memory_sleeps_before_the_next_one_starts(tmp_path: Path) -> None:
+    job = Job(tmp_path, num_rollout=40, flags={**FLAGS, "--flush-cache-interval": 1}, switches=("--colocate",))
+    job.prepare()
+    running = start(job)
+    wait_until(lambda: len(job.steps()) >= 2, running)
+    engines = kept(job)
+    kill_all_but_kept(running)
+    trained = len(job.steps())
+    job.num_rollout = trained + 2
+    running = start(job)
+    output, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, output
+    assert "1 engine kept from the session before, with version" in output
+    assert survivors([psutil.Process(pid) for pid in engines if psutil.pid_exists(pid)], timeout_s=5) == []
+    report = audit_run(job.run)
+    assert (report.lost, report.trained_twice, report.trained) == ([], [], job.num_rollout * 8)
+
+
 def test_engines_to_which_nobody_comes_back_end_within_their_time(tmp_path: Path) -> None:
     job = Job(tmp_path, num_rollout=40, flags={**FLAGS, "--rollout-session-timeout": 4})
     job.prepare()

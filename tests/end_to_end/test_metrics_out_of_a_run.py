@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pipeline.sample_metrics import MEANINGS
 from tests.end_to_end.jobs import REPOSITORY, Job, run_with_standins
 from tests.pipeline.metric_sinks.wandb_file import offline_run
 
@@ -50,6 +51,7 @@ def test_all_copies_hold_the_steps_of_the_run(tmp_path: Path) -> None:
         "--parity-probes": 0,  # no trainer agrees with a stand-in
         "--wandb-mode": "offline",
         "--prometheus-port": 0,
+        "--vllm-speculative-config": json.dumps({"method": "ngram", "num_speculative_tokens": 4}),
     }
     job = Job(tmp_path, num_rollout=2, flags=flags, switches=("--use-tensorboard", "--use-wandb"))
     job.prepare()
@@ -66,6 +68,17 @@ def test_all_copies_hold_the_steps_of_the_run(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("rollout/raw_reward")] == list(
         enumerate(pytest.approx(reward) for reward in rewards)
     )
+    for step in job.steps():
+        found = step["sample_metrics"]
+        assert (found["rollout/spec_accept_rate"], found["rollout/spec_accept_length"]) == (0.25, 2.0)
+        assert found["rollout/repetition_frac"] == found["rollout/staleness/unknown_count"] == 0
+        assert found["rollout/avg_cached_tokens_per_sample"] >= 0
+        assert found["perf/tokens_per_gpu_per_sec"] == pytest.approx(step["trained_tokens_per_s"])
+        assert found["perf/effective_tokens_per_gpu_per_sec"] == found["perf/tokens_per_gpu_per_sec"]
+        assert found["perf/longest_sample_tokens_per_sec"] == step["response_tokens_max"] / step["step_s"]
+        assert found["perf/non_generation_time/max"] >= found["perf/non_generation_time/median"] > 0
+        assert set(found) <= set(MEANINGS)
+    assert len(events.Scalars("rollout/spec_accept_length")) == len(events.Scalars("rollout/repetition_frac")) == 2
     (path,) = (job.run / "wandb").glob("offline-run-*/run-*.wandb")
     assert [row["rollout/raw_reward"] for row in offline_run(path).rows] == pytest.approx(rewards)
     assert list((job.run / "prometheus").iterdir()) == []

@@ -20,16 +20,24 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(900)]
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Four rollouts of two steps each, with commits after rollouts 1 and 3, and dumps of what passed through."""
     folder = tmp_path_factory.mktemp("job")
-    flags: dict[str, Any] = {
-        "--num-rollout": 4,
-        "--save-interval": 2,
+    return finished(folder, {"--num-rollout": 4, "--save-interval": 2, "--dump-details": folder / "details"})
+
+
+@pytest.fixture(scope="module")
+def job_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two rollouts of two steps each, with a commit after the first."""
+    flags = {"--num-rollout": 2, "--save-interval": 1, "--actor-num-gpus-per-node": 2}
+    return finished(tmp_path_factory.mktemp("two"), flags)
+
+
+def finished(folder: Path, flags: dict[str, Any]) -> Job:
+    always: dict[str, Any] = {
         "--num-steps-per-rollout": 2,
         "--trainer-num-threads": 1,
         "--custom-rm-path": "tests.end_to_end.rewards.by_index",
         "--parity-probes": 0,  # no trainer agrees with a stand-in
-        "--dump-details": folder / "details",
     }
-    made = Job(folder, flags=flags)
+    made = Job(folder, flags=always | flags)
     made.prepare()
     done = run_standin(made)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,17 +64,40 @@ def test_a_stored_rollout_is_trained_again_bitwise_equal_and_its_run_is_only_rea
 
 
 def test_a_changed_line_in_a_loss_formula_is_named_where_it_first_shows(job: Job, tmp_path: Path) -> None:
-    path = changed_line(
-        tmp_path / "changed",
-        "vime.algorithms.aggregate",
-        "return mask / max(totals.num_trained_tokens, 1)",
-        "return mask / (max(totals.num_trained_tokens, 1) + 1e-3)",
-    )
-    done = vime("replay", job.run, "--rollout", 2, "--check", path=path)
+    done = vime("replay", job.run, "--rollout", 2, "--check", path=with_changed_formula(tmp_path))
     assert done.returncode == 6, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith("not bitwise equal: differs first at rollout 2, step 0, loss of sample "), last
     assert ": the run has " in last
+
+
+def with_changed_formula(folder: Path) -> Path:
+    """A path with another weight of each token in the loss."""
+    return changed_line(
+        folder / "changed",
+        "vime.algorithms.aggregate",
+        "return mask / max(totals.num_trained_tokens, 1)",
+        "return mask / (max(totals.num_trained_tokens, 1) + 1e-3)",
+    )
+
+
+def test_a_rollout_of_two_ranks_is_trained_again_bitwise_equal_by_two(job_of_two_ranks: Job) -> None:
+    done = vime("replay", job_of_two_ranks.run, "--rollout", 1, "--check", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["verdict"].startswith("bitwise equal (")
+    # Of two steps: the losses of 16 samples, whichever rank had them, and the metrics; then the parameters.
+    assert report["comparison"]["num_values"] > 2 * (16 + 8) + 10
+
+
+def test_a_changed_line_is_named_where_it_first_shows_in_a_rollout_of_two_ranks_too(
+    job_of_two_ranks: Job, tmp_path: Path
+) -> None:
+    path = with_changed_formula(tmp_path)
+    done = vime("replay", job_of_two_ranks.run, "--rollout", 1, "--check", path=path)
+    assert done.returncode == 6, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("not bitwise equal: differs first at rollout 1, step 0, loss of sample "), last
 
 
 def test_a_rollout_before_the_first_commit_is_trained_again_from_the_first_weights_on_two_ranks(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,15 @@ import torch
 from recovery.audit import audit_run
 from recovery.audit_parts import branch_limits, read_branches_raw, split_steps, training_steps
 from recovery.commit import commit_path, committed_rollouts, read_commit
-from tests.end_to_end.jobs import REPOSITORY, Job, run_with_standins, survivors, tree, wait_until
+from tests.end_to_end.jobs import REPOSITORY, Job, run_with_standins, stored_samples, survivors, tree, wait_until
+from tests.end_to_end.recorded_responses import FOLDER_VARIABLE
 from tests.end_to_end.test_released_trainer import tensors
 from vime.utils.kill_points import KILL_FILE_VARIABLE, KillPoint
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(600)]
 
 ROLLOUTS = 5
+LAST = f"iter_{ROLLOUTS - 1:07d}"
 SYNCHRONOUS = {
     "--max-staleness": 0,
     "--flush-cache-interval": 1,
@@ -53,10 +57,11 @@ def start(job: Job, **variables: str) -> subprocess.Popen[str]:
     )
 
 
-def kill_when(job: Job, condition: Callable[[], bool]) -> None:
-    """Kill the whole tree of a job."""
-    running = start(job)
+def kill_when(job: Job, condition: Callable[[], bool], *, after_s: float = 0.0, **variables: str) -> None:
+    """Kill the whole tree of a job, `after_s` seconds after a condition."""
+    running = start(job, **variables)
     wait_until(condition, running)
+    time.sleep(after_s)
     processes = tree(running.pid)
     for process in processes:
         process.send_signal(signal.SIGKILL)
@@ -79,12 +84,47 @@ def test_a_killed_and_resumed_run_learns_bit_by_bit_what_an_unkilled_one_learns(
     output = run_with_standins(killed)
     assert "Resuming from the commit of rollout 1" in output
     assert "Goes on with: generated" in output
+    assert "Weights published as version" in output, "before any batch: requests start under a published version"
     assert trained(killed.run) == trained(whole.run)
     assert audit_run(killed.run).rolled_back > 0, "the kill came after a step that no commit has"
-    last = f"iter_{ROLLOUTS - 1:07d}"
-    expected, found = (dict(tensors(job.run / last)) for job in (whole, killed))
+    assert differing(whole, killed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_with_recorded_responses_a_run_killed_at_any_moment_has_the_parameters_of_an_unkilled_one(
+    tmp_path: Path,
+) -> None:
+    """What a real engine said is played to a run that is killed and to one that is not, of one rank in fp32."""
+    recorded = tmp_path / "recorded"
+    dumps = {"--save-debug-rollout-data": recorded / "{rollout_id}.pt", "--save-interval": ROLLOUTS}
+    recording = job_in(tmp_path / "recording", **dumps)
+    said = recording.start().communicate(timeout=300)[0]
+    assert sorted(path.name for path in recorded.iterdir()) == [f"{n}.pt" for n in range(ROLLOUTS)], said
+    played = {"--custom-generate-function-path": "tests.end_to_end.recorded_responses.play", "--save-interval": 2}
+    whole, killed = (job_in(tmp_path / name, **played) for name in ("whole", "killed"))
+    variables = {FOLDER_VARIABLE: str(recorded)}
+    run_with_standins(whole, **variables)
+    num_steps, after_s = random.randrange(1, ROLLOUTS), random.uniform(0.0, 0.3)
+    kill_when(killed, lambda: len(killed.steps()) >= num_steps, after_s=after_s, **variables)
+    run_with_standins(killed, **variables)
+    moment = f"killed {after_s:.3f} s after step {num_steps}"
+    assert trained(killed.run) == trained(whole.run) == trained(recording.run), moment
+    assert responses(whole) == responses(recording), "nothing else was trained than what was recorded"
+    assert differing(whole, killed) == [], moment
+    assert {tensor.dtype for name, tensor in tensors(whole.run / LAST) if "weight" in name} == {torch.float32}
+
+
+def differing(one: Job, other: Job) -> list[str]:
+    """Tensors of model and optimizer that are not the same bit for bit in the last checkpoints of two runs."""
+    expected, found = (dict(tensors(job.run / LAST)) for job in (one, other))
     assert expected.keys() == found.keys()
-    assert [key for key in expected if not torch.equal(expected[key], found[key])] == []
+    return [key for key in expected if not torch.equal(expected[key], found[key])]
+
+
+def responses(job: Job) -> dict[int | None, tuple[list[int], list[float] | None]]:
+    """Of each sample its tokens and the engine's log-probabilities."""
+    return {sample.index: (sample.tokens, sample.rollout_log_probs) for sample in stored_samples(job)}
 
 
 @pytest.mark.slow

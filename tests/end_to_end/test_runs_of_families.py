@@ -38,7 +38,7 @@ class FamilyJob(Job):
         }
 
 
-@pytest.mark.parametrize("name", ["qwen2", "llama_scaled", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen2", "llama_scaled", "glm", "qwen3_moe", "deepseek_v3"])
 def test_a_family_trains_on_what_it_publishes(tmp_path: Path, name: str) -> None:
     job = FamilyJob(tmp_path, num_rollout=2)
     job.prepare_family(name)

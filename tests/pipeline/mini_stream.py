@@ -13,6 +13,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ PLAN = PlanSettings(
     normalize_rewards=True,
     normalize_std=True,
 )
+TWO_RANKS = replace(PLAN, packing=PackingSettings(num_ranks=2, max_tokens=64))
 TRAINED = TrainedTokens(np.array([-0.75, -0.125], np.float32), np.array([0.5, -1.5], np.float32), 0.1875)
 """Of every sample: the sampler's log-probabilities are -0.5 and -0.25."""
 
@@ -257,5 +259,7 @@ def _kill_at(wanted: str, occurrence: int) -> Callable[[str], None]:
 
 if __name__ == "__main__":
     segment_list.MAX_SEGMENT_GROUPS = int(sys.argv[4])
+    if "two_ranks" in sys.argv[5:]:
+        PLAN = TWO_RANKS
     options = {"online_gc": "gc" in sys.argv[5:], "in_memory": "memory" in sys.argv[5:]}
     run_session(Path(sys.argv[1]), _kill_at(sys.argv[2], int(sys.argv[3])), **options)

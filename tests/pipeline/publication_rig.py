@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -104,19 +105,23 @@ class Rig:
         timeout_s: float = 20.0,
         folder: Path | None = None,
         streams: bool = False,
+        streams_after_failure: bool = False,
         compare_first: bool = False,
         disk: DiskSettings | None = None,
         hook: str | None = None,
         replace: Callable[[str, str], None] | None = None,
         make_client: Callable[[str], EngineClient] = EngineClient,
         tell_fenced: Callable[[Mapping[str, str]], None] | None = None,
+        lend_to_engines: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         """With `folder` versions go through disk, to a copy on the host unless `disk` says otherwise."""
         self.engines = engines
         self.clients = [make_client(engine.address) for engine in engines]
         self.trainer, self.admission = Trainer(), Admission()
         self.source = Source(self.trainer, None if folder is None else folder / "published", hook)
-        transport: WeightTransport = GroupTransport(self.source, streams=streams, timeout_s=timeout_s)
+        transport: WeightTransport = GroupTransport(
+            self.source, streams=streams, streams_after_failure=streams_after_failure, timeout_s=timeout_s
+        )
         if folder is not None:
             transport = DiskTransport(self.source, disk or DiskSettings(local_dir=folder / "local"))
         self.transport = transport
@@ -130,6 +135,7 @@ class Rig:
             compare_first=compare_first,
             replace=replace,
             tell_fenced=tell_fenced,
+            lend_to_engines=lend_to_engines,
         )
         self._numbers = itertools.count()
         self._digests: dict[int, str] = {}

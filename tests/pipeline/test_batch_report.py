@@ -86,7 +86,7 @@ async def test_turns_are_counted_with_and_without_the_tokens_of_tools(stored: tu
 async def test_categories_of_the_reward_are_shares(stored: tuple[Any, BatchPlan]) -> None:
     found = await reported(stored, "--log-reward-category", "kind")
     assert found == {
-        "reward_category/no answer": 0.25, "reward_category/right": 0.25, "reward_category/wrong": 0.5
+        "error_cat/no answer": 0.25, "error_cat/right": 0.25, "error_cat/wrong": 0.5
     }  # fmt: skip
 
 

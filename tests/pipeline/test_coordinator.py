@@ -13,6 +13,7 @@ import straw
 
 from pipeline.coordinator import TAKE_OVER_S, Coordinator, CoordinatorConfig, open_coordinator
 from pipeline.messages import AcceptRequest, HeldLease, LeaseStatus, Work
+from pipeline.planner import oldest_version, select_groups
 from storage.columns import encode_group
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
@@ -146,6 +147,20 @@ async def test_expired_leases_make_room_for_their_groups(tmp_path: Path) -> None
     coordinator.close()
 
 
+def test_groups_in_flight_before_a_restart_are_handed_out_again_within_the_capacity_and_not_beside_it(
+    tmp_path: Path,
+) -> None:
+    first = opened(tmp_path, max_groups=64, groups_wanted=1000, clock=hurried())
+    before = {work.group_index for work in first.lease("w", 40).work}
+    first.close()
+    second = opened(tmp_path, "b", max_groups=64, groups_wanted=1000, clock=hurried())
+    dispatched: set[int] = set()
+    while work := second.lease("another", 16).work:
+        dispatched |= {each.group_index for each in work}
+    second.close()
+    assert (len(before), len(before & dispatched), len(dispatched - before)) == (40, 40, 24)
+
+
 async def test_acceptances_that_arrive_together_share_a_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +258,29 @@ async def test_a_batch_without_a_publication_after_it_lets_the_next_be_made_unde
     assert coordinator.lease("w", 9, 5).status is LeaseStatus.BACKPRESSURE, "version 6 is about to be published"
     coordinator.keep_version(5)
     assert len(coordinator.lease("w", 9, 5).work) == 2
+    coordinator.close()
+
+
+async def test_a_producer_that_asks_at_every_moment_makes_samples_of_exactly_one_age_for_an_experiment(
+    tmp_path: Path,
+) -> None:
+    batch, behind = 2, 2
+    coordinator = opened(tmp_path, max_groups=(1 + behind) * batch, groups_wanted=100, batch=batch, newest_only=True)
+
+    async def fill(version: int) -> None:
+        work = coordinator.lease("w", 100, version).work
+        await coordinator.accept([published(tmp_path, item, version) for item in work])
+
+    ages = []
+    for rollout_id, version in enumerate(range(1, 7)):
+        await fill(version)
+        groups = await coordinator.wait_for_groups((1 + behind) * batch, 5)
+        assert groups is not None
+        chosen = select_groups(groups, batch)
+        ages.append([version - oldest_version(group.summary) for group in chosen])
+        coordinator.training_completed(rollout_id, version, [group.position for group in chosen])
+        await fill(version)
+    assert ages == [[0, 0], [1, 1], [2, 2], [2, 2], [2, 2], [2, 2]]
     coordinator.close()
 
 

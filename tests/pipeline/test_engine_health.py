@@ -24,7 +24,9 @@ class Engine:
         self.check_error: EngineError | None = None
         self.checked, self.restarted = asyncio.Event(), asyncio.Event()
         self.num_restarts = 0
+        self.is_stopped = False
         self.will_not_start = False
+        self.moves_to: str | None = None
 
     async def ended(self) -> str:
         return await self.end.get()
@@ -35,11 +37,15 @@ class Engine:
             await asyncio.sleep(timeout_s)
             raise self.check_error
 
+    async def stop(self) -> None:
+        self.is_stopped = True
+
     async def restart(self) -> None:
         self.num_restarts += 1
         if self.will_not_start:
             raise EngineStartError("no memory")
         self.check_error = None
+        self.address, self.moves_to = self.moves_to or self.address, None
         self.restarted.set()
 
 
@@ -54,8 +60,8 @@ class Fences:
     async def fence(self, address: str, reason: str) -> None:
         self.said.append(f"fence {address}: {reason}")
 
-    async def readmit(self, address: str) -> None:
-        self.said.append(f"readmit {address}")
+    async def readmit(self, address: str, now_at: str) -> None:
+        self.said.append(f"readmit {address}" + (f" at {now_at}" if now_at != address else ""))
         self.back.set()
 
 
@@ -87,6 +93,24 @@ async def test_an_engine_whose_process_ends_is_fenced_and_then_replaced() -> Non
         assert (engine.num_restarts, other.num_restarts) == (1, 0)
         assert "engine 0 (http://e0) failed" in watched.notes[0]
         assert "status 137" in watched.notes[0]
+
+
+async def test_an_engine_that_went_to_another_node_is_kept_there() -> None:
+    engine = Engine()
+    async with kept([engine], NEVER) as watched:
+        engine.moves_to = "http://n0"
+        engine.end.put_nowait("its node is lost")
+        await watched.fences.back.wait()
+        watched.fences.back.clear()
+        watched.keeper.replace("http://e0", "an old word")
+        watched.keeper.replace("http://n0", "holds a mix")
+        await watched.fences.back.wait()
+        assert watched.fences.said == [
+            "fence http://e0: its node is lost",
+            "readmit http://e0 at http://n0",
+            "fence http://n0: holds a mix",
+            "readmit http://n0",
+        ]
 
 
 async def test_an_engine_that_stalls_is_noticed_by_its_check() -> None:
@@ -154,6 +178,7 @@ async def test_an_engine_that_fails_again_and_again_is_given_up_and_the_others_g
             await asyncio.sleep(0.01)
         assert engine.num_restarts == MAX_RESTARTS
         assert not watched.running.done()
+        assert engine.is_stopped, "what can't serve holds nothing"
         assert "engine 0 (http://e0) is given up: status 1, after 3 restarts." in watched.notes[-1]
 
 

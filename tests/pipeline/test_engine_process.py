@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError
 
 from pipeline import engine_process
 from pipeline.engine_process import EngineProcess
-from vime.errors import EngineStartError
+from vime.errors import EngineStartError, RunFailedError
 
 ADDRESS = "http://127.0.0.1:4000"
 
@@ -56,6 +56,8 @@ class Actor:
 class Rig:
     def __init__(self, *actors: Actor) -> None:
         self.waiting, self.ended, self.num_restarts = list(actors), list[Actor](), 0
+        self.node, self.moves_to = "first", ["first"]
+        """Where engines start, and where they start after each time that a lost node is left."""
         self.engine = EngineProcess(
             "engine 0",
             "default",
@@ -64,10 +66,15 @@ class Rig:
             cleanup_timeout_s=0.0,
             log_tail=lambda: ["out of memory"],
             on_restart=self.count,
+            node=lambda: self.node,
+            leave_lost_node=self.leave,
         )
 
     async def count(self) -> None:
         self.num_restarts += 1
+
+    async def leave(self) -> None:
+        self.node = self.moves_to.pop(0)
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +102,34 @@ async def test_a_successor_elsewhere_counts_as_one_that_did_not_start() -> None:
     with pytest.raises(EngineStartError, match=r"started at http://127\.0\.0\.1:5000, expected http://127"):
         await rig.engine.restart()
     assert rig.num_restarts == 0
+
+
+async def test_a_successor_on_another_node_has_an_address_of_its_own_also_when_its_first_start_fails() -> None:
+    gone = Actor()
+    gone.is_dead = True
+    there = Actor("http://10.0.0.2:5000")
+    rig = Rig(Actor(), gone, there)
+    await rig.engine.start()
+    rig.moves_to = ["second", "second"]
+    gone.start = Call(lambda _port: gone._watch())
+    with pytest.raises(EngineStartError, match="engine 0 died"):
+        await rig.engine.restart()
+    await rig.engine.restart()
+    assert rig.engine.address == "http://10.0.0.2:5000"
+    assert there.ports == [0], "the port before may be taken there"
+    assert rig.num_restarts == 1
+
+
+async def test_an_engine_that_no_node_has_room_for_counts_as_one_that_did_not_start() -> None:
+    rig = Rig(Actor(), Actor())
+
+    async def leave() -> None:
+        raise RunFailedError("Engine 1 of 1 with 1 GPUs finds no room.")
+
+    await rig.engine.start()
+    rig.engine._leave_lost_node = leave
+    with pytest.raises(EngineStartError, match="finds no room"):
+        await rig.engine.restart()
 
 
 async def test_the_end_of_an_engine_is_told_with_its_last_lines_and_that_of_its_actor_too() -> None:

@@ -143,6 +143,11 @@ def test_groups_in_flight_never_hold_more_samples_than_all_engines_allow(
     assert groups * members <= concurrency * engines < (groups + 1) * members
 
 
+def test_producers_share_the_requests_in_flight() -> None:
+    words = ["--vllm-server-concurrency", "64", "--n-samples-per-prompt", "8", "--rollout-num-producers", "2"]
+    assert max_groups_in_flight(parse_settings(words), num_engines=1) == 4
+
+
 async def test_each_step_is_full_though_three_groups_in_ten_are_set_aside(
     tmp_path: Path, engine: StandinEngine
 ) -> None:

@@ -16,8 +16,8 @@ class Trained:
     async def fence(self, address: str, reason: str) -> None:
         self.said.append(f"fence {address}: {reason}")
 
-    async def readmit(self, address: str) -> None:
-        self.said.append(f"readmit {address}")
+    async def readmit(self, address: str, now_at: str) -> None:
+        self.said.append(f"readmit {address} at {now_at}")
 
 
 async def test_a_frozen_engine_serves_as_soon_as_it_runs_again_and_a_trained_one_waits_for_weights() -> None:
@@ -28,11 +28,37 @@ async def test_a_frozen_engine_serves_as_soon_as_it_runs_again_and_a_trained_one
 
     trained = Trained()
     frozen = FrozenEngines(["r1", "r2"], serve_only)
-    fences = FencesOfModels(trained, {"r1": frozen, "r2": frozen})
+    fences = FencesOfModels(trained, {"r1": frozen, "r2": frozen}, nobody_moves)
     await fences.fence("r1", "died")
-    await fences.readmit("r1")
+    await fences.readmit("r1", "r1")
     await fences.fence("a", "died")
-    await fences.readmit("a")
+    await fences.readmit("a", "a")
     assert served == [["r2"], ["r1", "r2"]]
-    assert trained.said == ["fence a: died", "readmit a"]
+    assert trained.said == ["fence a: died", "readmit a at a"]
     assert fences.moment == 7
+
+
+async def nobody_moves(address: str, now_at: str) -> None:
+    raise AssertionError(f"{address} has not moved to {now_at}")
+
+
+async def test_engines_that_went_to_another_node_are_fenced_there_from_then_on() -> None:
+    served: list[list[str]] = []
+    moves: list[tuple[str, str]] = []
+
+    async def serve_only(addresses: Collection[str]) -> None:
+        served.append(sorted(addresses))
+
+    async def on_move(address: str, now_at: str) -> None:
+        moves.append((address, now_at))
+
+    trained = Trained()
+    fences = FencesOfModels(trained, {"r1": FrozenEngines(["r1"], serve_only)}, on_move)
+    await fences.fence("r1", "lost its node")
+    await fences.readmit("r1", "n1")
+    await fences.fence("n1", "died")
+    await fences.fence("a", "lost its node")
+    await fences.readmit("a", "b")
+    assert served == [[], ["n1"], []]
+    assert trained.said == ["fence a: lost its node", "readmit a at b"]
+    assert moves == [("r1", "n1"), ("a", "b")]

@@ -11,6 +11,7 @@ from pipeline.packing import PackingSettings
 from pipeline.planner import BatchPlan, PlanSettings, ProcessedRewards, plan_batch
 from storage.queue_types import AcceptedGroup
 from storage.refs import PoolRef
+from storage.sample_sums import SampleSums
 from storage.summary import GroupSummary
 
 SETTINGS = PlanSettings(
@@ -56,6 +57,19 @@ def test_processed_rewards_are_trained_as_they_are_and_the_raw_ones_reported() -
     processed = ProcessedRewards([[1.0, 2.0]] * 4, [[-7.0, 9.0]] * 4)
     planned = plan_batch(groups, SETTINGS, branch="b", rollout_id=3, policy_version=5, processed=processed)
     assert [(sample.reward, sample.advantage) for sample in planned.samples] == [(1.0, -7.0), (2.0, 9.0)] * 4
+
+
+def test_what_is_reported_of_samples_comes_from_the_summary_of_their_group() -> None:
+    groups = [group(position) for position in range(3)]
+    told = group(3, version=None, masks=(1, 0))
+    sums = SampleSums(num_repetitive=1)
+    summary = msgspec.structs.replace(told.summary, non_generation_s=[0.5, 0.0], sums=sums, response_lengths=[4, 0])
+    planned = plan([*groups, msgspec.structs.replace(told, summary=summary)])
+    samples = [s for s in planned.samples if planned.groups[s.group].position == 3]
+    assert [s.num_loss_tokens for s in samples] == [1, 0]
+    assert [s.non_generation_s for s in samples] == [0.5, 0.0]
+    assert [s.is_of_unknown_version for s in samples] == [True, False], "the second has no response"
+    assert [each.sums for each in planned.groups if each.position == 3] == [sums]
 
 
 def test_same_groups_in_any_order_give_the_same_plan_bytes() -> None:

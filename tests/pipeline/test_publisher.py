@@ -103,6 +103,17 @@ async def test_weights_that_are_loaded_as_they_arrive_are_published_too(engines:
         await rig.check_standing()
 
 
+async def test_versions_are_loaded_as_they_arrive_once_one_had_no_room(engines: list[StandinEngine]) -> None:
+    async with Rig(engines, streams_after_failure=True) as rig:
+        await rig.publish()
+        rig.trainer.fails_with = PublicationError("The GPU's memory is full.")
+        assert not (await rig.publish()).raised
+        rig.trainer.fails_with = None
+        engines[0].faults.steps["vime_stage_weights"] = "hang"
+        assert (await rig.publish()).raised
+        await rig.check_standing()
+
+
 async def test_engine_that_fails_to_load_is_fenced_and_repaired_by_the_next_publication(
     engines: list[StandinEngine],
 ) -> None:

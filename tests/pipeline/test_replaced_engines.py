@@ -81,6 +81,26 @@ async def test_a_replaced_engine_confirms_the_version_that_serves_while_the_othe
         await rig.check_standing()
 
 
+async def test_an_engine_that_went_to_another_node_gets_the_version_and_requests_there(
+    engines: list[StandinEngine],
+) -> None:
+    told: list[list[str]] = []
+    with StandinEngine(required_names=frozenset("ab")) as elsewhere:
+        async with Rig(engines, tell_fenced=lambda fenced: told.append(sorted(fenced))) as rig:
+            await rig.publish()
+            before = engines[1].address
+            engines[1].faults.dead = True
+            await rig.publisher.fence(before, "its node is lost")
+            await rig.publisher.readmit(before, elsewhere.address)
+            assert rig.publisher.behind == told[-1] == [elsewhere.address]
+            publication = await rig.publisher.catch_up()
+            assert (publication.version, publication.returned) == (1, [elsewhere.address])
+            assert elsewhere.version == "1"
+            assert sorted(rig.admission.serving) == sorted([engines[0].address, elsewhere.address])
+            assert (await rig.publish()).fenced == {}
+            assert elsewhere.version == "2"
+
+
 async def test_a_replaced_engine_that_does_not_confirm_stays_fenced(engines: list[StandinEngine]) -> None:
     async with Rig(engines, timeout_s=3.0) as rig:
         await rig.publish()

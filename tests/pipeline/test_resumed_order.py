@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.messages import AcceptRequest, encode
-from pipeline.packing import PackingSettings
-from pipeline.planner import plan_batch
+from pipeline.messages import AcceptRequest, decode, encode
+from pipeline.planner import BatchPlan, plan_batch
 from recovery.audit import audit_run
 from recovery.audit_parts import branch_limits, read_branches_raw, split_steps, training_steps
 from recovery.branch import read_branches
+from recovery.branch_line import BranchLine
 from recovery.commit import read_queue_state
 from recovery.outlook import look_ahead
 from storage.columns import encode_group
+from storage.pool import Pool
+from storage.queue_view import QueueView
 from storage.summary import summarize
 from tests.pipeline import mini_stream
 from tests.pipeline.mini_stream import BATCH, MEMBERS, ROLLOUTS, run_session
@@ -56,13 +58,28 @@ def test_a_killed_and_resumed_run_trains_the_same_samples_in_the_same_order(
     ]
 
 
-def test_a_resume_on_fewer_data_parallel_ranks_trains_the_same_groups_in_the_same_batches(
-    tmp_path: Path, unkilled: list[tuple[int, list[int]]], monkeypatch: pytest.MonkeyPatch
+def ranks_of_plans(run: Path) -> set[int]:
+    """For how many data-parallel ranks the run's batches are packed."""
+    root = run / "rollout_data" / "pool"
+    line = BranchLine(run, QueueView(root).control_dir)
+    with Pool.open(root) as pool:
+        plans = [decode(pool.read_blob(record.plan_ref), BatchPlan) for record in line.plans]
+    return {len(step.ranks) for plan in plans for step in plan.steps}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_a_resume_on_another_number_of_data_parallel_ranks_trains_the_same_groups_in_the_same_batches(
+    tmp_path: Path,
+    unkilled: list[tuple[int, list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+    before: int,
+    after: int,
 ) -> None:
-    kill_session(tmp_path, "plan", 4)
-    two = replace(mini_stream.PLAN, packing=PackingSettings(num_ranks=2, max_tokens=64))
-    monkeypatch.setattr(mini_stream, "PLAN", two)
+    kill_session(tmp_path, "plan", 4, *(["two_ranks"] if before == 2 else []))
+    assert ranks_of_plans(tmp_path) == {before}
+    monkeypatch.setattr(mini_stream, "PLAN", mini_stream.TWO_RANKS if after == 2 else mini_stream.PLAN)
     run_session(tmp_path)
+    assert ranks_of_plans(tmp_path) == {before, after}
     log = list(training_steps(tmp_path))
     counted, _ = split_steps(log, branch_limits(read_branches_raw(tmp_path), log))
     groups = [sorted(step_groups) for _, step_groups, _ in counted]

@@ -17,6 +17,9 @@ from vime.errors import EngineUnavailable, GenerationAborted
 class Named:
     address: str
 
+    def move(self, address: str) -> None:
+        self.address = address
+
 
 def three() -> tuple[ServingEngines, list[EngineClient]]:
     engines = cast(list[EngineClient], [Named("a"), Named("b"), Named("c")])
@@ -30,6 +33,15 @@ def test_groups_are_shared_out_among_the_engines_that_serve() -> None:
     assert {serving.of_group(group) for group in range(6)} == {a, c}
     serving.serve(["a", "b", "c"])
     assert [serving.of_group(group) for group in range(3)] == [a, b, c]
+
+
+def test_an_engine_that_went_to_another_node_serves_at_its_new_address() -> None:
+    serving, (a, b, c) = three()
+    serving.serve(["a", "c"])
+    serving.move("b", "n")
+    serving.serve(["a", "n", "c"])
+    assert [serving.of_group(group) for group in range(3)] == [a, b, c]
+    assert b.address == "n"
 
 
 async def test_a_run_without_engines_works_without_one() -> None:

@@ -100,6 +100,8 @@ def test_another_run_goes_on_where_it_is_and_only_its_commits_go_to_save(run: Pa
     append_branch(other, Branch("a", None, str(run), 0))
     (run / "rollout" / "committed_3.json").touch()
     assert plan_session(settings(run, "--num-rollout", 9), new_branch="n").commit_rollout == 3
+    again = plan_session(settings(run, "--load", other, "--num-rollout", 9), new_branch="n")
+    assert (again.commit_rollout, again.directory) == (3, str(run)), "the same command goes on, too"
     assert plan_session(settings(other), new_branch="n").commit_rollout == 2
 
 

@@ -1,5 +1,8 @@
 """What a session tells its coordinator, and what it counts as its own."""
 
+import pytest
+
+from pipeline.batch_wait import WAITING_BATCHES_VARIABLE
 from pipeline.failed_fraction import this_session
 from pipeline.messages import QueueCounts
 from pipeline.session_start import Start, coordinator_config
@@ -29,6 +32,15 @@ def test_a_resume_with_another_batch_size_wants_what_its_own_batches_need() -> N
     for batch in (4, 8, 16):
         config = coordinator_config(settings("--rollout-batch-size", str(batch)), resumed(24, 3), "s")
         assert config.groups_wanted - 24 == 3 * batch
+
+
+def test_only_an_experiment_with_waiting_batches_begins_no_group_before_a_publication(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = settings("--rollout-batch-size", "8"), resumed(24, 3), "s"
+    assert not coordinator_config(*given).newest_only
+    monkeypatch.setenv(WAITING_BATCHES_VARIABLE, "4")
+    assert coordinator_config(*given).newest_only
 
 
 def counts(generated: int, dropped: dict[str, int]) -> QueueCounts:

@@ -32,6 +32,28 @@ def test_there_is_no_alarm_where_all_routes_were_replayed_or_none_are(fraction: 
     assert routes_alarm([report(fraction), report(fraction)]) is None
 
 
+def test_samples_of_unknown_versions_have_no_part_in_the_staleness(tmp_path: Path) -> None:
+    with Pool.create(tmp_path / "pool", "run") as pool:
+        plan = planned(pool)
+    ages = zip(plan.samples, (1, 4, 0, 0), (False, False, True, True), strict=True)
+    samples = [
+        msgspec.structs.replace(sample, age_versions=age, is_of_unknown_version=unknown)
+        for sample, age, unknown in ages
+    ]
+    record = step_record(
+        msgspec.structs.replace(plan, samples=samples),
+        1,
+        [report(None)],
+        None,
+        QueueCounts(2, 0, 2, 0, {}, 0, False),
+        [],
+        StepClock(),
+        {},
+    )
+    assert (record.staleness_mean, record.staleness_max) == (2.5, 4)
+    assert record.sample_metrics["rollout/staleness/unknown_count"] == 2
+
+
 def test_lengths_equal_rewards_and_the_prefix_cache_are_told(tmp_path: Path) -> None:
     with Pool.create(tmp_path / "pool", "run") as pool:
         plan = planned(pool)

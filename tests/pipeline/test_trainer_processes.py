@@ -20,9 +20,11 @@ from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers
 from tests.end_to_end.jobs import Job
 from tests.support.tiny_models import VOCAB_SIZE
-from vime.errors import RunFailedError
+from vime.errors import RunFailedError, StalledError
 from vime.settings.resolve import resolve
 from vime.settings.rules.quantities import demand_of
+
+NOTES: list[str] = []
 
 
 class Rank:
@@ -54,6 +56,10 @@ class Ranks:
 
     def __init__(self) -> None:
         self.started: list[Rank] = []
+        self.moved = ""
+
+    def leave_lost_nodes(self) -> str:
+        return self.moved
 
     def spawn_worker(self, actor: type, bundle: int, *_: Any, env: dict[str, str] | None = None) -> Any:
         if actor is not TrainerActor:
@@ -76,7 +82,7 @@ def workers(tmp_path: Path) -> Workers:
     settings = resolve([*words, "--train-env-vars", '{"NCCL_DEBUG": "INFO", "LEVEL": 3}']).settings
     folder = RunFolder.of(settings)
     folder.make()
-    return Workers(settings, folder, Ranks())  # type: ignore[arg-type]
+    return Workers(settings, folder, Ranks(), NOTES.append)  # type: ignore[arg-type]
 
 
 async def work() -> str:
@@ -115,6 +121,42 @@ async def test_ranks_start_anew_after_a_release_and_their_end_counts_again(
     workers.trainers.ranks[1].ended.set()
     with pytest.raises(RunFailedError, match=r"trainer_1 ended unexpectedly \(killed\)"):
         await workers.guarded(asyncio.sleep(60))
+
+
+async def test_ranks_that_have_lost_their_node_are_told_where_they_start(workers: Workers) -> None:
+    NOTES.clear()
+    await workers.start_trainers()
+    assert NOTES == []
+    await workers.trainers.abandon()
+    workers.trainers._cluster.moved = "Lost from the Ray cluster: a. Started on b instead: trainer rank 1."  # type: ignore[attr-defined]
+    await workers.start_trainers()
+    assert NOTES == ["Lost from the Ray cluster: a. Started on b instead: trainer rank 1."]
+    assert len(workers.trainers.ranks) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("build", "build its model"),
+        ("load_start", "load the first weights"),
+        ("load", "load the checkpoint of rollout 3"),
+    ],
+)
+async def test_a_rank_that_does_not_get_ready_is_named_with_what_it_was_asked_for(
+    workers: Workers, call: str, words: str
+) -> None:
+    trainers = workers.trainers
+    trainers._patience_s = 0.05
+    hanging = asyncio.Event()
+    setattr(trainers.ranks[1], call, SimpleNamespace(remote=lambda *_: hanging.wait()))
+    setattr(trainers.ranks[0], call, SimpleNamespace(remote=lambda *_: asyncio.sleep(0, 1)))
+    calls = {
+        "build": lambda: trainers.start(None),
+        "load_start": trainers.load_start,
+        "load": lambda: trainers.load("/run", 3),
+    }
+    with pytest.raises(StalledError, match=f"trainer rank 1 did not {words}.* within 0.05 s"):
+        await calls[call]()
 
 
 async def test_ranks_that_live_are_not_started_twice(workers: Workers) -> None:

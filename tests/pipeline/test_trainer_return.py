@@ -8,8 +8,9 @@ from pipeline.run_folder import RunFolder
 from pipeline.session_start import Start
 from pipeline.trainer_return import go_back
 from recovery.branch import Branch, ancestry, append_branch, read_branches
-from recovery.commit import QueueState, iteration_directory, write_commit
+from recovery.commit import QueueState
 from recovery.restore import RestoreMode, RestorePlan
+from tests.recovery.commits import commit
 
 STATE = QueueState(trained=[(0, 15)], next_group_index=24, identity={"generated": 24})
 
@@ -28,24 +29,8 @@ def started() -> Start:
     return Start(RestorePlan(RestoreMode.NEW, ".", 0), "first", None, None, None)
 
 
-def commit(root: Path, rollout_id: int) -> None:
-    checkpoint = iteration_directory(root, rollout_id)
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "model").write_bytes(b"weights")
-    write_commit(
-        root,
-        rollout_id=rollout_id,
-        branch="first",
-        parent=None,
-        weight_version=2,
-        run_id="rollout",
-        rollout_data_dir="",
-        queue_state=STATE,
-    )
-
-
 def test_rollouts_after_the_commit_are_left_behind_and_the_session_goes_on_after_it(folder: RunFolder) -> None:
-    commit(folder.root, 1)
+    commit(folder.root, 1, STATE, branch="first")
     start = go_back(started(), folder, (folder.root, 1), version=7)
     assert (start.plan.start_rollout, start.plan.directory) == (2, ".")
     assert start.state == STATE
@@ -62,7 +47,7 @@ def test_without_a_commit_all_is_trained_anew(folder: RunFolder) -> None:
 
 
 def test_a_trainer_may_be_lost_twice(folder: RunFolder) -> None:
-    commit(folder.root, 1)
+    commit(folder.root, 1, STATE, branch="first")
     once = go_back(started(), folder, (folder.root, 1), version=7)
     twice = go_back(once, folder, (folder.root, 1), version=9)
     assert twice.branch != once.branch

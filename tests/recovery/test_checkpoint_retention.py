@@ -21,36 +21,25 @@ from recovery.commit import (
     iteration_directory,
     queue_state_path,
     read_commit,
-    write_commit,
 )
 from recovery.commit_lock import reading_commit
 from recovery.retention import releasable
 from storage.positions import PositionRanges
+from tests.recovery.commits import commit
 from vime.errors import CommitError
 
 
-def commit(folder: Path, rollout: int) -> Path:
-    checkpoint = iteration_directory(folder, rollout)
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "model").write_bytes(bytes(range(50)))
+def state(rollout: int) -> QueueState:
+    """Of a run with four groups a batch."""
     trained = 4 * (rollout + 1)
-    return write_commit(
-        folder,
-        rollout_id=rollout,
-        branch="a",
-        parent=None,
-        weight_version=1,
-        run_id="r",
-        rollout_data_dir="",
-        queue_state=QueueState([(0, trained - 1)], trained, {}, accepted=[(0, trained + 3)]),
-    )
+    return QueueState([(0, trained - 1)], trained, {}, accepted=[(0, trained + 3)])
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     append_branch(tmp_path, Branch("a", None, ".", 0))
     for rollout in range(6):
-        commit(tmp_path, rollout)
+        commit(tmp_path, rollout, state(rollout))
     return tmp_path
 
 
@@ -77,7 +66,7 @@ def test_a_branch_keeps_the_commit_it_began_at_until_it_has_one_of_its_own(run: 
     append_branch(run, Branch("b", CommitParent("a", 1), "branches/b", 3))
     remove_commits(run, Keeping(1))
     assert committed_rollouts(run) == [1, 5]
-    commit(run / "branches" / "b", 2)
+    commit(run / "branches" / "b", 2, state(2))
     remove_commits(run, Keeping(1))
     assert committed_rollouts(run) == [5]
     assert committed_rollouts(run / "branches" / "b") == [2]
@@ -134,3 +123,14 @@ def test_the_queue_keeps_samples_for_no_more_commits_than_there_are(run: Path) -
     assert releasable(run, ".", 3) == PositionRanges([(0, 15)])
     remove_commits(run, Keeping(2))
     assert releasable(run, ".", 3) == PositionRanges([(0, 19)])
+
+
+def test_a_session_with_another_save_removes_its_own_commits_and_those_of_the_run_stay(run: Path) -> None:
+    apart = run.parent / f"{run.name}_apart"
+    append_branch(run, Branch("b", CommitParent("a", 5), str(apart), 3))
+    for rollout in (6, 7, 8):
+        commit(apart, rollout, state(rollout))
+    remove_commits(run, Keeping(1), str(apart))
+    assert (committed_rollouts(apart), committed_rollouts(run)) == ([8], list(range(6)))
+    remove_commits(run, Keeping(1))
+    assert (committed_rollouts(apart), committed_rollouts(run)) == ([8], [5])

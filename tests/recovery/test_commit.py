@@ -16,60 +16,33 @@ from recovery.commit import (
     iteration_directory,
     read_commit,
     read_queue_state,
-    write_commit,
 )
+from tests.recovery.commits import WEIGHT_VERSION, checkpoint, commit, seal
 from vime.errors import CommitError
 
 STATE = QueueState(trained=[(0, 3)], next_group_index=8, identity={"generated": 8})
 
 
-def checkpoint(directory: Path, rollout_id: int) -> None:
-    folder = iteration_directory(directory, rollout_id)
-    folder.mkdir(parents=True)
-    (folder / "model.distcp").write_bytes(bytes(range(200)))
-    (folder / "metadata.json").write_text("{}")
-
-
-def commit(directory: Path, rollout_id: int) -> Path:
-    checkpoint(directory, rollout_id)
-    return write_commit(
-        directory,
-        rollout_id=rollout_id,
-        branch="b",
-        parent=None,
-        weight_version=4,
-        run_id="rollout",
-        rollout_data_dir="data",
-        queue_state=STATE,
-    )
-
-
 def test_commit_reads_back_with_its_queue_state(tmp_path: Path) -> None:
-    record = read_commit(commit(tmp_path, 9))
-    assert (record.rollout_id, record.branch, record.weight_version) == (9, "b", 4)
+    record = read_commit(commit(tmp_path, 9, STATE))
+    assert (record.rollout_id, record.branch, record.weight_version) == (9, "a", WEIGHT_VERSION)
     assert read_queue_state(tmp_path, 9) == STATE
     assert committed_rollouts(tmp_path) == [9]
     assert (tmp_path / TRACKER).read_text() == "9"
 
 
 def test_commit_is_never_replaced(tmp_path: Path) -> None:
-    path = commit(tmp_path, 9)
+    path = commit(tmp_path, 9, STATE)
     before = path.read_bytes()
     with pytest.raises(CommitError, match="exists already"):
-        write_commit(
-            tmp_path, rollout_id=9, branch="other", parent=None, weight_version=5, run_id="r", rollout_data_dir="d",
-            queue_state=STATE,
-        )  # fmt: skip
+        seal(tmp_path, 9, STATE)
     assert path.read_bytes() == before
 
 
 def test_checkpoint_without_files_is_not_committed(tmp_path: Path) -> None:
     iteration_directory(tmp_path, 2).mkdir()
     with pytest.raises(CommitError, match="has no file"):
-        write_commit(
-            tmp_path, rollout_id=2, branch="b", parent=None, weight_version=1, run_id="r", rollout_data_dir="d",
-            queue_state=STATE,
-        )  # fmt: skip
+        seal(tmp_path, 2, STATE)
     assert committed_rollouts(tmp_path) == []
 
 
@@ -78,8 +51,8 @@ def test_checkpoint_without_files_is_not_committed(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("damage", ["truncate", "zero", "flip", "remove"])
 def test_damage_to_any_file_is_refused_naming_it(tmp_path: Path, name: str, damage: str) -> None:
-    commit(tmp_path, 4)
-    path = commit(tmp_path, 9)
+    commit(tmp_path, 4, STATE)
+    path = commit(tmp_path, 9, STATE)
     victim = tmp_path / name
     content = bytearray(victim.read_bytes())
     match damage:
@@ -98,14 +71,14 @@ def test_damage_to_any_file_is_refused_naming_it(tmp_path: Path, name: str, dama
 
 
 def test_damage_to_the_only_commit_says_that_there_is_no_other(tmp_path: Path) -> None:
-    path = commit(tmp_path, 9)
+    path = commit(tmp_path, 9, STATE)
     (tmp_path / "iter_0000009" / "model.distcp").unlink()
     with pytest.raises(CommitError, match=r"model\.distcp is missing\. There is no older commit, or restore the file"):
         read_commit(path)
 
 
 def test_record_of_another_rollout_or_one_that_is_not_resumable_is_refused(tmp_path: Path) -> None:
-    path = commit(tmp_path, 9)
+    path = commit(tmp_path, 9, STATE)
     copied = path.with_name("committed_8.json")
     copied.write_bytes(path.read_bytes())
     with pytest.raises(CommitError, match=r"committed_8\.json: it is the record of rollout 9"):
@@ -116,7 +89,7 @@ def test_record_of_another_rollout_or_one_that_is_not_resumable_is_refused(tmp_p
 
 
 def test_record_of_a_newer_version_is_refused_with_its_number(tmp_path: Path) -> None:
-    path = commit(tmp_path, 9)
+    path = commit(tmp_path, 9, STATE)
     path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
     with pytest.raises(CommitError, match="version 7, this vime reads up to 1"):
         read_commit(path)
@@ -140,8 +113,5 @@ commit.write_commit(Path({str(tmp_path)!r}), rollout_id=5, branch="b", parent=No
     assert process.returncode == -signal.SIGKILL
     assert committed_rollouts(tmp_path) == []
     assert not commit_path(tmp_path, 5).exists()
-    commit_again = write_commit(
-        tmp_path, rollout_id=5, branch="b", parent=None, weight_version=1, run_id="r", rollout_data_dir="d",
-        queue_state=STATE,
-    )  # fmt: skip
+    commit_again = seal(tmp_path, 5, STATE)
     assert read_commit(commit_again).rollout_id == 5

@@ -141,6 +141,19 @@ def test_commits_go_to_another_folder_where_save_says_so() -> None:
     plan = restore(disk(), load="/run", output=OUT)
     assert chosen(plan) == ("branches/c", 29, OUT)
     assert f"This session writes its commits to {OUT}." in plan.words
+    assert f"Commits of this session go to {OUT}; queue, logs and metrics stay with the run in /run." in plan.words
+
+
+@pytest.mark.parametrize("load", ["/run", "/run/branches/c", "/run/branches/b"])
+def test_the_same_command_goes_on_in_the_other_folder_and_not_where_that_began(load: str) -> None:
+    apart = Branch("o", CommitParent("c", 29), OUT, 40)
+    found = disk(A, B, C, apart, commits={**COMMITS, OUT: [34]})
+    plan = restore(found, load=load, output=OUT)
+    assert chosen(plan) == (OUT, 34, OUT)
+    assert f"--load {load} is where the session in {OUT} began, which goes on." in plan.words
+    exact = restore(found, load="/run/branches/c/rollout/committed_29.json", output=OUT)
+    assert chosen(exact) == ("branches/c", 29, f"{OUT}/branches/n"), "a commit that is named is gone back to"
+    assert chosen(restore(found, load="/run")) == ("branches/c", 29, "branches/c"), "the run folder goes on by itself"
 
 
 def test_what_is_in_another_folder_goes_on_there_and_the_run_folder_by_itself() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recovery.branch import Branch, append_branch
+from recovery.commit import CommitParent
 from recovery.home import home_of, live_at, run_of
 from recovery.pointer import point_to, pointer_path, read_tracker
 from recovery.restore import plan_restore
@@ -68,7 +69,35 @@ def test_the_run_of_a_folder_is_found_from_its_branches_and_from_elsewhere(tmp_p
     live_at(run, apart)
     assert home_of(apart) == home_of(apart / "branches" / "x") == run
     assert home_of(run / "branches" / "x") == home_of(run) == run
+    run.mkdir(exist_ok=True)
     assert run_of(apart, None) == run
     committed(run, 1)
     assert run_of(tmp_path / "new", run / "branches" / "nope") == tmp_path / "new", "nothing to go on from"
     assert run_of(tmp_path / "new", run) == run
+
+
+def test_a_run_that_was_moved_away_from_its_checkpoints_is_not_begun_anew_and_found_by_its_new_place(
+    tmp_path: Path,
+) -> None:
+    run, apart = tmp_path / "run", tmp_path / "apart"
+    append_branch(run, Branch("a", None, ".", 0))
+    append_branch(run, Branch("b", CommitParent("a", 1), str(apart), 0))
+    committed(run, 1)
+    committed(apart, 3)
+    live_at(run, apart)
+    moved = run.rename(tmp_path / "moved")
+    with pytest.raises(RestoreError, match=r"--save .*/apart holds commits of the run in .*/run, which is not there"):
+        run_of(apart, None)
+    assert run_of(apart, moved) == moved
+    live_at(moved, apart)
+    assert run_of(apart, None) == moved
+
+
+def test_a_moved_folder_of_checkpoints_is_refused_instead_of_training_its_rollouts_again(tmp_path: Path) -> None:
+    run, apart = tmp_path / "run", tmp_path / "apart"
+    append_branch(run, Branch("a", None, str(apart), 0))
+    committed(apart, 3)
+    assert scan_run(run, run / "pool", str(apart)).commits == {str(apart): [3]}
+    moved = str(apart.rename(tmp_path / "moved"))
+    with pytest.raises(RestoreError, match=r"/moved holds commits \(rollout 3 is the newest\) .* it knows .*/apart\."):
+        scan_run(run, run / "pool", moved)

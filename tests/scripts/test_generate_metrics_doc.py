@@ -50,10 +50,12 @@ def test_a_docstring_wins_and_a_field_without_a_meaning_is_refused(generator: Mo
     loss = 'METRIC_NAMES = ("loss",)\nOPTIONAL_METRIC_NAMES = ("tis",)'
     evaluation = "class EvaluationRecord: ...\nclass DataSetResult: ..."
     said = 'class StepRecord:\n    wait_s: float\n    """Said\n    here."""\n'
-    page = generator.render(said, loss, loss, evaluation)
+    samples = 'MEANINGS: dict[str, str] = {"rollout/loops": "Of the samples."}'
+    page = generator.render(said, loss, loss, evaluation, samples)
     assert "| `wait_s` | `float` | s | Said here. |" in page
+    assert "| `rollout/loops` | Of the samples. |" in page
     with pytest.raises(SystemExit, match=r"StepRecord\.novelty has no docstring"):
-        generator.render("class StepRecord:\n    novelty: int\n", loss, loss, evaluation)
+        generator.render("class StepRecord:\n    novelty: int\n", loss, loss, evaluation, samples)
 
 
 def test_no_meaning_is_left_over_from_a_field_that_is_gone(generator: ModuleType) -> None:

@@ -41,7 +41,8 @@ def test_the_page_is_up_to_date(generator: ModuleType) -> None:
 
 def test_every_stored_result_is_in_the_form_that_benchmarks_print_and_names_no_folder(generator: ModuleType) -> None:
     reports = [report for reports in generator.read_results().values() for report in reports]
-    assert {report["benchmark"] for report in reports} >= generator.FLOORS.keys()
+    needs_no_gpu = {name for name in generator.FLOORS if not name.startswith("gpu.")}
+    assert {report["benchmark"] for report in reports} >= needs_no_gpu
     assert all("/" not in report["command"] for report in reports)
 
 
@@ -50,6 +51,13 @@ def test_a_value_is_quoted_with_its_range_its_machine_and_its_command(generator:
     assert "| `bytes_over_shard` | <= 1.25 | 1.12 | 0.62 to 2.12 |" in page
     assert "on 2 cores (P), 8 GiB, ext4, load 0.5" in page
     assert "`python -m benchmarks.shard_read`, 5 repeats" in page
+
+
+def test_a_part_for_gpus_that_measured_some_of_its_values_has_their_rows_alone(generator: ModuleType) -> None:
+    report = shard_report(1.12, 1.5) | {"benchmark": "gpu.stream"}
+    report["values"] = {"long_prompts_turns_ceiling": {"median": 1.5, "min": 1.5, "max": 1.5}}
+    rows = [line for line in generator.render({"gpu": [report]}).splitlines() if line.startswith("| `")]
+    assert [row.split("|")[1].strip() for row in rows] == ["`long_prompts_turns_ceiling`"]
 
 
 def test_a_missed_floor_is_said(generator: ModuleType) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -24,11 +25,12 @@ from aiohttp import web
 from tests.support.tiny_models import VOCAB_SIZE, token_text
 from vime.backends.vllm_utils.digest import WeightDigest
 from vime.backends.vllm_utils.inbox import WeightInbox
-from vime.backends.vllm_utils.receiving import parse_group_init
+from vime.backends.vllm_utils.receiving import NamedTensors, parse_group_init
 from vime.backends.vllm_utils.updates import LoadStaged, LoadStream, RememberHeld, parse_stage_request, parse_update
 from vime.backends.vllm_utils.wire_columns import (
     SAMPLE,
     VERSION,
+    DraftCounts,
     NucleusColumn,
     RouteColumn,
     SampleAbilities,
@@ -78,6 +80,7 @@ class Faults:
 
 @dataclass
 class _Request:
+    transport: asyncio.Transport | None
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -97,8 +100,18 @@ class _Sampled:
 class StandinEngine:
     """Serves on a free port of 127.0.0.1 from a thread of its own; use it with `with`."""
 
-    def __init__(self, vocab_size: int = 50, max_model_len: int = 2048, required_names: frozenset[str] = frozenset()):
-        """`required_names` are the checkpoint names that an update must bring to fill the "model"."""
+    def __init__(
+        self,
+        vocab_size: int = 50,
+        max_model_len: int = 2048,
+        required_names: frozenset[str] = frozenset(),
+        num_workers: int = 1,
+    ):
+        """`required_names` are the checkpoint names that an update must bring to fill the "model".
+
+        Each of `num_workers` receives weights for itself, as the tensor-parallel workers of an engine do.
+        """
+        self._num_workers = num_workers
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.required_names = required_names
@@ -115,6 +128,8 @@ class StandinEngine:
         """What stands for a medium in a prompt; the model gets it three times."""
         self.media: list[str] = []
         """URLs of the media that it was sent."""
+        self.num_drafted = 0
+        """Tokens that a step drafts, one of which is accepted; 0: no speculative decoding."""
         self.has_sleep = True
         """Whether it says that it can sleep."""
         self.keeps_version = False
@@ -126,7 +141,7 @@ class StandinEngine:
         """0 lets the system choose; read when the engine is entered."""
         self._requests: dict[str, _Request] = {}
         self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
-        self._inbox = WeightInbox(0)
+        self._inboxes = self._empty_inboxes()
         self._noted = ""
         self._update_open = self._loaded = False
         self._num_running = self._num_routed = 0
@@ -149,12 +164,23 @@ class StandinEngine:
 
     def start_anew(self) -> None:
         """As after a restart of its process: with the weights that it was started with, and no faults."""
-        self._inbox.leave()
-        self._inbox = WeightInbox(0)
+        self._leave()
+        self._inboxes = self._empty_inboxes()
         self.version, self.weights_digest, self.cache = "default", "start", set()
+        self.asleep = set()
         self._update_open = self._loaded = False
         self._loop.call_soon_threadsafe(self._running.set)
         self.faults = Faults()
+
+    def die(self) -> None:
+        """As when its process is killed: no call is answered any more, and running requests lose their connections."""
+        self.faults.dead = True
+        self._loop.call_soon_threadsafe(self._break_connections)
+
+    def _break_connections(self) -> None:
+        for request in self._requests.values():
+            if request.transport is not None:
+                request.transport.abort()
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take these weights as the ones that the engine was started with."""
@@ -182,7 +208,7 @@ class StandinEngine:
                 web.get("/health", self._ok),
                 web.get("/version", lambda _: _answer(version="0.32.0+standin")),
                 web.get("/v1/models", lambda _: _answer(data=[{"id": "standin", "max_model_len": self.max_model_len}])),
-                web.get("/get_world_size", lambda _: _answer(world_size=1)),
+                web.get("/get_world_size", lambda _: _answer(world_size=self._num_workers)),
                 web.get("/openapi.json", self._openapi),
                 web.get("/metrics", self._metrics),
                 web.get("/weight_info", self._tell_version),
@@ -214,7 +240,14 @@ class StandinEngine:
         self._started.set()
         await self._closing.wait()
         await runner.cleanup()
-        self._inbox.leave()
+        self._leave()
+
+    def _empty_inboxes(self) -> list[WeightInbox]:
+        return [WeightInbox(number) for number in range(self._num_workers)]
+
+    def _leave(self) -> None:
+        for inbox in self._inboxes:
+            inbox.leave()
 
     @web.middleware
     async def _misbehave(
@@ -261,6 +294,7 @@ class StandinEngine:
         labels = '{engine="0",model_name="standin"}'
         return web.Response(
             text=f"vllm:num_requests_running{labels} {running}.0\nvllm:num_requests_waiting{labels} {waiting}.0\n"
+            f"vllm:request_success_total{labels} {self.num_served - self._num_running}.0\n"
         )
 
     async def _generate(self, http_request: web.Request) -> web.Response:
@@ -342,6 +376,7 @@ class StandinEngine:
             num_cached_tokens=sampled.num_cached,
             routes=self._routes(prompt + sampled.tokens, call.routes_from) if sampled.tokens else None,
             nucleus=self._nucleus(sampled) if call.nucleus else None,
+            drafts=self._drafts(len(sampled.tokens)),
         )
         return web.Response(body=msgspec.msgpack.encode(answer))
 
@@ -396,6 +431,11 @@ class StandinEngine:
         rows = ((first + np.arange(2, dtype=np.uint8)) % 4).astype(np.uint8)
         return RouteColumn("|u1", (len(rows), 2, 2), rows.tobytes(), start)
 
+    def _drafts(self, num_tokens: int) -> DraftCounts | None:
+        """Each step makes two tokens; of an odd number, the last one comes without a draft."""
+        steps = num_tokens // 2
+        return DraftCounts(steps * self.num_drafted, steps, steps) if self.num_drafted else None
+
     def _nucleus(self, sampled: _Sampled) -> NucleusColumn:
         """The sampled token and those after it, equally probable."""
         sizes = np.asarray(sampled.nucleus_sizes, np.int64)
@@ -427,7 +467,7 @@ class StandinEngine:
             if http_request.transport is not None:
                 http_request.transport.abort()
             raise asyncio.CancelledError
-        request = self._requests[request_id] = _Request()
+        request = self._requests[request_id] = _Request(http_request.transport)
         self._num_running += 1
         self.num_served += 1
         try:
@@ -556,17 +596,21 @@ class StandinEngine:
         return await _answer(success=True)
 
     async def _init_transfer(self, request: web.Request) -> web.Response:
-        self._inbox.join(parse_group_init((await request.json())["init_info"]["group"]))
+        init = parse_group_init((await request.json())["init_info"]["group"])
+        for inbox in self._inboxes:
+            inbox.join(init)
         return await _answer(message="Weight transfer initialized")
 
     async def _collective_rpc(self, request: web.Request) -> web.Response:
         body = await request.json()
         if body["method"] == "vime_staging":
-            return await _answer(results=[msgspec.to_builtins(self._inbox.status())])
+            return await _answer(results=[msgspec.to_builtins(inbox.status()) for inbox in self._inboxes])
         if self.faults.num_ignored_stagings:
             self.faults.num_ignored_stagings -= 1
             return await _answer(results=[None])
-        self._inbox.stage(parse_stage_request(msgspec.json.decode(body["kwargs"]["request"], type=dict[str, Any])))
+        wanted = parse_stage_request(msgspec.json.decode(body["kwargs"]["request"], type=dict[str, Any]))
+        for inbox in self._inboxes:
+            inbox.stage(wanted)
         return await _answer(results=[None])
 
     async def _start_update(self, _request: web.Request) -> web.Response:
@@ -594,9 +638,9 @@ class StandinEngine:
     def _load(self, info: dict[str, Any]) -> str:
         match parse_update(info):
             case LoadStaged(version):
-                tensors = list(self._inbox.take(version))
+                tensors = self._from_all(lambda inbox: list(inbox.take(version)))
             case LoadStream():
-                tensors = self._inbox.receiver().receive()
+                tensors = self._from_all(lambda inbox: inbox.receiver().receive())
             case RememberHeld():
                 self._noted = self.weights_digest
                 return self.weights_digest
@@ -613,6 +657,14 @@ class StandinEngine:
             self.weights_digest = "a mix"
             raise PublicationError(f"The weights don't fill {len(missing)} layers of the model, first {missing[0]}.")
         return _digest(tensors)
+
+    def _from_all(self, receive: Callable[[WeightInbox], NamedTensors]) -> NamedTensors:
+        """What every worker has received at once; raises `PublicationError` when they differ."""
+        with ThreadPoolExecutor(len(self._inboxes)) as pool:
+            found = list(pool.map(receive, self._inboxes))
+        if len({_digest(tensors) for tensors in found}) != 1:
+            raise PublicationError("Workers of the engine got different weights.")
+        return found[0]
 
     async def _finish_update(self, request: web.Request) -> web.Response:
         if not self._update_open or not self._loaded:

@@ -60,6 +60,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "llama_tied": ("llama", {"tie_word_embeddings": True}),
     "llama_scaled": ("llama", {"tie_word_embeddings": False, "rope_parameters": _LLAMA3_ROPE}),
+    "glm": ("glm", {"head_dim": 32, "tie_word_embeddings": False}),
+    "glm_plain": ("glm", {"head_dim": 16, "partial_rotary_factor": 0.25, "attention_bias": False}),
     "qwen3_moe": (
         "qwen3_moe",
         {

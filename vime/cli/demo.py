@@ -28,6 +28,8 @@ KILL_AFTER = (0.35, 0.7)
 """Fractions of the steps after which the kills come; a few steps past a commit, so that work is rolled back."""
 STEPS_PAST_COMMIT = 4
 LEFTOVER_S = 15.0
+STEP_S = 900.0
+"""How long the job may take from its start, or from a kill, to the step that is waited for."""
 
 
 def run_demo(words: Sequence[str]) -> int:
@@ -127,7 +129,7 @@ def _train_until_killed(command: list[str], run: Path, rank_step: int, tree_step
         for pid in everything:
             _kill(pid)
         _say(f"\n   kill -9 of the whole process tree ({len(everything)} processes) after step {_newest_step(run)}.")
-        status = train.wait()
+        status = train.wait(LEFTOVER_S)
     left = _still_alive(everything, LEFTOVER_S)
     _say(f"   The job ended with status {status}; {len(left)} of its {len(everything)} processes are left.")
     if status == 0 or left:
@@ -135,7 +137,12 @@ def _train_until_killed(command: list[str], run: Path, rank_step: int, tree_step
 
 
 def _wait_for_step(train: subprocess.Popen[bytes], run: Path, step: int) -> None:
+    deadline = time.monotonic() + STEP_S
     while train.poll() is None and _newest_step(run) < step:
+        if time.monotonic() > deadline:
+            raise RunFailedError(
+                f"The job did not come to step {step} within {STEP_S:g} s.", next_step=f"Look at {run / 'logs'}."
+            )
         time.sleep(0.1)
     if train.poll() is not None:
         raise RunFailedError(

@@ -44,6 +44,7 @@ EXIT_CODES: dict[type[Exception], ExitCode] = {
     errors.NoRunError: ExitCode.USER,
     errors.RestoreError: ExitCode.USER,
     errors.VersionMismatchError: ExitCode.ENVIRONMENT,
+    errors.ClusterStartError: ExitCode.ENVIRONMENT,
     errors.EngineStartError: ExitCode.ENVIRONMENT,
     errors.ParityError: ExitCode.ENVIRONMENT,
     errors.StorageError: ExitCode.ENVIRONMENT,

@@ -210,7 +210,7 @@ _DEEPSEEK_EXPERTS = (
 
 _NO_QK_NORM = fixed("--qk-layernorm", False)
 _QK_NORM = fixed("--qk-layernorm", True)
-_QKV_BIAS = switch("--add-qkv-bias", "attention_bias")
+_QKV_BIAS = switch("--add-qkv-bias", "attention_bias", default=True)
 
 
 def _no_attention_bias(config: Config) -> bool:
@@ -229,6 +229,11 @@ FAMILIES: dict[str, tuple[Row, ...]] = {
     "glm": (*_COMMON, *_GROUPED_ATTENTION, _QKV_BIAS, _NO_QK_NORM, *rope_rows("partial")),
     "deepseek_v3": (*_COMMON, _NO_BIAS, *_LATENT_ATTENTION, *rope_rows("yarn"), *_DEEPSEEK_EXPERTS),
 }
+
+
+def has_qkv_bias(config: Config) -> bool:
+    """Whether queries, keys and values have a bias, in a family some of whose members have one."""
+    return bool(config.get("attention_bias", True))
 
 
 def family_of(config: Config) -> str | None:

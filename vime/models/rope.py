@@ -14,6 +14,8 @@ from vime.models.rows import Config, Row, Shape, Value, fixed, number
 # What Megatron has no flag for; its own constants.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
+_PARTIAL = 0.5
+"""Part of a head that is rotated in a model which doesn't say."""
 
 Variant = Literal["default", "partial", "llama3", "yarn"]
 
@@ -57,7 +59,8 @@ def _write_base(shape: Shape) -> dict[str, Any]:
 
 def _percent(config: Config) -> float:
     return number(
-        {"partial_rotary_factor": config.get("partial_rotary_factor", 1.0), **_rope(config)}, "partial_rotary_factor"
+        {"partial_rotary_factor": config.get("partial_rotary_factor", _PARTIAL), **_rope(config)},
+        "partial_rotary_factor",
     )
 
 

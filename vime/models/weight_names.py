@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vime.errors import ModelError
-from vime.models.families import num_dense_layers, num_experts
+from vime.models.families import FAMILIES, has_qkv_bias, num_dense_layers, num_experts
 from vime.models.rows import Config, positive
 
 Layout = Literal["plain", "qkv", "gate_up"]
-"""plain: one tensor. qkv: query, key and value interleaved by query group. gate_up: gate rows above up rows."""
+"""plain: one tensor. qkv: query, key and value interleaved by query group. gate_up: gate rows above up rows, which are
+one tensor or two."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Family:
     attention: tuple[WeightRule, ...]
     expert_mlp: tuple[WeightRule, ...] = ()
     """What stands for the dense feed-forward part in a layer of experts."""
+    dense_mlp: tuple[WeightRule, ...] = ()
+    """Where the dense feed-forward part has other names than those of most families."""
+    may_lack_bias: bool = False
+    """Whether only some members have the bias of `attention`."""
 
 
 def _rule(
@@ -57,6 +62,13 @@ def _gated_mlp(megatron: str, hf: str, *, per_expert: bool = False) -> tuple[Wei
     return (
         _rule(fc1, *gate_up, layout="gate_up", shard_dim=0, per_expert=per_expert),
         _rule(fc2, f"{hf}.down_proj.weight", shard_dim=1, per_expert=per_expert),
+    )
+
+
+def _fused_mlp(megatron: str, hf: str) -> tuple[WeightRule, ...]:
+    return (
+        _rule(f"{megatron}.linear_fc1.weight", f"{hf}.gate_up_proj.weight", layout="gate_up", shard_dim=0),
+        _rule(f"{megatron}.linear_fc2.weight", f"{hf}.down_proj.weight", shard_dim=1),
     )
 
 
@@ -83,6 +95,7 @@ _LATENT = (
     _rule("self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", shard_dim=0),
 )
 _DENSE_MLP = _gated_mlp("mlp", "mlp")
+_QKV_BIAS = _qkv("bias")
 _EXPERTS = (
     _rule("mlp.router.weight", "mlp.gate.weight"),
     *_gated_mlp("mlp.experts.local_experts.{}", "mlp.experts.{}", per_expert=True),
@@ -90,18 +103,18 @@ _EXPERTS = (
 _BIASED_ROUTER = _rule("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias")
 
 NAMES: dict[str, Family] = {
-    "qwen2": Family((_BEFORE, _qkv("weight"), _qkv("bias"), *_AFTER)),
+    "qwen2": Family((_BEFORE, _qkv("weight"), _QKV_BIAS, *_AFTER)),
     "qwen3": Family((_BEFORE, _qkv("weight"), *_QK_NORMS, *_AFTER)),
     "qwen3_moe": Family((_BEFORE, _qkv("weight"), *_QK_NORMS, *_AFTER), _EXPERTS),
     "llama": Family((_BEFORE, _qkv("weight"), *_AFTER)),
+    "glm": Family(
+        (_BEFORE, _qkv("weight"), _QKV_BIAS, *_AFTER), dense_mlp=_fused_mlp("mlp", "mlp"), may_lack_bias=True
+    ),
     "deepseek_v3": Family(
         (_BEFORE, *_LATENT, *_AFTER),
         (_BIASED_ROUTER, *_EXPERTS, *_gated_mlp("mlp.shared_experts", "mlp.shared_experts")),
     ),
 }
-
-SUPPORTED_MODEL_TYPES = tuple(NAMES)
-"""The families that are converted, trained and exported; the others have a shape, and a dry run."""
 
 _EMBEDDING = WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), shard_dim=0)
 _FINAL_NORM = WeightRule("decoder.final_layernorm.weight", ("model.norm.weight",))
@@ -123,14 +136,16 @@ def weight_rules(hf_config: Config) -> list[WeightRule]:
     family = NAMES.get(str(hf_config.get("model_type")))
     if family is None:
         raise ModelError(
-            f"config.json: model_type is {hf_config.get('model_type')!r}, allowed: {', '.join(SUPPORTED_MODEL_TYPES)}.",
+            f"config.json: model_type is {hf_config.get('model_type')!r}, allowed: {', '.join(FAMILIES)}.",
             next_step="Choose a checkpoint of an allowed type.",
         )
     first_expert_layer = num_dense_layers(hf_config) if family.expert_mlp else positive(hf_config, "num_hidden_layers")
+    without = (_QKV_BIAS,) if family.may_lack_bias and not has_qkv_bias(hf_config) else ()
+    attention = tuple(part for part in family.attention if part not in without)
     rules = [_EMBEDDING]
     for layer in range(positive(hf_config, "num_hidden_layers")):
-        mlp = _DENSE_MLP if layer < first_expert_layer else family.expert_mlp
-        rules += _in_layer(layer, (*family.attention, *mlp), hf_config)
+        mlp = family.dense_mlp or _DENSE_MLP if layer < first_expert_layer else family.expert_mlp
+        rules += _in_layer(layer, (*attention, *mlp), hf_config)
     return [*rules, _FINAL_NORM] if is_tied(hf_config) else [*rules, _FINAL_NORM, _HEAD]
 
 

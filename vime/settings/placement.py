@@ -101,22 +101,26 @@ def no_room(demand: Demand, nodes: Sequence[Node], missing: NoRoom) -> SettingsE
     return SettingsError(f"The run needs {demand}, there are {free}. {missing.words}", next_step=missing.next_step)
 
 
-def place(nodes: Sequence[Node], demand: Demand) -> Placement | NoRoom:
+def place(nodes: Sequence[Node], demand: Demand, engines_there: Sequence[int] = ()) -> Placement | NoRoom:
     """A placement of everything, or the first piece that finds no room.
+
+    `engines_there` are the devices of each node that engines of the same run have already, which `engines_per_node`
+    counts too; none where it is empty.
 
     A training node's ranks lie on one node. An engine lies on one node, or, larger than any node, in equal parts on as
     few as have room for it. Pieces go where the least room is left that is enough, so large ones keep theirs; where
     this fails with the trainer first, engines are placed first.
     """
-    first = _fill(nodes, demand, engines_first=False)
+    there = engines_there or [0] * len(nodes)
+    first = _fill(nodes, demand, there, engines_first=False)
     if demand.shared or not isinstance(first, NoRoom):
         return first
-    second = _fill(nodes, demand, engines_first=True)
+    second = _fill(nodes, demand, there, engines_first=True)
     return first if isinstance(second, NoRoom) else second
 
 
-def _fill(nodes: Sequence[Node], demand: Demand, *, engines_first: bool) -> Placement | NoRoom:
-    desk = _SharedDesk(nodes, demand) if demand.shared else _Desk(nodes, demand)
+def _fill(nodes: Sequence[Node], demand: Demand, there: Sequence[int], *, engines_first: bool) -> Placement | NoRoom:
+    desk = _SharedDesk(nodes, demand, there) if demand.shared else _Desk(nodes, demand, there)
     steps = (desk.seat_engines, desk.seat_trainers) if engines_first else (desk.seat_trainers, desk.seat_engines)
     for step in steps:
         missing = step()
@@ -128,8 +132,8 @@ def _fill(nodes: Sequence[Node], demand: Demand, *, engines_first: bool) -> Plac
 class _Desk:
     """Nodes that are being given away."""
 
-    def __init__(self, nodes: Sequence[Node], demand: Demand) -> None:
-        self._nodes, self._demand = nodes, demand
+    def __init__(self, nodes: Sequence[Node], demand: Demand, engines_there: Sequence[int]) -> None:
+        self._nodes, self._demand, self._there = nodes, demand, engines_there
         self._ranks: Counter[PlacedNode] = Counter()
         self._workers: Counter[PlacedNode] = Counter()
         self._trainers: list[PlacedNode] = []
@@ -181,7 +185,9 @@ class _Desk:
     def _room(self, node: PlacedNode) -> int:
         """Devices that engines may still have."""
         limit = self._demand.engines_per_node
-        return self._free(node) if limit is None else min(self._free(node), limit - self._workers[node])
+        if limit is None:
+            return self._free(node)
+        return min(self._free(node), limit - self._there[node] - self._workers[node])
 
     def _total(self, node: PlacedNode) -> int:
         return self._ranks[node] + self._workers[node]

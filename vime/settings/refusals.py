@@ -5,12 +5,9 @@ A row leaves this table in the change that builds what it needs.
 
 from __future__ import annotations
 
-from vime.models.families import family_of
-from vime.models.weight_names import SUPPORTED_MODEL_TYPES
 from vime.settings.groups import Settings
 from vime.settings.machine import has_gpus
 from vime.settings.refusal import Refusal, unless_default
-from vime.settings.rules.json_files import model_config
 from vime.settings.rules.quantities import option, own_engines, size
 
 
@@ -21,14 +18,6 @@ def refused(settings: Settings) -> list[str]:
         for row in REFUSALS
         if (value := row.found(settings)) is not None
     ]
-
-
-def _unsupported_model(settings: Settings) -> str | None:
-    """Path of the checkpoint and type of its model, when it is one that can be described but not trained yet."""
-    family = family_of(model_config(settings))
-    if family is None or family in SUPPORTED_MODEL_TYPES or settings.debug.debug_rollout_only:
-        return None
-    return f"{settings.checkpoint.hf_checkpoint} (model_type {family})"
 
 
 def _above_one(settings: Settings, flag: str) -> str | None:
@@ -63,19 +52,7 @@ def _profile_for_nsight(settings: Settings) -> str | None:
     return "" if option(words, "--profile") is not None and option(words, "--use-pytorch-profiler") is None else None
 
 
-def _kept_beside_a_trainer(settings: Settings) -> str | None:
-    return settings.queue.rollout_session_id if settings.cluster.engines_leave_memory else None
-
-
 REFUSALS: tuple[Refusal, ...] = (
-    # Model
-    Refusal(
-        "--hf-checkpoint",
-        f"a model of type {', '.join(SUPPORTED_MODEL_TYPES)}",
-        "vime knows the shape of other models, but runs of them are not tested.",
-        "training and publication of more model families",
-        refused_value=_unsupported_model,
-    ),
     # Placement
     Refusal(
         "--vllm-data-parallel-size",
@@ -86,15 +63,6 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=lambda settings: _above_one(settings, "--vllm-data-parallel-size"),
     ),
     # Engines and router
-    Refusal(
-        "--use-fault-tolerance",
-        "without --colocate, --offload and --offload-rollout",
-        "An engine that is replaced takes the trainer's weights in the engines' turn, so both would be in memory.",
-        "publications to one engine in the trainer's turn",
-        refused_value=lambda settings: (
-            "" if settings.engine.use_fault_tolerance and settings.cluster.engines_leave_memory else None
-        ),
-    ),
     Refusal(
         "--vllm-config",
         "regular and placeholder groups on devices of their own, and a model with update_weights: true",
@@ -120,9 +88,10 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     # Trainer and checkpoints
     *unless_default(
-        "--mtp-num-layers --mtp-loss-scaling-factor",
-        "The model is trained without heads for several tokens.",
-        "conversion and training of heads for multi-token prediction",
+        "--mtp-num-layers",
+        "A checkpoint's layers for further tokens are left out of the model. Megatron's own loss of them makes logits "
+        "of every token of a pack, prompts too, and shifts tokens by another cut of context parallelism than vime's.",
+        "names of their weights, a loss of each depth by vime's own head, and a place in pipelines and replayed routes",
     ),
     Refusal(
         "--distributed-backend",
@@ -130,14 +99,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "Ranks on GPUs exchange tensors that gloo can't reduce where they are.",
         "two NVIDIA GPUs, to try gloo between them",
         refused_value=_gloo_between_gpus,
-    ),
-    # Queue and weights
-    Refusal(
-        "--rollout-session-id",
-        "without --colocate, --offload and --offload-rollout",
-        "Engines that share memory with the trainer would hold it while a restarted trainer starts.",
-        "a restart that asks kept engines to leave the memory first",
-        refused_value=_kept_beside_a_trainer,
     ),
     # Evaluation, debugging, logging
     Refusal(

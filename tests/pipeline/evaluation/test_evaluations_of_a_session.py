@@ -35,7 +35,7 @@ class Producers:
             data_sets=[DataSetResult("a", 2, 2, self.failed, 1, [1])],
         )  # fmt: skip
 
-    async def evaluation_generated(self, step: int) -> None:  # noqa: ARG002
+    async def evaluation_generated(self, step: int, branch: str) -> None:  # noqa: ARG002
         await self.generated.wait()
 
 

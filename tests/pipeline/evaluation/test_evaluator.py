@@ -138,12 +138,35 @@ async def test_a_slow_judge_does_not_hold_up_the_end_of_generation(
     async with evaluator(tmp_path, engine, argv, reward=slow) as rig:
         running = asyncio.create_task(rig.evaluator.evaluate(1, "branch"))
         await asyncio.sleep(0)
-        await asyncio.wait_for(rig.evaluator.generated(1), 10)
+        await asyncio.wait_for(rig.evaluator.generated(1, "branch"), 10)
         assert not running.done()
         assert rig.gate.num_requests == 0
         judge.set()
         assert (await running).metrics["eval/half"] == 1.0
-        await rig.evaluator.generated(1)
+        await rig.evaluator.generated(1, "branch")
+
+
+async def test_who_asks_for_the_end_of_generation_before_an_evaluation_begins_waits_for_its_responses(
+    tmp_path: Path, engine: StandinEngine, argv: list[str]
+) -> None:
+    async with evaluator(tmp_path, engine, argv) as rig:
+        generated = asyncio.create_task(rig.evaluator.generated(1, "branch"))
+        await asyncio.sleep(0)
+        assert not generated.done()
+        await rig.evaluator.evaluate(1, "branch")
+        await asyncio.wait_for(generated, 10)
+
+
+async def test_the_same_step_of_another_branch_is_an_evaluation_of_its_own(
+    tmp_path: Path, engine: StandinEngine, argv: list[str]
+) -> None:
+    async with evaluator(tmp_path, engine, argv) as rig:
+        await rig.evaluator.evaluate(1, "left")
+        generated = asyncio.create_task(rig.evaluator.generated(1, "right"))
+        await asyncio.sleep(0)
+        assert not generated.done()
+        await asyncio.gather(rig.evaluator.evaluate(1, "right"), rig.evaluator.evaluate(1, "third"))
+        await asyncio.wait_for(generated, 10)
 
 
 async def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, engine: StandinEngine) -> None:

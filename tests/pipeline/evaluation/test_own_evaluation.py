@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -72,7 +73,16 @@ async def test_what_goes_wrong_is_the_records_problem(tmp_path: Path, name: str,
     record = await evaluator.evaluate(4, "branch")
     assert record.metrics == {}
     assert re.search(problem, record.problem)
-    await evaluator.generated(4)
+    await evaluator.generated(4, "branch")
+
+
+async def test_who_asks_for_the_functions_end_before_it_is_called_waits_for_it(tmp_path: Path) -> None:
+    evaluator = own_evaluator(tmp_path, "evaluate", {"a": 2})
+    generated = asyncio.create_task(evaluator.generated(4, "branch"))
+    await asyncio.sleep(0)
+    assert not generated.done()
+    await evaluator.evaluate(4, "branch")
+    await asyncio.wait_for(generated, 10)
 
 
 def test_a_rollout_function_evaluates_unless_requests_outlive_publications() -> None:

@@ -20,6 +20,7 @@ _NAMED = {
     "alarms": [],
     "standing_alarms": [],
     "alarm_levels": {"gap": 2.0},
+    "sample_metrics": {"perf/tokens_per_gpu_per_sec": 8.0},
     "reward": "judge",
     "branch": "b",
 }

@@ -23,6 +23,7 @@ def test_a_batch_has_the_documented_series() -> None:
         "rollout/failed_samples/timeout": 1,
         "rollout/reward_by_source/math": 0.5,
         "perf/rollout_time": 7,
+        "perf/tokens_per_gpu_per_sec": 8,
         "perf/update_weights_wire_bytes": 1,
         "perf/update_weights_density": 1,
         "queue/pending": 4,

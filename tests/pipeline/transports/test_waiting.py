@@ -1,4 +1,4 @@
-"""A full object store makes the producer wait; nothing is thrown away for it."""
+"""A full object store makes the producer wait; nothing is thrown away for it. A reader waits, but not for ever."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError
 
 from pipeline.transports import ray_parts
 from pipeline.transports.ray_parts import RayParts
+from vime.errors import StorageError
 
 
 class FullCarrier:
@@ -27,8 +28,8 @@ class FullCarrier:
         self.kept.append(part)
         return part
 
-    def get(self, references: Sequence[Any]) -> list[bytes]:
-        return list(references)
+    def get(self, references: Sequence[Any]) -> list[bytes]:  # noqa: ARG002
+        raise GetTimeoutError("not there")
 
 
 class NoCoordinator:
@@ -38,6 +39,11 @@ class NoCoordinator:
         @staticmethod
         def remote(_: object) -> None:
             return None
+
+    class get_parts:
+        @staticmethod
+        def remote(_: object, __: object) -> list[object]:
+            return [object()]
 
 
 @pytest.mark.parametrize("error", [ObjectStoreFullError("full"), OutOfDiskError("full")])
@@ -57,3 +63,9 @@ def test_a_producer_waits_while_there_is_no_room(
     assert carrier.kept == [b"1", b"22", b"333"]
     assert len(waits) == 6
     assert caplog.text.count("has no room for") == 2
+
+
+def test_samples_that_do_not_arrive_are_named_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_parts.ray, "get", lambda answer, **_: answer)
+    with pytest.raises(StorageError, match=r"Publication group:7 did not arrive within 600 s"):
+        RayParts(NoCoordinator, FullCarrier(OutOfDiskError("full"))).get("group:7", [0])

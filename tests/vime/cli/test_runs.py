@@ -103,3 +103,9 @@ def test_a_folder_that_holds_only_checkpoints_stands_for_its_run(
     report = listed(capsys, apart)
     assert report["run"] == str(run)
     assert [(c["rollout_id"], c["directory"]) for c in report["sessions"][2]["commits"]] == [(19, str(apart))]
+    assert report["sessions"][2]["commits"][0]["held_by"] == ["tracker", "one of the newest 1"]
+    assert [c["held_by"] for c in report["sessions"][0]["commits"]] == [
+        ["another --save"],
+        ["another --save", "branch b"],
+        ["tracker", "another --save"],
+    ], "the session that commits apart removes nothing of the run's"

@@ -51,6 +51,15 @@ def test_pieces_find_room_or_are_named(
     assert (found.piece if isinstance(found, NoRoom) else None) == expected
 
 
+def test_engines_that_are_there_already_count_towards_the_limit_of_a_node() -> None:
+    demand = Demand(engines=(1,), engines_per_node=2)
+    assert isinstance(place(nodes(3), demand, [1]), Placement)
+    refused = place(nodes(3), demand, [2])
+    assert isinstance(refused, NoRoom)
+    assert refused.limit == "--num-gpus-per-node leaves engines 2 GPUs of a node"
+    assert isinstance(place(nodes(3), Demand((1,), engines_per_node=2), [2]), Placement), "ranks are not limited"
+
+
 SIZES = st.integers(1, 6)
 DEMANDS = st.builds(
     Demand,

@@ -75,17 +75,8 @@ def test_a_dry_run_still_refuses_what_can_never_work(argv: list[str]) -> None:
         validate(parse_settings([*argv, "--global-batch-size", "3"]), dry_run=True)
 
 
-def test_engines_that_sleep_are_not_replaced_yet() -> None:
-    asked = ["--use-fault-tolerance", "--colocate"]
-    assert any(row.startswith("--use-fault-tolerance is not built yet") for row in refused(parse_settings(asked)))
-    kept = parse_settings([*asked, "--no-offload-rollout"])
-    assert not any(row.startswith("--use-fault-tolerance") for row in refused(kept))
-
-
-def test_engines_that_share_memory_with_a_trainer_do_not_outlive_their_driver_yet() -> None:
-    asked = ["--rollout-session-id", "a", "--colocate"]
-    assert any(row.startswith("--rollout-session-id a is not built yet") for row in refused(parse_settings(asked)))
-    assert refused(parse_settings([*asked, "--no-offload-rollout"])) == []
+def test_engines_that_share_memory_with_a_trainer_are_replaced_and_outlive_their_driver() -> None:
+    assert refused(parse_settings(["--use-fault-tolerance", "--rollout-session-id", "a", "--colocate"])) == []
 
 
 def test_gloo_is_what_ranks_without_gpus_use_and_is_refused_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ def test_a_dry_run_warns_of_what_is_not_built_and_refuses_what_cannot_work(tmp_p
         ("--tis-clip 3", "--tis-clip has no effect without --use-tis"),
         ("--tis-clip-low 1", "--tis-clip-low has no effect without --use-tis"),
         ("--opsm-delta 0.1", "--opsm-delta has no effect without --use-opsm"),
+        ("--mtp-loss-scaling-factor 0.1", "--mtp-loss-scaling-factor has no effect without --mtp-num-layers"),
         ("--rollout-session-timeout 5", "--rollout-session-timeout has no effect without --rollout-session-id"),
         ("--rollout-health-check-interval 5", "--rollout-health-check-interval has no effect"),
     ],
@@ -149,16 +150,6 @@ def test_flags_that_nobody_knows_come_in_the_same_list_with_contradictions(
     assert "The nearest one is --vllm-no-enable-prefix-caching." in said
     assert "3. --vllm-max-model-lem is not an option of the installed vLLM" in said
     assert "the nearest one is --router-policy" in said
-
-
-def test_models_that_are_not_trained_yet_are_refused_and_a_dry_run_warns(tmp_path: Path) -> None:
-    settings = parse_settings(Case("", "", "", "", config={"model_type": "glm"}).command(tmp_path))
-    said = "(model_type glm) is not built yet, allowed: a model of type qwen2, qwen3, qwen3_moe, llama, deepseek_v3."
-    (warning,) = validate(settings, dry_run=True)
-    assert said in warning
-    with pytest.raises(SettingsError) as caught:
-        validate(settings)
-    assert said in caught.value.message
 
 
 def test_files_are_warned_about_in_a_dry_run(tmp_path: Path) -> None:

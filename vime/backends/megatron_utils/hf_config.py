@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vime.errors import ModelError
-from vime.models.families import named_config, num_experts
+from vime.models.families import FAMILIES, named_config, num_experts
 from vime.models.shape import shape_argv, shape_of_config
-from vime.models.weight_names import NAMES, SUPPORTED_MODEL_TYPES, is_tied
+from vime.models.weight_names import NAMES, is_tied
 
 __all__ = ["is_tied", "model_argv", "num_experts", "read_hf_config"]
 
@@ -48,9 +48,9 @@ def model_argv(hf_config: Mapping[str, Any]) -> list[str]:
     Raises `ModelError` naming the model type and the allowed ones, or the field that can't be represented.
     """
     model_type = hf_config.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:
+    if model_type not in FAMILIES:
         raise ModelError(
-            f"config.json: model_type is {model_type!r}, allowed: {', '.join(SUPPORTED_MODEL_TYPES)}.",
+            f"config.json: model_type is {model_type!r}, allowed: {', '.join(FAMILIES)}.",
             next_step="Choose a checkpoint of an allowed type.",
         )
     shape = shape_of_config(hf_config)

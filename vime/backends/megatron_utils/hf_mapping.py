@@ -30,7 +30,7 @@ def attention_shape(hf_config: Mapping[str, Any]) -> AttentionShape:
 
 def join(rule: WeightRule, parts: Sequence[torch.Tensor], shape: AttentionShape) -> torch.Tensor:
     """Hugging Face tensors in the order of `rule.hf_names` -> the full Megatron parameter."""
-    if rule.layout == "plain":
+    if len(rule.hf_names) == 1:
         return parts[0]
     if rule.layout == "gate_up":
         return torch.cat(list(parts))
@@ -41,7 +41,7 @@ def join(rule: WeightRule, parts: Sequence[torch.Tensor], shape: AttentionShape)
 
 def split(rule: WeightRule, full: torch.Tensor, shape: AttentionShape) -> list[torch.Tensor]:
     """The full Megatron parameter -> Hugging Face tensors in the order of `rule.hf_names`; inverse of `join`."""
-    if rule.layout == "plain":
+    if len(rule.hf_names) == 1:
         return [full]
     if rule.layout == "gate_up":
         return list(full.chunk(2))

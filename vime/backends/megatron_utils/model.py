@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, get_tr
 from megatron.training.argument_utils import core_transformer_config_from_args
 
 from vime.backends.megatron_utils.attention import PackedCoreAttention
+from vime.backends.megatron_utils.grouped_experts import GroupedExperts
 from vime.backends.megatron_utils.latent_attention import PackedLatentAttention
 from vime.backends.megatron_utils.norm import RMSNorm
 from vime.backends.megatron_utils.value_head import with_value_head
@@ -106,7 +109,7 @@ def _gpt_model(
     pre_process, post_process = ends
     return PackedGPTModel(
         config,
-        _block_spec(config, virtual_stage),
+        _block_spec(config, virtual_stage, groups_experts=not args.overlap_param_gather),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,
@@ -123,17 +126,22 @@ def _gpt_model(
     )
 
 
-def _block_spec(config: TransformerConfig, virtual_stage: int | None) -> TransformerBlockSubmodules:
+def _block_spec(
+    config: TransformerConfig, virtual_stage: int | None, *, groups_experts: bool
+) -> TransformerBlockSubmodules:
     first = get_transformer_layer_offset(config, virtual_stage)
     pattern = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * config.num_layers
     kinds = pattern[first : first + get_num_layers_to_build(config, virtual_stage)]
     return TransformerBlockSubmodules(
-        layer_specs=[_layer_spec(config, config.num_moe_experts if kind else None) for kind in kinds],
+        layer_specs=[
+            _layer_spec(config, config.num_moe_experts if kind else None, groups_experts=groups_experts)
+            for kind in kinds
+        ],
         layer_norm=RMSNorm,
     )
 
 
-def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpec:
+def _layer_spec(config: TransformerConfig, num_experts: int | None, *, groups_experts: bool) -> ModuleSpec:
     layer = get_gpt_layer_local_submodules(
         num_experts=num_experts,
         moe_grouped_gemm=False,
@@ -141,6 +149,10 @@ def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpe
         multi_latent_attention=config.multi_latent_attention,
         normalization=config.normalization,
     )
+    if num_experts is not None and groups_experts:  # gathering that overlaps waits in front of each expert's own call
+        parts = layer.mlp.keywords["submodules"]
+        grouped = replace(parts, experts=partial(GroupedExperts, **parts.experts.keywords))
+        layer.mlp = partial(layer.mlp, submodules=grouped)
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedCoreAttention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vime.backends.vllm_utils.protocol import GeneratedPiece, GenerateRequest, GenerateResult
+from vime.backends.vllm_utils.protocol import Drafts, GeneratedPiece, GenerateRequest, GenerateResult
 
 
 def answer_info(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
@@ -16,6 +16,7 @@ def answer_info(request: GenerateRequest, result: GenerateResult) -> dict[str, A
         "version_spans": [(span.version, span.start, span.stop) for span in spans],
         "cached_tokens": result.num_cached_tokens,
         "prompt_tokens": result.num_prompt_tokens,
+        **_drafts(result.drafts),
     }
     if spans:
         info["weight_version"] = str(spans[-1].version)
@@ -33,6 +34,7 @@ def piece_info(piece: GeneratedPiece, *, is_first: bool) -> dict[str, Any]:
     """The same of a piece of a stream; what holds for the whole request counts with its first."""
     spans = piece.version_spans
     info: dict[str, Any] = {"version_spans": [(span.version, span.start, span.stop) for span in spans]}
+    info |= _drafts(piece.drafts)
     if piece.finish_reason is not None:
         info["finish_reason"] = {"type": piece.finish_reason}
     if spans:
@@ -40,3 +42,13 @@ def piece_info(piece: GeneratedPiece, *, is_first: bool) -> dict[str, Any]:
     if is_first:
         info |= {"cached_tokens": piece.num_cached_tokens, "prompt_tokens": piece.num_prompt_tokens}
     return info
+
+
+def _drafts(drafts: Drafts | None) -> dict[str, int]:
+    if drafts is None:
+        return {}
+    return {
+        "spec_draft_token_num": drafts.num_drafted,
+        "spec_accept_token_num": drafts.num_accepted,
+        "spec_verify_ct": drafts.num_steps,
+    }

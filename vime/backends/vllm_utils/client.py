@@ -73,6 +73,10 @@ class EngineClient:
         """Close the connections; running calls fail."""
         await self._http.close()
 
+    def move(self, address: str) -> None:
+        """The engine is at another base URL from now on; calls that run have gone to the one before."""
+        self._http.address = self.address = address.rstrip("/")
+
     async def ready(self) -> bool:
         """True when the engine answers that it is healthy; False when it doesn't answer or says otherwise."""
         try:
@@ -227,7 +231,7 @@ class EngineClient:
         await self._http.call("POST", "/sleep", params={"level": "1"}, timeout_s=self._update_timeout_s)
 
     async def wake_up(self, memory: Sequence[EngineMemory]) -> None:
-        """Take these parts of the memory back; weights are as before `sleep`.
+        """Take these parts of the memory back, all where none is named; weights are as before `sleep`.
 
         Some versions go on sampling as soon as they have all of it, others after `resume`.
         """

@@ -29,7 +29,8 @@ class SharingBuffer:
         """`num_bytes` is the size of the largest part, descriptions included."""
         self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         storage: Any = self._memory.untyped_storage()
-        fields = storage._share_cuda_()
+        *fields, _ = storage._share_cuda_()
+        fields.append(False)  # no reader has to wait for an event: a part is told of when it is complete
         self._handles = {gpu_uuid(device): _as_text(fields)}
 
     def fill(

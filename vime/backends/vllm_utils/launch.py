@@ -29,6 +29,8 @@ _PLUGIN_GROUPS = (
 )
 """Those that vLLM loads without being told to, as long as it isn't told of any."""
 
+_DRAFT_METRICS = "per-request-spec-decode-metrics"
+
 _VLLM_MAX_LOGPROBS = 20
 """vLLM's default."""
 
@@ -104,6 +106,8 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     argv += ["--enable-prompt-tokens-details"]
     if version_at_least(installed_version("vllm") or "", (0, 32)):
         argv += ["--enable-scale-out"]  # before, generation from token ids needed no word
+        if "speculative-config" in user and _DRAFT_METRICS not in user:
+            argv += [f"--{_DRAFT_METRICS}", "summary"]  # vLLM refuses it without speculative decoding
     if launch.max_model_len is not None and "max-model-len" not in user:
         argv += ["--max-model-len", str(launch.max_model_len)]
     if launch.strict_parity:

@@ -116,7 +116,12 @@ def collect_packets(
 
 
 def decode_tensors(packet: Packet, kind: DigestKind = "xxh3-128") -> list[tuple[str, torch.Tensor]]:
-    """Views into the packet's payload, by name.
+    """Views into the packet's payload, by name; errors as of `decode_verified`."""
+    return decode_verified(packet, kind)[0]
+
+
+def decode_verified(packet: Packet, kind: DigestKind) -> tuple[list[tuple[str, torch.Tensor]], list[str]]:
+    """(views into the packet's payload by name, the digests that were found true).
 
     Raises `PublicationError` when description and bytes disagree: in size, or in the digest of a tensor.
     """
@@ -145,7 +150,7 @@ def decode_tensors(packet: Packet, kind: DigestKind = "xxh3-128") -> list[tuple[
     for item, digest in zip(meta.tensors, digests, strict=True):
         if digest != item.digest:
             raise PublicationError(f"Tensor {item.name} arrived with digest {digest}, sent was {item.digest}.")
-    return tensors
+    return tensors, digests
 
 
 def decode_end(packet: Packet) -> EndMeta:

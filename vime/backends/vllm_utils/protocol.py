@@ -116,6 +116,16 @@ class Nucleus:
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """Speculative decoding of one request: tokens that were drafted, those of them that were accepted, and the steps of
+    the model that verified drafts."""
+
+    num_drafted: int
+    num_accepted: int
+    num_steps: int
+
+
+@dataclass(frozen=True)
 class GenerateResult:
     """R sampled tokens. `log_probs[i]` is the finite natural-log probability under the processed distribution.
 
@@ -136,6 +146,8 @@ class GenerateResult:
     nucleus: Nucleus | None = None
     prompt_token_ids: list[int] | None = None
     """Of a request with media: the prompt as the model got it, with as many placeholders as a medium takes."""
+    drafts: Drafts | None = None
+    """None where the engine doesn't draft, or doesn't tell."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,8 @@ class GeneratedPiece:
     finish_reason: FinishReason | None
     num_prompt_tokens: int
     num_cached_tokens: int
+    drafts: Drafts | None = None
+    """Of the whole request, with its last piece."""
 
 
 class Sampler(Protocol):

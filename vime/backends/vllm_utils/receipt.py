@@ -35,9 +35,15 @@ class ReceiptBuilder:
         """Record one tensor; raises `PublicationError` for a repeated name."""
         self.add_all([(name, tensor)])
 
-    def add_all(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> list[str]:
-        """Record tensors; the digest of each. Raises `PublicationError` for a repeated name."""
-        digests = tensor_digests([tensor for _, tensor in tensors], self.kind)
+    def add_all(
+        self, tensors: Sequence[tuple[str, torch.Tensor]], digests: Sequence[str] | None = None
+    ) -> Sequence[str]:
+        """Record tensors; the digest of each, computed unless given.
+
+        Raises `PublicationError` for a repeated name.
+        """
+        if digests is None:
+            digests = tensor_digests([tensor for _, tensor in tensors], self.kind)
         for (name, tensor), digest in zip(tensors, digests, strict=True):
             if name in self._seen:
                 raise PublicationError(f"Tensor {name} comes twice in one publication; allowed: once.")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from vime.backends.vllm_utils.digest import DigestKind
-from vime.backends.vllm_utils.packets import Packet, PacketKind, decode_abort, decode_end, decode_tensors
+from vime.backends.vllm_utils.packets import Packet, PacketKind, decode_abort, decode_end, decode_verified
 from vime.backends.vllm_utils.receipt import ReceiptBuilder
 from vime.backends.vllm_utils.transfer_group import GroupBackend, TransferGroup
 from vime.errors import PublicationError
@@ -104,8 +104,8 @@ class WeightReceiver:
         received = ReceiptBuilder(self._kind)
         while (packet := self._group.receive()).kind is PacketKind.DATA:
             try:
-                tensors = decode_tensors(packet, self._kind)
-                received.add_all(tensors)
+                tensors, digests = decode_verified(packet, self._kind)
+                received.add_all(tensors, digests)
             except PublicationError:
                 self._skip_rest()
                 raise

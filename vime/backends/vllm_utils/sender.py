@@ -164,7 +164,7 @@ class WeightSender:
                 self._flush()
         return done
 
-    def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: list[str]) -> Packet:
+    def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: Sequence[str]) -> Packet:
         return encode_tensors(tensors, digests, self._group.device)
 
     def _broadcast(self, packet: Packet) -> None:

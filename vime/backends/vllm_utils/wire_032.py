@@ -13,6 +13,7 @@ import msgspec
 
 from vime.backends.vllm_utils.protocol import (
     START_VERSION,
+    Drafts,
     EngineMetrics,
     FinishReason,
     GenerateRequest,
@@ -80,10 +81,21 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _CachedTokens | None = None
 
 
+class _Drafts(msgspec.Struct):
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_spec_steps: int
+
+
+class _Metrics(msgspec.Struct):
+    speculative_decoding: _Drafts | None = None
+
+
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage | None = None
     prompt_token_ids: list[int] | None = None
+    metrics: _Metrics | None = None
 
 
 def encode_generate(request: GenerateRequest) -> bytes:
@@ -232,7 +244,13 @@ def decode_generate(body: bytes, request: GenerateRequest) -> GenerateResult:
         num_prompt_tokens=usage.prompt_tokens,
         num_cached_tokens=details.cached_tokens or 0,
         prompt_token_ids=answer.prompt_token_ids if request.media else None,
+        drafts=_drafts(answer.metrics),
     )
+
+
+def _drafts(metrics: _Metrics | None) -> Drafts | None:
+    told = None if metrics is None else metrics.speculative_decoding
+    return None if told is None else Drafts(told.num_draft_tokens, told.num_accepted_draft_tokens, told.num_spec_steps)
 
 
 def _log_probs(choice: _Choice, token_ids: list[int], where: str) -> list[float]:

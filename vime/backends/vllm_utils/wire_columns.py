@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from vime.backends.vllm_utils.protocol import (
     Candidates,
+    Drafts,
     FinishReason,
     GenerateRequest,
     GenerateResult,
@@ -73,6 +74,17 @@ class NucleusColumn(msgspec.Struct, frozen=True):
     log_probs: bytes
 
 
+class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Speculative decoding of one request; see `Drafts`."""
+
+    num_drafted: int
+    num_accepted: int
+    num_steps: int
+
+    def drafts(self) -> Drafts:
+        return Drafts(self.num_drafted, self.num_accepted, self.num_steps)
+
+
 class SampleAnswer(msgspec.Struct, frozen=True):
     """n sampled tokens; `candidate_*` are [n, k], most probable first."""
 
@@ -87,6 +99,7 @@ class SampleAnswer(msgspec.Struct, frozen=True):
     num_cached_tokens: int
     routes: RouteColumn | None = None
     nucleus: NucleusColumn | None = None
+    drafts: DraftCounts | None = None
 
 
 class SampleAbilities(msgspec.Struct, frozen=True):
@@ -169,6 +182,7 @@ def _result(answer: SampleAnswer, request: GenerateRequest, where: str) -> Gener
         candidates=_candidates(answer, num_tokens),
         routed_experts=_routes(answer, request, num_tokens, where),
         nucleus=_nucleus(answer, request, num_tokens, where),
+        drafts=None if answer.drafts is None else answer.drafts.drafts(),
     )
 
 

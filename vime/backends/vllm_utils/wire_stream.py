@@ -14,7 +14,7 @@ import numpy as np
 
 from vime.backends.vllm_utils.protocol import FinishReason, GeneratedPiece, GenerateRequest, VersionSpan
 from vime.backends.vllm_utils.wire_032 import FINISH_REASONS, check_spans, parse_version
-from vime.backends.vllm_utils.wire_columns import Span, check_log_probs
+from vime.backends.vllm_utils.wire_columns import DraftCounts, Span, check_log_probs
 from vime.errors import EngineError
 
 STREAM = "/inference/v1/sample_stream"
@@ -34,6 +34,8 @@ class StreamPiece(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    drafts: DraftCounts | None = None
+    """Of the whole request, with its last piece."""
 
 
 def encode_frame(piece: StreamPiece) -> bytes:
@@ -50,6 +52,7 @@ def stream_piece(
     finish_reason: str | None,
     num_prompt_tokens: int,
     num_cached_tokens: int,
+    drafts: DraftCounts | None = None,
 ) -> StreamPiece:
     """A piece of tokens, each with the label of the weights that made it."""
     spans: list[Span] = []
@@ -63,6 +66,7 @@ def stream_piece(
         finish_reason,
         num_prompt_tokens,
         num_cached_tokens,
+        drafts,
     )
 
 
@@ -87,4 +91,5 @@ def decode_piece(body: bytes, request: GenerateRequest) -> GeneratedPiece:
         cast("FinishReason | None", piece.finish_reason),
         piece.num_prompt_tokens,
         piece.num_cached_tokens,
+        None if piece.drafts is None else piece.drafts.drafts(),
     )

@@ -73,6 +73,12 @@ class QueueSettings:
     rollout_io_concurrency: int = flag(
         4, "Reads and writes of samples that a producer or trainer process has under way at once.", check=at_least(1)
     )
+    rollout_num_producers: int = flag(
+        1,
+        "Processes that generate and reward groups, each with its part of the requests in flight; more where one has "
+        "no processor time left. Another number may be given at each start.",
+        check=at_least(1),
+    )
     rollout_session_id: str | None = flag(
         None,
         "Identity under which engines outlive a job that dies or is stopped, for the same command started again; left "

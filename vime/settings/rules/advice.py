@@ -52,6 +52,8 @@ def advice(settings: Settings) -> Iterator[str]:
             yield f"{flag} has no effect without --use-fault-tolerance."
     if settings.queue.rollout_session_timeout != 600 and settings.queue.rollout_session_id is None:
         yield "--rollout-session-timeout has no effect without --rollout-session-id."
+    if trainer.mtp_loss_scaling_factor != 0.2 and trainer.mtp_num_layers is None:
+        yield "--mtp-loss-scaling-factor has no effect without --mtp-num-layers."
     if trainer.use_dynamic_batch_size and trainer.micro_batch_size != 1:
         yield f"--micro-batch-size {trainer.micro_batch_size} has no effect with --use-dynamic-batch-size."
     if objective.use_score_centering and settings.rollout.rollout_top_p < 1 and objective.score_centering_top_k != 128:

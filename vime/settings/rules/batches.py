@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from vime.settings.groups import Settings
 from vime.settings.rules.problem import Problem, problem
 from vime.settings.rules.quantities import (
+    STREAMS,
     context_parallel_size,
     data_parallel_size,
+    is_stream,
     longest_sequence,
     num_rollout_gpus,
 )
@@ -183,17 +185,31 @@ def the_queue_holds_a_batch(settings: Settings) -> Iterator[Problem]:
 
 
 def a_group_fits_the_requests_in_flight(settings: Settings) -> Iterator[Problem]:
-    """--vllm-server-concurrency counts samples, and the members of a group are generated together."""
-    per_engine, members = settings.rollout.vllm_server_concurrency, settings.data.n_samples_per_prompt
+    """--vllm-server-concurrency counts samples, and the members of a group are generated together by one producer."""
+    per_engine = settings.rollout.vllm_server_concurrency
+    members, producers = settings.data.n_samples_per_prompt, settings.queue.rollout_num_producers
     engines = max(1, num_rollout_gpus(settings) // settings.cluster.rollout_num_gpus_per_engine)
-    if per_engine * engines < members:
+    if per_engine * engines < members * producers:
         yield problem(
             settings,
-            "--vllm-server-concurrency --n-samples-per-prompt",
-            found=f"--vllm-server-concurrency {per_engine} x {engines} engines with --n-samples-per-prompt {members}",
-            allowed=f"{members} or more requests in all",
+            "--vllm-server-concurrency --n-samples-per-prompt" + (" --rollout-num-producers" if producers > 1 else ""),
+            found=f"--vllm-server-concurrency {per_engine} x {engines} engines with --n-samples-per-prompt {members}"
+            + (f" x {producers} producers" if producers > 1 else ""),
+            allowed=f"{members * producers} or more requests in all",
             reason="The limit counts samples, and the members of a group are generated together.",
             next_step="Raise --vllm-server-concurrency.",
+        )
+
+
+def several_producers_share_a_stream(settings: Settings) -> Iterator[Problem]:
+    """A function that makes whole rollouts, one after another, sees all their groups."""
+    if settings.queue.rollout_num_producers > 1 and not is_stream(settings):
+        yield problem(
+            settings,
+            "--rollout-num-producers --rollout-function-path --rollout-all-samples-process-path",
+            allowed=f"one producer, or a rollout function of {', '.join(STREAMS)} and no function on all samples",
+            reason="One process makes a whole rollout.",
+            next_step="Leave out --rollout-num-producers.",
         )
 
 
@@ -210,4 +226,5 @@ RULES = (
     a_sequence_fits_the_token_limit,
     the_queue_holds_a_batch,
     a_group_fits_the_requests_in_flight,
+    several_producers_share_a_stream,
 )

@@ -13,6 +13,8 @@ from vime.settings.placement import Demand
 from vime.settings.served_models import EngineKind, EngineSpec, engine_specs
 
 FULLY_ASYNC = "vime.rollout.fully_async_rollout.generate_rollout_fully_async"
+STREAMS = ("vime.rollout.vllm_rollout.generate_rollout", FULLY_ASYNC)
+"""Values of --rollout-function-path that stand for vime's own stream of groups."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,15 @@ def has_critic(settings: Settings) -> bool:
 
 def uses_reference_model(settings: Settings) -> bool:
     return settings.objective.kl_coef != 0 or settings.objective.use_kl_loss
+
+
+def is_stream(settings: Settings) -> bool:
+    """Whether groups are one stream, rather than rollouts that a function makes one after another.
+
+    Functions on whole rollouts, kept and rejected groups together, need the latter.
+    """
+    rollout = settings.rollout
+    return rollout.rollout_function_path in STREAMS and rollout.rollout_all_samples_process_path is None
 
 
 def is_fully_async(settings: Settings) -> bool:

@@ -82,6 +82,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 TENSOR = ("--tensor-model-parallel-size", "2")
 SPLITS: dict[str, tuple[str, tuple[str, ...]]] = {
     "bias_tensor": ("qwen2", TENSOR),
+    "fused_tensor": ("glm", TENSOR),
     "latent_tensor": ("deepseek_v3_yarn", TENSOR),
     "latent_pipeline": ("deepseek_v3", ("--pipeline-model-parallel-size", "2")),
     "latent_experts": ("deepseek_v3", ("--expert-model-parallel-size", "2")),

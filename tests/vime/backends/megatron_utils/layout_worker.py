@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ SHARES = {
     1: [[[0, 1, 2], [3], [4, 5], [6, 7]]],
     2: [[[0, 1, 2], [4]], [[3, 5], [6, 7]]],
     4: [[[0, 1]], [[2]], [[3, 5]], [[4, 6, 7]]],
+    8: [[[member]] for member in range(8)],
 }
 """By data-parallel size: microbatches of each rank, as positions in the batch."""
 
@@ -183,6 +184,7 @@ def distances(split: Outcome, alone: Outcome, start: Weights) -> dict[str, float
     return {
         "weights": largest_difference(split.weights, alone.weights),
         "metrics": metric_difference(split.metrics, alone.metrics),
+        **loss_and_norm(split.metrics, alone.metrics),
         "log_probs": max(float(np.abs(one - other).max()) for one, other in log_probs),
         "tokens": max(token_difference(one, other) for one, other in zip(split.tokens, alone.tokens, strict=True)),
         "moved": largest_difference(alone.weights, start),
@@ -198,6 +200,15 @@ def token_difference(one: dict[int, TrainedTokens], other: dict[int, TrainedToke
         for index in one
         for mine, theirs in zip(vars(one[index]).values(), vars(other[index]).values(), strict=True)
     )
+
+
+def loss_and_norm(split: Sequence[Mapping[str, float]], alone: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Largest difference of a step's loss, and of its gradient norm in parts of it."""
+    pairs = list(zip(split, alone, strict=True))
+    return {
+        "loss": max(abs(one["loss"] - other["loss"]) for one, other in pairs),
+        "grad_norm": max(abs(one["grad_norm"] / other["grad_norm"] - 1) for one, other in pairs),
+    }
 
 
 LAYOUTS = {
@@ -294,10 +305,17 @@ class Chain:
     links: tuple[tuple[str, ...], ...]
     everywhere: tuple[str, ...] = ()
     ends_on_one_rank: bool = True
+    sizes: tuple[int, ...] = ()
+    """Ranks of each link, the first ones of the world; all of it when left out."""
+    kind: str = "top_k"
+    precision: str = "fp32"
+    """Of the chain; what it is compared with computes in fp32."""
+    timeout_s: float = 60.0
 
     def compare(self, world: World) -> dict[str, Any]:
         directory = world.folder / f"chain_{world.started}"
-        links = [((*self.everywhere, *argv), world.size) for argv in self.links]
+        sizes = self.sizes or (world.size,) * len(self.links)
+        links = [((*self.everywhere, *argv), size) for argv, size in zip(self.links, sizes, strict=True)]
         if self.ends_on_one_rank:
             links.append((self.everywhere, 1))
         metrics: list[dict[str, float]] = []
@@ -306,7 +324,7 @@ class Chain:
             if world.rank >= size:
                 world.started += 1
                 continue
-            with self.trainer(world, number, argv, size) as trainer:
+            with self.trainer(world, number, argv, size, self.precision) as trainer:
                 if number:
                     trainer.load(directory, number)
                 metrics.append(self.step(trainer, number))
@@ -325,15 +343,17 @@ class Chain:
             "weights": largest_difference(weights, expected),
             "moved": largest_difference(expected, start),
             "norms": [step["grad_norm"] for step in alone],
+            **loss_and_norm(metrics, alone),
         }
 
-    def trainer(self, world: World, number: int, argv: tuple[str, ...], size: int) -> Any:
-        options: dict[str, Any] = {"lr": 0.02, "adam_eps": 0.1, "objective": OBJECTIVES["top_k"]}
+    def trainer(self, world: World, number: int, argv: tuple[str, ...], size: int, precision: str = "fp32") -> Any:
+        options: dict[str, Any] = {"lr": 0.02, "adam_eps": 0.1, "objective": OBJECTIVES[self.kind]}
         options["hf_checkpoint"] = world.checkpoint(self.model, seed=3, **LAYOUT_MODELS[self.model])
+        options |= {"replay_routes": self.kind == "routes", "precision": precision, "timeout_s": self.timeout_s}
         return world.trainer(*argv, size=size, load=number == 0, **options)
 
     def step(self, trainer: MegatronTrainer, seed: int) -> dict[str, float]:
-        return trainer.train_step(batches_of(trainer, "top_k", seed), totals(make_sequences(seed)))
+        return trainer.train_step(batches_of(trainer, self.kind, seed), totals(make_sequences(seed)))
 
 
 DENSE_LINKS = (ZIGZAG, TENSOR, VIRTUAL, CONTIGUOUS, PIPELINE, ())

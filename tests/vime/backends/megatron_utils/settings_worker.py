@@ -249,7 +249,7 @@ def hooks(world: World) -> dict[str, Any]:
         called.append(["provide", pre_process, post_process, vp_stage])
         config = build_core_config(args, replay_routes=False)
         return OwnModel(
-            config, model._block_spec(config, vp_stage), vocab_size=args.padded_vocab_size,
+            config, model._block_spec(config, vp_stage, groups_experts=False), vocab_size=args.padded_vocab_size,
             max_sequence_length=args.max_position_embeddings, pre_process=pre_process, post_process=post_process,
             share_embeddings_and_output_weights=True, position_embedding_type="rope", rotary_base=args.rotary_base,
         )  # fmt: skip

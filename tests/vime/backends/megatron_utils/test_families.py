@@ -8,13 +8,14 @@ import pytest
 
 from tests.support.tiny_families import FAMILIES
 from vime.models.families import FAMILIES as SHAPES
-from vime.models.weight_names import SUPPORTED_MODEL_TYPES
+from vime.models.weight_names import NAMES
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(600)]
 
 
 SPLITS = (
     "bias_tensor",
+    "fused_tensor",
     "latent_tensor",
     "latent_pipeline",
     "latent_experts",
@@ -29,8 +30,8 @@ def one_rank(run_world: Any) -> dict[str, Any]:
     return run_world(1, ["families"], "family_worker.py")["families"]
 
 
-def test_every_supported_type_has_a_shape_and_is_compared_here() -> None:
-    assert {model_type for model_type, _ in FAMILIES.values()} == set(SUPPORTED_MODEL_TYPES) <= set(SHAPES)
+def test_every_type_has_a_shape_and_names_and_is_compared_here() -> None:
+    assert {model_type for model_type, _ in FAMILIES.values()} == set(NAMES) == set(SHAPES)
 
 
 @pytest.fixture(scope="module")

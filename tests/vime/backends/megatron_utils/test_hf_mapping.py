@@ -48,10 +48,10 @@ def test_gate_and_up_are_cut_separately_by_tensor_parallelism() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("config", [CONFIG, CONFIG | {"tie_word_embeddings": False, "model_type": "qwen2"}])
-def test_every_parameter_comes_back_from_its_shards_and_parts(config: dict[str, Any], size: int) -> None:
-    rows = {"q": 8, "k": 4, "v": 4, "gate": 6, "up": 6}
-    for rule in weight_rules(config):
+@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False, "model_type": "qwen2"}, {"model_type": "glm"}])
+def test_every_parameter_comes_back_from_its_shards_and_parts(change: dict[str, Any], size: int) -> None:
+    rows = {"q": 8, "k": 4, "v": 4, "gate": 6, "up": 6, "gate_up": 12}
+    for rule in weight_rules(CONFIG | change):
         parts = [
             torch.randn(rows.get(name.split(".")[-2].removesuffix("_proj"), 8), *([] if "bias" in name else [8]))
             for name in rule.hf_names
@@ -60,6 +60,19 @@ def test_every_parameter_comes_back_from_its_shards_and_parts(config: dict[str, 
         shards = [take_shard(rule, full, rank, size) for rank in range(size)]
         back = split(rule, merge_shards(rule, shards), SHAPE)
         assert all(torch.equal(one, other) for one, other in zip(parts, back, strict=True)), rule
+
+
+def test_a_fused_pair_is_one_tensor_that_is_cut_in_both_halves() -> None:
+    fused = next(rule for rule in weight_rules(CONFIG | {"model_type": "glm"}) if rule.layout == "gate_up")
+    assert fused.hf_names == ("model.layers.0.mlp.gate_up_proj.weight",)
+    full = torch.cat([numbered(4, 0), numbered(4, 100)])
+    assert take_shard(fused, join(fused, [full], SHAPE), 1, 2)[:, 0].tolist() == [2, 3, 102, 103]
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_member_without_a_bias_of_its_queries_has_no_rule_for_one(has_bias: bool) -> None:
+    rules = weight_rules(CONFIG | {"model_type": "glm", "attention_bias": has_bias})
+    assert any("bias" in rule.megatron_name for rule in rules) is has_bias
 
 
 def test_tied_model_has_no_head_of_its_own() -> None:
@@ -79,7 +92,7 @@ def test_shape_flags_follow_config() -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"model_type": "glm"}, "model_type is 'glm', allowed: qwen2, qwen3, qwen3_moe, llama, deepseek_v3"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2', allowed: qwen2, qwen3, qwen3_moe, llama, glm, deepseek_v3"),
         ({"attention_bias": True}, "attention_bias is true, allowed: false"),
         ({"use_sliding_window": True}, "use_sliding_window is true, allowed: false"),
         ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, allowed: false or left out'),

@@ -19,7 +19,7 @@ from tests.vime.backends.megatron_utils.dense_head import (
     truncated_below_one,
 )
 from vime.algorithms.importance import WeightKind, WeightRule
-from vime.backends.megatron_utils.head.projection import Projection
+from vime.backends.megatron_utils.head.projection import Projection, bf16_parts, projection_of
 from vime.backends.megatron_utils.head.types import HeadOptions, HeadTerms, Nucleus, TopKCandidates
 from vime.backends.megatron_utils.logprob import response_log_probs
 from vime.errors import ModelError
@@ -327,6 +327,26 @@ def test_no_more_logits_than_a_block_exist_at_once(monkeypatch: pytest.MonkeyPat
     assert max(rows for rows, _ in seen) == 8
     assert max(columns for _, columns in seen) == 10
     assert sum(rows * columns for rows, columns in seen) == 2 * 50 * 41, "every logit once forward and once backward"
+
+
+def test_two_parts_in_bf16_hold_a_float32_number_to_16_bits() -> None:
+    values = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)) * torch.logspace(-20, 5, 128)
+    parts = bf16_parts(values)
+    both = parts[:64].double() + parts[64:].double()
+    assert ((both - values).abs() <= 2**-16 * values.abs()).all()
+    assert ((parts[:64].double() - values).abs() > 2**-10 * values.abs()).any(), "one part alone doesn't"
+
+
+@pytest.mark.gpu
+def test_gradients_of_bf16_weights_on_a_gpu_are_as_exact_as_in_float32() -> None:
+    chance = torch.Generator("cuda").manual_seed(0)
+    hidden, tile = (torch.randn(size, 256, device="cuda", generator=chance).bfloat16() for size in (64, 1000))
+    gradient = torch.randn(64, 1000, device="cuda", generator=chance)
+    to_hidden, to_tile = torch.zeros(64, 256, device="cuda"), torch.zeros(1000, 256, device="cuda")
+    projection = projection_of(hidden, tile, fp32=True)
+    projection.add_gradients(slice(0, 64), gradient, tile, to_hidden=to_hidden, to_tile=to_tile)
+    assert_near(to_hidden, gradient.double() @ tile.double(), 1e-5)
+    assert_near(to_tile, gradient.double().t() @ hidden.double(), 1e-5)
 
 
 def test_gradients_that_nobody_wants_are_not_computed() -> None:

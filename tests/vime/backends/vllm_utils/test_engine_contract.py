@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,7 +63,7 @@ async def started(client: EngineClient, request: GenerateRequest) -> asyncio.Tas
 class DamagingSender(WeightSender):
     """Changes one byte after the digests were computed."""
 
-    def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: list[str]) -> Packet:
+    def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: Sequence[str]) -> Packet:
         packet = super()._encode(tensors, digests)
         packet.payload[-20] ^= 1
         return packet
@@ -72,7 +72,7 @@ class DamagingSender(WeightSender):
 class DroppingSender(WeightSender):
     """Loses the last tensor of each packet after the digests were computed."""
 
-    def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: list[str]) -> Packet:
+    def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: Sequence[str]) -> Packet:
         return super()._encode(tensors[:-1], digests[:-1])
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
 import msgspec
 import pytest
@@ -72,22 +73,48 @@ for line in sys.stdin:
 """
 
 
+class Reader:
+    """A process that reads parts."""
+
+    def __init__(self) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([sys.executable, "-c", READER], stdin=pipe, stdout=pipe, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def reads(self, buffer: SharingBuffer, scale: float) -> None:
+        """Hand over a part and compare."""
+        part = weights(torch.device("cuda", 0), scale)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(buffer.fill(1, part, first=True, last=True)) + "\n")
+        self._process.stdin.flush()
+        digests = tensor_digests([tensor for _, tensor in part], "sum64")
+        expected = [[name, digest] for (name, _), digest in zip(part, digests, strict=True)]
+        assert json.loads(self._process.stdout.readline()) == expected
+
+
 def test_another_process_reads_every_part_from_shared_memory() -> None:
-    device = torch.device("cuda", 0)
-    buffer = SharingBuffer(1 << 21, device)
-    with subprocess.Popen(
-        [sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as reader:
-        assert reader.stdin is not None
-        assert reader.stdout is not None
+    buffer = SharingBuffer(1 << 21, torch.device("cuda", 0))
+    with Reader() as reader:
         for scale in (1.0, 2.0):
-            part = weights(device, scale)
-            reader.stdin.write(json.dumps(buffer.fill(1, part, first=True, last=True)) + "\n")
-            reader.stdin.flush()
-            found = json.loads(reader.stdout.readline())
-            digests = tensor_digests([tensor for _, tensor in part], "sum64")
-            assert found == [[name, digest] for (name, _), digest in zip(part, digests, strict=True)]
-        reader.stdin.close()
+            reader.reads(buffer, scale)
+
+
+def test_new_buffer_is_read_by_the_process_that_follows_one_that_was_killed() -> None:
+    device = torch.device("cuda", 0)
+    with Reader() as killed:
+        killed.reads(SharingBuffer(1 << 21, device), 1.0)
+    with Reader() as follower:
+        follower.reads(SharingBuffer(1 << 21, device), 2.0)
 
 
 def test_a_part_larger_than_the_buffer_and_a_gpu_that_is_not_there_are_told() -> None:

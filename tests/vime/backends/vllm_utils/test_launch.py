@@ -38,6 +38,17 @@ def test_generation_from_token_ids_is_switched_on_where_vllm_has_a_switch(
     assert ("--enable-scale-out" in engine_command(LAUNCH).argv) == is_there
 
 
+def test_an_engine_that_drafts_tells_of_each_request_what_it_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    option, drafts = "--per-request-spec-decode-metrics", replace(LAUNCH, extra_args=("--speculative_config.method=x",))
+    monkeypatch.setattr("vime.backends.vllm_utils.launch.installed_version", lambda _name: "0.32.0")
+    assert option not in engine_command(LAUNCH).argv, "vLLM refuses it where nothing is drafted"
+    assert value(engine_command(drafts).argv, option) == "summary"
+    chosen = engine_command(replace(drafts, extra_args=(*drafts.extra_args, option, "detailed"))).argv
+    assert (chosen.count(option), value(chosen, option)) == (1, "detailed")
+    monkeypatch.setattr("vime.backends.vllm_utils.launch.installed_version", lambda _name: "0.26.0")
+    assert option not in engine_command(drafts).argv
+
+
 def test_a_cpu_engine_computes_in_float32_unless_told_otherwise() -> None:
     assert value(engine_command(LAUNCH).argv, "--dtype") == "float32"
     chosen = engine_command(replace(LAUNCH, extra_args=("--dtype", "bfloat16"))).argv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -131,7 +131,7 @@ def test_a_reader_that_gives_up_leaves_the_group_in_step() -> None:
 
 def test_an_engine_that_refuses_is_named_with_its_reason() -> None:
     class Damaging(WeightSender):
-        def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: list[str]) -> Packet:
+        def _encode(self, tensors: list[tuple[str, torch.Tensor]], digests: Sequence[str]) -> Packet:
             return super()._encode(tensors, ["0" * 32 for _ in digests])
 
     names = ["http://10.0.0.1:8000"]

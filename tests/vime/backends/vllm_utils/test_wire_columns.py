@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from vime.backends.vllm_utils.protocol import GenerateRequest, SampleColumns, Sampling, VersionSpan
+from vime.backends.vllm_utils.answer_info import answer_info, piece_info
+from vime.backends.vllm_utils.plugin.draft_counts import draft_counts
+from vime.backends.vllm_utils.protocol import Drafts, GenerateRequest, SampleColumns, Sampling, VersionSpan
+from vime.backends.vllm_utils.wire_032 import decode_generate
 from vime.backends.vllm_utils.wire_columns import (
+    DraftCounts,
     NucleusColumn,
     RouteColumn,
     SampleAnswer,
@@ -18,13 +23,16 @@ from vime.backends.vllm_utils.wire_columns import (
     decode_call,
     encode_call,
 )
+from vime.backends.vllm_utils.wire_stream import decode_piece, stream_piece
 from vime.errors import EngineError, SampleError
+from vime.utils.types import Sample
 
 ALL = SampleColumns(num_candidates=2, routes=True, nucleus=True)
 SAMPLING = Sampling(
     5, top_p=0.9, seed=7, min_tokens=2, stop=("end",), stop_token_ids=(9,), skip_special_tokens=True, ignore_eos=True
 )
 REQUEST = GenerateRequest("one", [1, 2, 3, 4], SAMPLING, "v3", ALL, routes_from=3)
+PLAIN = GenerateRequest("one", [1, 2, 3, 4], SAMPLING)
 
 
 def floats(*values: float) -> bytes:
@@ -81,6 +89,47 @@ def test_a_whole_answer_is_read() -> None:
     assert (result.routed_experts.dtype, result.routed_experts.tolist()) == ("uint8", [[[0, 1]], [[2, 3]]])
     assert result.nucleus is not None
     assert (result.nucleus.ids.tolist(), result.nucleus.offsets.tolist()) == ([7, 8, 9], [0, 1, 3])
+
+
+def test_what_an_engine_drafted_is_counted_with_the_sample() -> None:
+    sample = Sample()
+    for drafts in (DraftCounts(6, 3, 2), None, DraftCounts(4, 1, 1)):
+        result = decode_answer(answer(drafts=drafts, num_candidates=0, routes=None, nucleus=None), PLAIN)
+        sample.append_response_tokens(None, result.token_ids, result.log_probs, meta_info=answer_info(PLAIN, result))
+    assert sample.spec_info == Sample.SpecInfo(4, 10, 3, 6)
+    assert (sample.spec_info.accept_rate, sample.spec_info.accept_length) == (0.4, 2.0)
+
+
+def test_what_an_engine_drafted_comes_with_the_last_piece_of_a_stream() -> None:
+    sample = Sample()
+    for reason, drafts in ((None, None), ("stop", DraftCounts(6, 3, 2))):
+        sent = stream_piece(
+            [7], [-0.5], ["3"], finish_reason=reason, num_prompt_tokens=4, num_cached_tokens=0, drafts=drafts
+        )
+        piece = decode_piece(msgspec.msgpack.encode(sent), PLAIN)
+        info = piece_info(piece, is_first=False)
+        sample.append_response_tokens(None, piece.token_ids, piece.log_probs, meta_info=info)
+    assert sample.spec_info == Sample.SpecInfo(3, 6, 2, 2)
+
+
+def test_what_an_engine_drafted_is_read_from_its_own_route_too() -> None:
+    told = {
+        "choices": [{"token_ids": [7], "finish_reason": "stop",
+                     "logprobs": {"content": [{"token_id": 7, "logprob": -1}]},
+                     "weight_versions": [{"version": "3", "start": 0, "end": 1}]}],
+        "metrics": {"speculative_decoding": {"num_draft_tokens": 6, "num_accepted_draft_tokens": 3,
+                                             "num_spec_steps": 2, "num_spec_tokens": 3}},
+    }  # fmt: skip
+    assert decode_generate(msgspec.json.encode(told), PLAIN).drafts == Drafts(6, 3, 2)
+    assert decode_generate(msgspec.json.encode(told | {"metrics": None}), PLAIN).drafts is None
+
+
+def test_drafts_are_summed_over_the_steps_that_verified_them() -> None:
+    """Of three steps one accepted nothing, one two, and one three of at most three."""
+    told = SimpleNamespace(spec_decode_metrics=SimpleNamespace(histogram=[1, 0, 1, 1], num_draft_tokens=8))
+    assert draft_counts(told) == DraftCounts(8, 5, 3)
+    assert draft_counts(SimpleNamespace(spec_decode_metrics=None)) is None
+    assert draft_counts(SimpleNamespace()) is None
 
 
 def test_an_abort_before_the_first_token_has_empty_columns() -> None:

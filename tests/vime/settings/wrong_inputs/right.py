@@ -103,6 +103,7 @@ CASES = (
     _right("--max-tokens-per-gpu 2"),
     _right("--micro-batch-size 4"),
     _right("--vllm-server-concurrency 1 --rollout-num-gpus 2"),
+    _right("--vllm-server-concurrency 4 --rollout-num-producers 2"),
     _right("--num-epoch 2", leave_out="--num-rollout"),
     _right("--data-source-path right_hooks.Source", _HOOKS, leave_out="--prompt-data"),
     _right("--data-source-path right_hooks.Source --prompt-data s3://bucket/data.csv", _HOOKS),

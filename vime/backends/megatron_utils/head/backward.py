@@ -94,10 +94,7 @@ def propagate(
             block = gradient.block(logits, active[rows], found.maximum)
             numbers, places = entries.of_block(tile, chunk)
             block.view(-1).index_add_(0, places, gradient.at_entry[numbers])
-            if grad_active is not None:
-                projection.add_hidden_gradient(rows, block, weight[columns], to=grad_active)
-            if grad_tile is not None:
-                projection.add_tile_gradient(rows, block, to=grad_tile)
+            projection.add_gradients(rows, block, weight[columns], to_hidden=grad_active, to_tile=grad_tile)
         if grad_weight is not None and grad_tile is not None and grad_weight.dtype != torch.float32:
             grad_weight[columns] = grad_tile
     if grad_active is None:

@@ -28,20 +28,53 @@ class Projection:
             logits = (hidden.to(self.dtype) @ tile.to(self.dtype).t()).float()
         return logits if temperature == 1.0 else logits.div_(temperature)
 
-    def add_hidden_gradient(self, rows: slice, gradient: torch.Tensor, tile: torch.Tensor, to: torch.Tensor) -> None:
-        """Add `gradient` [r, columns] times `tile` to those rows of `to` [R, H] float32."""
-        if self.dtype == torch.float32:
-            to[rows].addmm_(gradient, tile.float())
-        else:
-            to[rows] += gradient.to(self.dtype) @ tile
+    def add_gradients(
+        self,
+        rows: slice,
+        gradient: torch.Tensor,
+        tile: torch.Tensor,
+        *,
+        to_hidden: torch.Tensor | None,
+        to_tile: torch.Tensor | None,
+    ) -> None:
+        """Add the `gradient` [r, columns] of a block of logits, float32, to what depends on it, where wanted.
 
-    def add_tile_gradient(self, rows: slice, gradient: torch.Tensor, to: torch.Tensor) -> None:
-        """Add `gradient` [r, columns], transposed, times the hidden states to `to` [columns, H] float32."""
-        hidden = self.hidden[rows].to(self.dtype)
-        if self.dtype == torch.float32:
-            to.addmm_(gradient.t(), hidden)
-        else:
-            to += gradient.to(self.dtype).t() @ hidden
+        Times `tile` to those rows of `to_hidden` [R, H]; transposed, times the hidden states to `to_tile` [columns, H];
+        both float32.
+        """
+        hidden = self.hidden[rows]
+        if self.dtype == torch.float32 and hidden.is_cuda and hidden.dtype == tile.dtype == torch.bfloat16:
+            parts = bf16_parts(gradient)
+            if to_hidden is not None:
+                products = torch.mm(parts, tile, out_dtype=torch.float32)
+                to_hidden[rows] += products.view(2, *hidden.shape).sum(0)
+            if to_tile is not None:
+                to_tile += torch.mm(parts.t(), hidden.repeat(2, 1), out_dtype=torch.float32)
+            return
+        gradient, hidden, tile = gradient.to(self.dtype), hidden.to(self.dtype), tile.to(self.dtype)
+        if to_hidden is not None:
+            _add_product(gradient, tile, to=to_hidden[rows])
+        if to_tile is not None:
+            _add_product(gradient.t(), hidden, to=to_tile)
+
+
+def bf16_parts(values: torch.Tensor) -> torch.Tensor:
+    """[2 r, columns] bfloat16 for `values` [r, columns] float32: rounded, then what the rounding left, rounded.
+
+    The sum of both is off by at most 2**-16 of a value; products with them are made many times as fast as in float32.
+    """
+    num_rows = len(values)
+    parts = values.new_empty((2 * num_rows, values.size(1)), dtype=torch.bfloat16)
+    parts[:num_rows] = values
+    torch.sub(values, parts[:num_rows], out=parts[num_rows:])
+    return parts
+
+
+def _add_product(left: torch.Tensor, right: torch.Tensor, to: torch.Tensor) -> None:
+    if left.dtype == to.dtype:
+        to.addmm_(left, right)
+    else:
+        to += left @ right
 
 
 def projection_of(hidden: torch.Tensor, weight: torch.Tensor, *, fp32: bool) -> Projection:

@@ -14,6 +14,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from vime.backends.vllm_utils.plugin.columns import OPTION, ROWS_PER_BLOCK, ColumnRequest, Columns
+from vime.backends.vllm_utils.plugin.draft_counts import draft_counts
 from vime.backends.vllm_utils.plugin.stock_answers import last_output, moe_layers
 from vime.backends.vllm_utils.wire_032 import engine_request_id
 from vime.backends.vllm_utils.wire_columns import (
@@ -138,6 +139,7 @@ def _answer(call: SampleCall, result: Any, num_dense_layers: int) -> SampleAnswe
         num_cached_tokens=result.num_cached_tokens or 0,
         routes=_routes(moe_layers(columns.routes, num_dense_layers), call.routes_from),
         nucleus=_nucleus(columns),
+        drafts=draft_counts(output),
     )
 
 

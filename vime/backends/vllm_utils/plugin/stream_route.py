@@ -14,6 +14,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from vime.backends.vllm_utils.plugin.columns import ColumnRequest, join_blocks
+from vime.backends.vllm_utils.plugin.draft_counts import draft_counts
 from vime.backends.vllm_utils.plugin.sample_route import left, refusal, request_parameters
 from vime.backends.vllm_utils.wire_032 import engine_request_id
 from vime.backends.vllm_utils.wire_columns import SampleCall, decode_call
@@ -78,6 +79,7 @@ class StreamRoute:
                     finish_reason=output.finish_reason,
                     num_prompt_tokens=len(result.prompt_token_ids),
                     num_cached_tokens=result.num_cached_tokens or 0,
+                    drafts=draft_counts(output),
                 )
                 sent = stop
 
