@@ -28,10 +28,11 @@ test-fast: $(STAMP)
 test-juicefs: $(STAMP)
 	VIME_REQUIRE_JUICEFS=1 $(PY) -m pytest -m juicefs tests/juicefs
 
-# The pages of `vime view` and `vime report` in Chromium, on a stored and on a live run. The pictures in docs/images are
-# of these tests, and of the run VIME_PICTURED_RUN where one is named. It fails without Chromium, and says what to install.
+# The pages of `vime view` and `vime report` in Chromium, on a stored and on a live run; their pictures go to
+# build/screenshots. With VIME_PICTURED_RUN they are of that run, and are those of the documents (docs/images).
+# It fails without Chromium, and says what to install.
 test-browser: $(STAMP)
-	VIME_REQUIRE_BROWSER=1 VIME_SCREENSHOTS=docs/images $(PY) -m pytest -m browser tests/browser
+	VIME_REQUIRE_BROWSER=1 VIME_SCREENSHOTS=$(if $(VIME_PICTURED_RUN),docs/images,build/screenshots) $(PY) -m pytest -m browser tests/browser
 
 test-all: lint
 	$(PY) -m pytest

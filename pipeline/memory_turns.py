@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from pipeline.sleeping_engine import Process, SleepingEngine
+from pipeline.sleeping_engine import Process, SleepingEngine, put_to_sleep
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import EngineError
 from vime.settings.groups import ClusterSettings
@@ -37,7 +37,7 @@ class MemoryTurns:
     def __init__(self, cluster: ClusterSettings, takers: TurnTakers) -> None:
         self.engines_sleep, self._trainer_rests = cluster.engines_leave_memory, cluster.trainer_leaves_memory
         self._shares, self._takers = cluster.colocate, takers
-        self._engines: dict[str, SleepingEngine] = {}
+        self._engines: list[SleepingEngine] = []
         self._trainer_is_in = True
         self._leaving = asyncio.Lock()
         self._changed = asyncio.Condition()
@@ -50,12 +50,12 @@ class MemoryTurns:
         if not self.engines_sleep:
             return EngineClient(address)
         engine = SleepingEngine(address, self.trainer_leaves, is_asleep=is_asleep)
-        self._engines[address] = engine
+        self._engines.append(engine)
         return engine
 
     def sleeping(self, address: str) -> SleepingEngine:
-        """The client that `engine` has made."""
-        return self._engines[address]
+        """The client that `engine` has made for the engine at this address."""
+        return next(engine for engine in self._engines if engine.address == address)
 
     async def start_both(
         self, start_engines: Callable[[], Awaitable[list[str]]], start_trainers: Callable[[], Awaitable[object]]
@@ -88,7 +88,7 @@ class MemoryTurns:
         self._trainer_is_in = True
         if self.engines_sleep:
             await self._takers.pause_admission()
-            await asyncio.gather(*(self._empty(engine) for engine in self._engines.values()))
+            await asyncio.gather(*(self._empty(engine) for engine in self._engines))
 
     @asynccontextmanager
     async def lent_to_trainer(self, version: int, serving: Collection[str]) -> AsyncIterator[None]:
@@ -99,11 +99,11 @@ class MemoryTurns:
         if not self.engines_sleep:
             yield
             return
-        before = {address: self._engines[address].num_starts for address in serving}
+        before = [(engine, engine.num_starts) for engine in self._engines if engine.address in serving]
         await self.give_to_trainer()
         yield
         await self.trainer_leaves()
-        resumed = await asyncio.gather(*(self._resumed(address, num) for address, num in before.items()))
+        resumed = await asyncio.gather(*(self._resumed(engine, num_starts) for engine, num_starts in before))
         await self._takers.resume_admission(version, sorted(address for address in resumed if address is not None))
 
     @asynccontextmanager
@@ -116,44 +116,34 @@ class MemoryTurns:
         yield
         await self.give_to_trainer()
 
-    async def end_engine(self, address: str, stop: Callable[[], Awaitable[None]]) -> None:
+    async def end_engine(self, engine: SleepingEngine, stop: Callable[[], Awaitable[None]]) -> None:
         """End an engine's process by `stop`; it holds no memory afterwards."""
-        await self._note(self._engines[address], Process.CHANGES)
+        await self._note(engine, Process.CHANGES)
         await stop()
-        await self._note(self._engines[address], Process.GONE)
+        await self._note(engine, Process.GONE)
 
     async def replace_process(
-        self,
-        address: str,
-        stop: Callable[[], Awaitable[None]],
-        start: Callable[[], Awaitable[None]],
-        now_at: Callable[[], str],
+        self, engine: SleepingEngine, stop: Callable[[], Awaitable[None]], start: Callable[[], Awaitable[str]]
     ) -> None:
         """End an engine's process at once, start another when the trainer is out, and have that one sleep.
 
-        `now_at` is the address of the one that `start` has started, another one on another node.
+        `start` returns the other's address; `engine` is told of it by whoever readmits it.
 
         Raises:
             EngineError: it did not start or fall asleep; no process is left.
         """
-        engine = self._engines[address]
-        await self.end_engine(address, stop)
+        await self.end_engine(engine, stop)
         async with self._changed:
             await self._changed.wait_for(lambda: not self._trainer_is_in)
             engine.process = Process.CHANGES
         try:
-            await start()
-            self._follow(engine, now_at())
-            engine.starts_anew()
-            await engine.fall_asleep()
+            async with EngineClient(await start()) as successor:
+                await put_to_sleep(successor)
         except EngineError:
-            await self.end_engine(engine.address, stop)
+            await self.end_engine(engine, stop)
             raise
+        engine.starts_asleep()
         await self._note(engine, Process.RUNS)
-
-    def _follow(self, engine: SleepingEngine, now_at: str) -> None:
-        self._engines[now_at] = self._engines.pop(engine.address)
-        engine.move(now_at)
 
     async def _empty(self, engine: SleepingEngine) -> None:
         """Until the engine holds none of the memory that the trainer needs."""
@@ -169,19 +159,18 @@ class MemoryTurns:
                     await self._until(lambda: engine.process is not Process.RUNS)
         await self._until(lambda: engine.process is not Process.CHANGES)
 
-    async def _resumed(self, address: str, num_starts: int) -> str | None:
-        """Have an engine go on; None when it can't, or is another process than before."""
-        engine = self._engines.get(address)
-        if engine is None or engine.process is not Process.RUNS or engine.num_starts != num_starts:
+    async def _resumed(self, engine: SleepingEngine, num_starts: int) -> str | None:
+        """Have an engine go on; its address, None when it can't, or is another process than before."""
+        if engine.process is not Process.RUNS or engine.num_starts != num_starts:
             return None
         try:
             await engine.resume()
         except EngineError as error:
             if self.replace_engine is None:
                 raise
-            self.replace_engine(address, error.message)
+            self.replace_engine(engine.address, error.message)
             return None
-        return address
+        return engine.address
 
     async def _until(self, is_true: Callable[[], bool]) -> None:
         async with self._changed:

@@ -1,4 +1,4 @@
-"""A few sequences from each engine, and how the trainer reads them."""
+"""A few sequences from each engine, on the first prompts of a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import dataclasses
 import uuid
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from pipeline.preview.rehearsal import first_prompts
+from pipeline.probe_sequence import ProbeSequence
 from pipeline.prompt_source import build_prompt_source
-from vime.backends.megatron_utils.route_part import RoutePart
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import GenerateRequest, Nucleus, SampleColumns, Sampling
-from vime.data.batch import NucleusRows, PackedMicrobatch, RouteRows
 from vime.data.cursor import PromptTask
 from vime.errors import EngineError, SampleError
 from vime.rollout.prompt_text import PromptText, Tokenizer
@@ -23,21 +21,6 @@ from vime.settings.groups import Settings
 
 MAX_TOKENS = 32
 """Of a response."""
-
-
-class ProbeSequence(msgspec.Struct, frozen=True):
-    """One prompt and what an engine made of it."""
-
-    tokens: list[int]
-    response_length: int
-    log_probs: list[float]
-    """The sampler's, one for each response token."""
-    cached: bool = False
-    """Whether part of the prompt came from the prefix cache."""
-    routes: list[list[list[int]]] | None = None
-    """[T - 1, L, K], where the engine returns them."""
-    nucleus: list[list[int]] | None = None
-    """The tokens among which each response token was chosen, where the engine returns them."""
 
 
 async def probe_engines(settings: Settings, addresses: Sequence[str]) -> list[list[ProbeSequence]]:
@@ -116,36 +99,3 @@ async def _ask(
 
 def _by_token(nucleus: Nucleus) -> list[list[int]]:
     return [ids.tolist() for ids in np.split(nucleus.ids, nucleus.offsets[1:-1])]
-
-
-def pack_probe(sequence: ProbeSequence, part: RoutePart | None) -> PackedMicrobatch:
-    """One sequence as the trainer reads it, with the routes of `part`."""
-    length, response = len(sequence.tokens), sequence.response_length
-    return PackedMicrobatch(
-        tokens=np.array(sequence.tokens, np.int32),
-        cu_seqlens=np.array([0, length], np.int32),
-        response_lengths=np.array([response], np.int32),
-        loss_mask=np.ones(response, np.uint8),
-        sampler_log_probs=np.array(sequence.log_probs, np.float32),
-        advantages=np.zeros(1, np.float32),
-        mask_sums=np.full(1, response, np.float32),
-        sample_indices=np.zeros(1, np.int64),
-        nucleus=_nucleus(sequence.nucleus),
-        routes=_routes(sequence, part),
-    )
-
-
-def _nucleus(rows: list[list[int]] | None) -> NucleusRows | None:
-    if rows is None:
-        return None
-    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return NucleusRows(np.array([token for row in rows for token in row], np.int32), offsets)
-
-
-def _routes(sequence: ProbeSequence, part: RoutePart | None) -> RouteRows | None:
-    if part is None or sequence.routes is None:
-        return None
-    tokens = part.tokens([len(sequence.tokens)])
-    tokens = tokens[tokens < len(sequence.routes)]
-    ids = np.array(sequence.routes, np.int32)[tokens][:, list(part.places)]
-    return RouteRows(ids, tokens, part.layers, np.ones(1, bool))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 import numpy as np
 
-from pipeline.parity_probe import ProbeSequence
+from pipeline.probe_sequence import ProbeSequence
 from vime.algorithms.parity import REMEDIES, Fault, ParityReport, Readings, compare
 from vime.errors import EngineError, ParityError
 

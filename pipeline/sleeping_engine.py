@@ -32,10 +32,11 @@ class SleepingEngine(EngineClient):
         """Processes that took the place of another."""
         self.is_awake, self.num_sleeps = not is_asleep, 0
 
-    def starts_anew(self) -> None:
-        """Another process has taken the engine's place, and has all its memory."""
-        self._asleep, self.is_awake = frozenset(), True
+    def starts_asleep(self) -> None:
+        """Another process has taken the engine's place, and sleeps."""
+        self._asleep, self.is_awake = _EVERYTHING, False
         self.num_starts += 1
+        self.num_sleeps += 1
 
     async def fall_asleep(self) -> None:
         """End what runs, and sleep. An engine that a publication has left half awake wakes first."""
@@ -44,8 +45,7 @@ class SleepingEngine(EngineClient):
         self.is_awake = False
         self.num_sleeps += 1
         await self._wake(self._asleep)
-        await self.pause("abort")
-        await self.sleep()
+        await put_to_sleep(self)
         self._asleep = _EVERYTHING
 
     async def start_weight_update(self) -> None:
@@ -70,3 +70,9 @@ class SleepingEngine(EngineClient):
         if parts:
             await self.wake_up(sorted(parts))
             self._asleep -= parts
+
+
+async def put_to_sleep(engine: EngineClient) -> None:
+    """End what runs on an engine that is awake, and have it leave its memory."""
+    await engine.pause("abort")
+    await engine.sleep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from pipeline.sleeping_engine import put_to_sleep
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.backends.vllm_utils.protocol import SampleColumns
@@ -30,6 +31,5 @@ async def make_usable(address: str, needs: SampleColumns, *, sleeps: bool) -> in
         await client.resume()
         await client.check(TAKE_OVER_S)
         if sleeps:
-            await client.pause("abort")
-            await client.sleep()
+            await put_to_sleep(client)
         return await client.weight_version()

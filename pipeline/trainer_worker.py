@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.memory_record import MemoryRecord
 from pipeline.messages import TrainReport
-from pipeline.parity_probe import ProbeSequence, pack_probe
 from pipeline.planner import BatchPlan
+from pipeline.probe_sequence import ProbeSequence, pack_probe
 from pipeline.shard_needs import NO_NEEDS, ShardNeeds
 from pipeline.shards import RankShard, totals
 from pipeline.step_checks import StepChecks

@@ -46,13 +46,14 @@ def weight_transport(settings: Settings, source: WeightSource) -> WeightTranspor
         return SharedTransport(source)
     return GroupTransport(
         source,
-        streams=on_gpus and not _fits_beside(Path(settings.checkpoint.hf_checkpoint or "")),
+        streams=on_gpus and not fits_beside(Path(settings.checkpoint.hf_checkpoint or "")),
         streams_after_failure=on_gpus,
         timeout_s=weights.update_weight_timeout,
     )
 
 
-def _fits_beside(checkpoint: Path) -> bool:
+def fits_beside(checkpoint: Path) -> bool:
+    """Whether the weights of a checkpoint's folder are known to be that small."""
     sizes = [file.stat().st_size for file in checkpoint.glob("*.safetensors")]
     return bool(sizes) and sum(sizes) <= BESIDE_BYTES
 

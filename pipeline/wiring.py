@@ -203,6 +203,8 @@ def trainer_config(settings: Settings, world_size: int, role: Role = "actor") ->
         megatron_argv=settings.megatron_args,
         megatron_overrides=overrides,
         extra_args_provider_path=trainer.extra_args_provider_path,
+        num_further=0 if role == "critic" else trainer.mtp_num_layers or 0,
+        further_scale=trainer.mtp_loss_scaling_factor,
         global_batch_size=settings.data.samples_per_step,
         train_iters=_planned_steps(settings),
         lr=trainer.lr,

@@ -25,8 +25,8 @@ from pipeline.forwarders import ForwarderActor
 from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.kept_engines import end_claims
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
-from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
+from pipeline.probe_sequence import ProbeSequence
 from pipeline.process_log import last_lines
 from pipeline.process_watch import ProcessWatch
 from pipeline.producer_group import ProducerGroup

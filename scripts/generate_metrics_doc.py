@@ -104,6 +104,8 @@ TRAIN_MEANINGS = {
     "policy's, or the current one's with `--use-rollout-logprobs` and with score centering.",
     "kl_loss": "KL to the reference model by `--kl-loss-type`, before its coefficient.",
     "reward_kl": "KL of the old policy to the reference model, before `--kl-coef`.",
+    "mtp_loss": "Cross-entropy of what the layers of `--mtp-num-layers` predict, the mean over their depths; `loss` is "
+    "without it.",
     "rollout_entropy": "Entropy before the batch's first step, with `--use-rollout-entropy`.",
     "opsm_clipfrac": "Share of a sample's trained tokens that `--use-opsm` drops, a mean over samples.",
     "tis": "Importance ratio, trainer over sampler.",

@@ -10,6 +10,8 @@ import operator
 from pathlib import Path
 from typing import Any
 
+from performance_words import WORDS
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 TARGET = ROOT / "docs" / "performance.md"
@@ -60,6 +62,15 @@ def at_balance(name: str, words: str) -> list[Row]:
     return [(f"{name}_{value}", comparison, floor, f"{words}: {what}") for value, comparison, floor, what in STREAM]
 
 
+KILL_COUNTS: list[tuple[str, str, float, str]] = [
+    ("lost", "<=", 0, "groups lost"),
+    ("trained_twice", "<=", 0, "samples trained twice"),
+    ("skipped_prompts", "<=", 0, "prompts skipped, taken twice or out of turn"),
+    ("version_regressions", "<=", 0, "steps whose version is below that of a step before"),
+    ("orphans", "<=", 0, "processes that outlived their session"),
+    ("stuck", "<=", 0, "sessions that stood still or ended for no reason"),
+    ("seconds_a_kill", "", 0, "seconds a kill, restarts included"),
+]
 FLOORS: dict[str, list[Row]] = {
     "storage_write": [
         (
@@ -100,6 +111,13 @@ FLOORS: dict[str, list[Row]] = {
             "time to the first step after kill -9 of every process, over a cold start's; stand-in engine",
         ),
         ("cold_start_s_standin", "", 0, "seconds from the command to the first step"),
+    ],
+    "chaos": [
+        ("kills", ">=", 500, "kills by SIGKILL, at named steps and random moments, on stand-in engines"),
+        *KILL_COUNTS,
+    ],
+    "recovery.history": [
+        ("history_ratio", "<=", 1.3, "time to open the queue with 100,000 trained groups behind it, over 100"),
     ],
     "recovery.failover": [
         ("failover_gap_s", "<=", 5, "seconds that the stream stands still when its coordinator is killed"),
@@ -206,6 +224,88 @@ FLOORS: dict[str, list[Row]] = {
         ("parity_mean", "<=", 0.02, "trainer against engine in bf16, mean difference of log-probabilities"),
         *at_balance("long_answers", "long answers, few at once"),
         *at_balance("long_prompts", "long prompts"),
+    ],
+    "gpu.layouts": [
+        row
+        for layout, words in (
+            ("tensor", "tensor parallel"),
+            ("pipeline", "pipeline parallel"),
+            ("zigzag", "context parallel"),
+            ("distributed", "data parallel, distributed optimizer"),
+            ("experts", "expert parallel"),
+            ("experts_distributed", "expert parallel, distributed optimizer"),
+        )
+        for row in (
+            (
+                f"{layout}_log_probs",
+                "<=",
+                0.5,
+                f"{words}: two ranks in bf16 against one in fp32 after two steps, largest",
+            ),
+            (f"{layout}_metrics", "", 0.0, "the same of a metric"),
+        )
+    ],
+    "gpu.learner": [
+        ("tokens_per_s_8k", "", 0, "tokens/s of a step with 8k packed tokens"),
+        ("tokens_per_s_32k", "", 0, "with 32k"),
+        ("tflops_32k", "", 0, "operations of the model alone, in 10^12/s"),
+        ("utilisation_32k", "", 0, "over what a plain product of matrices does in the same call"),
+        ("mfu_8k", "", 0, "over the GPU's data sheet, 8k"),
+        ("mfu_32k", "", 0, "over the GPU's data sheet, 32k"),
+        ("peak_gib_32k", "", 0, "peak of memory, GiB"),
+        ("busy_32k", "", 0, "share of the step in which the GPU works"),
+        (
+            "head_memory_with_entropy_over_dense",
+            "<=",
+            0.15,
+            "memory of the output head with score centering over dense",
+        ),
+        ("head_time_with_entropy_over_dense", "<=", 1.5, "time of it over dense log-probabilities alone"),
+        ("moe_step_s", "", 0, "seconds of a step of a mixture of 128 experts, 8k tokens"),
+        ("moe_replay_step_s", "", 0, "with the sampler's routes"),
+        ("replay_over_own", "<=", 1.1, "replayed routes over the trainer's own"),
+    ],
+    "gpu.sample_path": [
+        ("logprob_ratio", ">=", 0.8, "tokens/s with the sampler's log-probabilities, over tokens alone; goal 0.95"),
+        ("head_ratio", ">=", 0.75, "with a 128-entry head; goal 0.90"),
+        ("stock_logprob_ratio", "", 0, "vLLM's own route with log-probabilities"),
+        ("stock_head_ratio", "", 0, "vLLM's own route with the head"),
+        ("head_over_stock", ">=", 10, "the head by vime's route over vLLM's own"),
+        ("routes_ratio", "", 0, "routes of a mixture of experts, over tokens alone"),
+        ("tokens_per_s_none", "", 0, "tokens alone"),
+        ("queued_tokens_per_s_logprob", "", 0, "with log-probabilities through producers and queue"),
+        ("queued_head_over_logprob", "", 0, "with the head through them, over that"),
+    ],
+    "gpu.publication": [
+        ("pause_over_plain", "<=", 2.0, "the engine's pause over a plain copy or broadcast of the bytes; goal 1.25"),
+        ("plain_s", "", 0, "that copy"),
+        ("keep_pause_s", "", 0, "the pause, requests kept"),
+        *[(f"keep_{part}_s", "", 0.0, f"of it: {part}") for part in ("stop", "open", "load", "close", "resume")],
+        ("streamed_pause_s", "", 0, "the pause when weights are sent in it"),
+        ("keep_lost_s", "", 0, "seconds of sampling lost in the ten around it, requests kept"),
+        ("wait_lost_s", "", 0, "requests waited for"),
+        ("abort_lost_s", "", 0, "requests aborted"),
+        ("wait_pause_s", "", 0, "the pause, requests waited for"),
+        ("abort_pause_s", "", 0, "requests aborted"),
+        ("delta_over_full", "<=", 0.1, "bytes of a delta on disk over a whole version"),
+        ("full_s", "", 0, "seconds of a whole version through a folder"),
+        ("delta_s", "", 0, "of a delta"),
+    ],
+    "gpu.queue_load": [
+        ("straw_over_memory", "<=", 1.03, "step time with the queue on disk over samples in memory"),
+        ("straw_step_s", "", 0, "seconds of a step, queue on disk"),
+        ("memory_step_s", "", 0, "samples in memory"),
+        ("straw_wait_s", "", 0, "of it the trainer's wait, queue on disk"),
+        ("memory_wait_s", "", 0, "samples in memory"),
+    ],
+    "gpu.crash": [
+        ("trainer_over_cold", "<=", 1.2, "kill -9 of the trainer to the next step, over a cold start"),
+        ("engine_over_cold", "<=", 1.2, "of the engine"),
+        ("tree_over_cold", "<=", 1.2, "of all processes, the same command given again"),
+        ("cold_start_s", "", 0, "seconds from the command to the first step"),
+        ("restarts", "", 0, "kills after which the command had to be given again"),
+        ("lost", "<=", 0, "groups that the kills lost"),
+        ("trained_twice", "<=", 0, "groups that were trained twice"),
     ],
     "gpu.reverse_run": [
         ("reward_first", "", 0, "exact reward of the first five steps"),
@@ -322,8 +422,9 @@ def _section(folder: str, report: dict[str, Any]) -> str:
         missed = comparison and not COMPARISONS[comparison](found["median"], floor)
         measured = f"**{found['median']:.3g}** (missed)" if missed else f"{found['median']:.3g}"
         lines.append(f"| `{value}` | {wanted} | {measured} | {found['min']:.3g} to {found['max']:.3g} | {meaning} |")
-    if name == "queue_ops":
-        lines += ["", _bound_of_the_queue(report)]
+    if name in WORDS and FLOORS[name][0][0] in values:
+        medians, largest = ({key: value[which] for key, value in values.items()} for which in ("median", "max"))
+        lines += ["", WORDS[name](medians, report["machine"], largest)]
     if name in PICTURES:
         lines += ["", PICTURES[name]]
     return "\n".join(lines) + "\n"
@@ -336,19 +437,6 @@ def _machine(report: dict[str, Any]) -> str:
         f"{machine['num_cores']} cores ({machine['processor']}), {machine['memory_gib']:g} GiB, "
         f"{machine['file_system'] + ', ' if 'file_system' in machine else ''}load {machine['load_1min']:g}"
     )
-
-
-def _bound_of_the_queue(report: dict[str, Any]) -> str:
-    """What processor time alone allows."""
-    num_cores, values = report["machine"]["num_cores"], report["values"]
-    cpu_ms = {mode: values[f"cpu_ms_per_item_vime_{mode}"]["median"] for mode in ("gc_off", "gc_on")}
-    raw_ms, raw_rate = values["cpu_ms_per_item_raw"]["median"], values["items_per_s_raw"]
-    most = num_cores * 1000 / min(cpu_ms.values())
-    return f"""\
-Processor time for an item, of all processes together: {cpu_ms["gc_off"]:.2f} ms, {cpu_ms["gc_on"]:.2f} ms with storage
-reclaimed; three synced appends: {raw_ms:.2f} ms. So {num_cores} idle cores do {most:.0f} items/s at most, however few
-the syncs. The appends, which mostly wait for the disk, did {raw_rate["max"]:.0f}/s in their best repeat: against that
-the cores allow {most / raw_rate["max"]:.2f}. Other programs on the cores slow the queue more than the appends."""
 
 
 def read_results() -> dict[str, list[dict[str, Any]]]:

@@ -24,7 +24,7 @@ DESCRIPTION = """\
 Starts `vime train` on a tiny model, kills one of its processes (or all) by SIGKILL, and so on: half of the kills at a
 named step of publish, accept, plan, train, publish weights, save and commit, the others at a random moment. A session
 that goes on takes the next kill; one that ends is resumed, with another number of trainer ranks, engines and
-producers. One session in ten starts as a user's does; the others fork from a process that has imported torch and
+producers. One session in twenty starts as a user's does; the others fork from a process that has imported torch and
 Megatron, and join a Ray cluster that stands. In the end a session goes on to the run's end, and what is left is checked
 by the audit, which reads journals, payloads and logs and shares no code with what wrote them.
 

@@ -28,7 +28,7 @@ START_SHARE = 0.15
 """Of the kills at a random moment, those that may come before the first step."""
 NEW_SESSION_SHARE = 0.1
 """Kills before which a session that has survived the last one is told to stop, and another one resumes."""
-ANEW_SHARE = 0.1
+ANEW_SHARE = 0.05
 """Kills whose session, if they need one, starts interpreters and a Ray of its own; others fork and join a cluster."""
 MAX_START_S = 12.0
 FORKED_START = 0.35

@@ -263,8 +263,8 @@ class Campaign:
             os.killpg(session.process.pid, signal.SIGINT)
             stuck = not _wait(session.is_over, self._patience.stop)
             how = f"stopped with status {session.process.poll()}"
-        orphans = self._leave(session, watch)
         watch.ended("stop")
+        orphans = self._leave(session, watch)
         return Outcome(False, how, stuck, orphans)
 
     def _leave(self, session: _Session, watch: Stopwatch) -> list[str]:

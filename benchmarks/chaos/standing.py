@@ -36,6 +36,8 @@ MODULES = (
 )
 """Imported by the server, once for all. None of them imports Ray, which reads its environment when it is imported."""
 END_S = 20.0
+CLUSTER_STARTS = 3
+"""Ray gives a node 30 s, which may be too few on a busy machine."""
 NUM_SLOTS = 4
 """Devices of the cluster: as many as the largest layout needs."""
 _POLL_S = 0.05
@@ -132,23 +134,27 @@ class Standing:
             MARK_VARIABLE: mark,
             SOCKET_VARIABLE: str(path),
         }
-        cluster = ["benchmarks.chaos.standing_cluster", str(self._folder / "ray"), str(NUM_SLOTS)]
-        self._cluster = _started(cluster, environment)
+        self._forks = Forks(path, MODULES, environment)
         try:
-            self._forks = Forks(path, MODULES, environment)
+            self._cluster, self.address = self._started_cluster(environment)
+            """The address is the cluster's."""
         except BaseException:
-            _end(self._cluster)
+            self._forks.close()
             raise
-        assert self._cluster.stdout is not None
-        self.address = self._cluster.stdout.readline().decode().strip()
-        """Of the cluster."""
-        if not self.address:
-            self.close()
-            raise RuntimeError("the Ray cluster did not start")
 
     def start(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> ForkedDriver:
         """A driver that joins the cluster."""
         return self._forks.start(command, log, {**environment, "RAY_ADDRESS": self.address})
+
+    def _started_cluster(self, environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], str]:
+        for attempt in range(CLUSTER_STARTS):
+            folder = self._folder / f"ray{attempt}"
+            cluster = _started(["benchmarks.chaos.standing_cluster", str(folder), str(NUM_SLOTS)], environment)
+            assert cluster.stdout is not None
+            if address := cluster.stdout.readline().decode().strip():
+                return cluster, address
+            _end(cluster)
+        raise RuntimeError(f"the Ray cluster did not start {CLUSTER_STARTS} times")
 
     def exempt(self, processes: MarkedProcesses) -> None:
         """Have the server and the cluster left out of the processes of a session; the server's forks are of one."""

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.parity_probe import ProbeSequence, pack_probe
+from pipeline.probe_sequence import ProbeSequence, pack_probe
 from tests.support.tiny_models import CHARACTERS
 from vime.backends.megatron_utils.trainer import MegatronTrainer
 from vime.backends.vllm_utils.client import EngineClient

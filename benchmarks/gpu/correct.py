@@ -33,7 +33,7 @@ from benchmarks.gpu.jobs import HEAD, ONE_GPU_SHARE
 from benchmarks.gpu.learner import make_sequences
 from benchmarks.gpu.part import Part, Stages, run_part
 from benchmarks.gpu.update_gaps import MORE_TOKENS, Update
-from pipeline.parity_probe import ProbeSequence
+from pipeline.probe_sequence import ProbeSequence
 from tests.vime.backends.megatron_utils.tiny_batches import Sequence_, pack, totals
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.trainer import MegatronTrainer

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.gpu.answers import Gaps, RunningAnswers, Size, SpanningAnswer, ask, differences, make_prompts, mean_gap
 from benchmarks.gpu.publication import TIMEOUT_S, EverySource
 from benchmarks.publish import Admission
-from pipeline.parity_probe import ProbeSequence
+from pipeline.probe_sequence import ProbeSequence
 from pipeline.publisher import WeightPublisher
 from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from pipeline.weight_transports.group import GroupTransport

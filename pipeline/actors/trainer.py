@@ -16,8 +16,8 @@ import ray
 
 from pipeline.actors.settings import decode_settings
 from pipeline.messages import TrainReport, decode, encode
-from pipeline.parity_probe import ProbeSequence
 from pipeline.planner import BatchPlan
+from pipeline.probe_sequence import ProbeSequence
 from pipeline.process_log import log_to_file
 from pipeline.prometheus.exporter import start_exporter
 from pipeline.prometheus.records import trainer_numbers

@@ -52,6 +52,7 @@ def test_a_session_that_survives_takes_the_next_kill_and_one_that_ends_is_follow
 def test_a_kill_that_wants_a_new_session_has_the_one_that_runs_stop_in_order(campaign: Campaign) -> None:
     campaign.run(TRAINER, 100)
     tree = campaign.run(Kill(1, TWO, victim=Victim.TREE, from_start=True, new_session=True), 100)
+    assert tree.seconds["stop"] > 0
     assert tree.how == "stopped with status 0; then ended, status -9 (2 ranks, 1 engines, 1 producers, 0001.log)"
     assert not tree.stuck
 

@@ -79,5 +79,5 @@ def pictured(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(os.environ.get(SCREENSHOTS) or tmp_path_factory.mktemp("pictures"))
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from recovery.run_location import locate_run
 from tests.browser.watched_page import WatchedPage, served, watched_page
 from tests.support.eventful_run import make_run
 from tests.support.step_records import step_record, write_metrics
+from tests.vime.view.test_sample_index import row
 from vime.view.panels import PANELS
 from vime.view.run_watch import RunWatch
 from vime.view.sample_index import SampleQuery
@@ -48,9 +50,16 @@ def test_the_first_page_draws_every_panel_with_its_numbers(opened: WatchedPage, 
     assert "reward_raised" in opened.text("#alarms")
 
 
-def test_a_row_of_the_table_leads_to_its_sample_and_on_to_its_group(opened: WatchedPage, watch: RunWatch) -> None:
+def test_a_row_of_the_table_that_grows_leads_to_its_sample_and_on_to_its_group(
+    opened: WatchedPage, watch: RunWatch
+) -> None:
     newest = watch.index.page(SampleQuery(limit=1)).rows[0]["sample_index"]
     opened.open("/samples", ".ag-row[row-id]")
+    opened.wait_for_text(".matching", f"{len(watch.index)} samples found.")
+    watch.index.add([row(9999)])
+    os.utime(watch.location.pool / "vime" / "queue.json")
+    watch.refresh_samples()
+    opened.wait('.ag-row[row-id="9999"]')
     opened.wait_for_text(".matching", f"{len(watch.index)} samples found.")
     opened.page.locator(f'.ag-row[row-id="{newest}"] .ag-cell').first.click()
     opened.wait("#tokens")

@@ -184,7 +184,8 @@ def test_a_report_is_one_file_that_draws_the_same_panels(browser: Browser, store
 
 @pytest.mark.slow
 def test_plots_follow_a_run_that_is_training(browser: Browser, tmp_path: Path) -> None:
-    job = Job(tmp_path, num_rollout=30, flags=STANDIN_FLAGS)
+    # With a slow reward batches come at a pace that leaves a busy machine the time to draw.
+    job = Job(tmp_path, num_rollout=20, flags=STANDIN_FLAGS | {"--custom-rm-path": "tests.end_to_end.rewards.slow"})
     job.prepare()
     with job.start_with_standins() as process:
         try:
@@ -199,7 +200,7 @@ def _follow(page: WatchedPage, job: Job, process: subprocess.Popen[str]) -> None
     """Without being loaded again, the page draws each new batch until the run has ended."""
     page.open("/", ".panel")
     page.wait_for_plots(len(SHOWN))
-    assert "running" in page.text("#heading .badge")
+    page.page.get_by_text("running", exact=True).wait_for()
     page.wait_for_batches(len(page.plotted("reward")["mean"]["x"]) + 1)
     process.communicate(timeout=400)
     page.wait_for_batches(len(job.steps()))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.parity_probe import ProbeSequence, pack_probe, probe_engines
+from pipeline.parity_probe import probe_engines
 from pipeline.parity_verdict import EngineParity, engine_parity, refuse_difference
+from pipeline.probe_sequence import ProbeSequence, pack_probe
 from tests.end_to_end.jobs import Job
 from tests.support.tiny_models import build_tiny_qwen3
 from vime.backends.megatron_utils.config import TrainerConfig

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.end_to_end.jobs import Job
-from tests.support.tiny_families import build_tiny_model
+from tests.support.tiny_families import build_further_model, build_tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.multiproc, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -26,11 +26,13 @@ class FamilyJob(Job):
         self.prepare()
         for file in self.model.iterdir():
             file.unlink()
-        sizes = SIZES
+        for folder, seed in ((self.model, 1), (self.folder / "start", 2)):
+            if name == "deepseek_v3":
+                build_further_model(folder, seed=seed, **SIZES, **LATENT)
+            else:
+                build_tiny_model(folder, name, seed=seed, **SIZES)
         if name == "deepseek_v3":
-            sizes, self.switches = SIZES | LATENT, ("--use-rollout-routing-replay",)
-        build_tiny_model(self.model, name, seed=1, **sizes)
-        build_tiny_model(self.folder / "start", name, seed=2, **sizes)
+            self.switches, self.flags = ("--use-rollout-routing-replay",), {"--mtp-num-layers": 1}
         self.flags |= {
             "--load": self.folder / "start",
             "--save-hf": f"{self.folder}/export/{{rollout_id}}",
@@ -52,6 +54,8 @@ def test_a_family_trains_on_what_it_publishes(tmp_path: Path, name: str) -> None
     fresh = [step["train"]["train_rollout_logprob_abs_diff"] for step in job.steps() if step["staleness_max"] == 0]
     assert fresh, "the first batch is sampled from the weights that are trained"
     assert max(fresh) < 1e-4
+    further = ["mtp_loss" in step["train"] for step in job.steps()]
+    assert further == [name == "deepseek_v3"] * 2
     replayed = {step["train"]["routing_replay_fraction"] for step in job.steps() if name == "deepseek_v3"}
     assert replayed <= {1.0}, "the sampler's experts, of layers with experts alone"
     start, *exports = (

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.parity_probe import MAX_TOKENS, ProbeSequence, pack_probe, probe_engines
+from pipeline.parity_probe import MAX_TOKENS, probe_engines
+from pipeline.probe_sequence import ProbeSequence, pack_probe
 from tests.support.standin_engine import BLOCK_TOKENS, StandinEngine
 from tests.support.tiny_models import build_tokenizer
 from vime.backends.megatron_utils.context import ContextLayout, ContextShare

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeline.parity_probe import ProbeSequence
 from pipeline.parity_verdict import EngineParity, engine_parity, refuse_difference
+from pipeline.probe_sequence import ProbeSequence
 from vime.errors import EngineError, ParityError
 
 

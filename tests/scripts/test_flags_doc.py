@@ -17,6 +17,6 @@ def test_the_flag_reference_is_up_to_date() -> None:
 
 def test_the_flag_reference_marks_what_is_not_built() -> None:
     page = (ROOT / "docs" / "flags.md").read_text()
-    assert "| `--mtp-num-layers` † |" in page
+    assert "| `--prefill-num-servers` † |" in page
     assert "| `--eps-clip` | `eps_clip` | float: 0 or more | `0.2` |" in page
     assert "## Not built yet" in page

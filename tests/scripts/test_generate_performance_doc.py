@@ -19,7 +19,9 @@ def generator() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)  # as for a script
+        spec.loader.exec_module(module)
     return module
 
 
@@ -51,6 +53,13 @@ def test_a_value_is_quoted_with_its_range_its_machine_and_its_command(generator:
     assert "| `bytes_over_shard` | <= 1.25 | 1.12 | 0.62 to 2.12 |" in page
     assert "on 2 cores (P), 8 GiB, ext4, load 0.5" in page
     assert "`python -m benchmarks.shard_read`, 5 repeats" in page
+
+
+def test_a_part_says_in_words_what_bounds_it(generator: ModuleType) -> None:
+    report = shard_report(1.12, 1.5) | {"benchmark": "gpu.queue_load"}
+    medians = {"straw_over_memory": 1.0, "straw_step_s": 4.0, "memory_step_s": 4.0, "straw_wait_s": 1.0}
+    report["values"] = {name: {"median": value, "min": value, "max": value} for name, value in medians.items()}
+    assert "the trainer waits 25% of a step" in generator.render({"gpu": [report]})
 
 
 def test_a_part_for_gpus_that_measured_some_of_its_values_has_their_rows_alone(generator: ModuleType) -> None:

@@ -107,3 +107,29 @@ def build_tiny_model(folder: Path, name: str, *, seed: int = 0, init_std: float 
     model.save_pretrained(folder)
     build_tokenizer(folder)
     return folder
+
+
+FURTHER_BESIDE = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
+"""Of a layer for a further token, beside the usual tensors of a layer."""
+FURTHER_COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+"""Tensors that such a layer has once more -> what they are copies of."""
+
+
+def build_further_model(folder: Path, *, seed: int = 5, **overrides: Any) -> Path:
+    """A tiny DeepSeek-V3 whose files have a layer for one further token, as its publisher writes it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    build_tiny_model(folder, "deepseek_v3", seed=seed, num_nextn_predict_layers=1, **overrides)
+    tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(seed)
+    hidden, num_layers = tensors["model.norm.weight"].numel(), int(_LATENT["num_hidden_layers"])
+    last, layer = f"model.layers.{num_layers - 1}.", f"model.layers.{num_layers}."
+    shapes = {name.removeprefix(last): value.shape for name, value in tensors.items() if name.startswith(last)}
+    shapes |= {name: torch.Size([hidden]) for name in FURTHER_BESIDE}
+    shapes["eh_proj.weight"] = torch.Size([hidden, 2 * hidden])
+    for name, shape in sorted(shapes.items()):
+        spread, centre = (0.1, 1.0) if "norm" in name else (0.08, 0.0)
+        tensors[layer + name] = torch.randn(shape, generator=generator) * spread + centre
+    tensors |= {layer + name: tensors[original].clone() for name, original in FURTHER_COPIES.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder

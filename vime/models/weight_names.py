@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -27,9 +28,18 @@ class WeightRule:
     shard_dim: int | None = None
     """Dimension that tensor parallelism (of the experts, for an expert) cuts; None for a replicated parameter."""
     layer: int | None = None
-    """Layer in the whole model; None outside the layers."""
+    """Layer in the whole model, those for further tokens last; None outside the layers."""
     expert: int | None = None
     """Expert of the layer, whose parameters have a parallel layout of their own; None for all others."""
+
+    is_copy: bool = False
+    """Whether the files hold the parameter under these names once more."""
+
+    @property
+    def layer_prefix(self) -> str:
+        """What the Megatron names of a layer's parameters begin with; empty outside the layers."""
+        match = re.match(r"\w+\.layers\.\d+\.", self.megatron_name)
+        return match[0] if match else ""
 
     @property
     def is_vocabulary(self) -> bool:
@@ -48,6 +58,8 @@ class Family:
     """Where the dense feed-forward part has other names than those of most families."""
     may_lack_bias: bool = False
     """Whether only some members have the bias of `attention`."""
+    has_further_layers: bool = False
+    """Whether there are names for layers that predict further tokens."""
 
 
 def _rule(
@@ -113,6 +125,7 @@ NAMES: dict[str, Family] = {
     "deepseek_v3": Family(
         (_BEFORE, *_LATENT, *_AFTER),
         (_BIASED_ROUTER, *_EXPERTS, *_gated_mlp("mlp.shared_experts", "mlp.shared_experts")),
+        has_further_layers=True,
     ),
 }
 
@@ -122,13 +135,34 @@ _HEAD = WeightRule("output_layer.weight", ("lm_head.weight",), shard_dim=0)
 _VOCABULARY = (_EMBEDDING.megatron_name, _HEAD.megatron_name)
 
 
+_FURTHER = (
+    _rule("enorm.weight", "enorm.weight"),
+    _rule("hnorm.weight", "hnorm.weight"),
+    _rule("eh_proj.weight", "eh_proj.weight", shard_dim=0),
+    _rule("final_layernorm.weight", "shared_head.norm.weight"),
+)
+_FURTHER_COPIES = (
+    dataclasses.replace(_EMBEDDING, hf_names=("embed_tokens.weight",), is_copy=True),
+    dataclasses.replace(_HEAD, hf_names=("shared_head.head.weight",), is_copy=True),
+)
+
+
 def is_tied(hf_config: Config) -> bool:
     """Whether the output head shares the embedding matrix."""
     return bool(hf_config.get("tie_word_embeddings", False))
 
 
-def weight_rules(hf_config: Config) -> list[WeightRule]:
+def num_further_layers(hf_config: Config) -> int:
+    """Layers of a checkpoint that predict further tokens, where vime knows their names and they have a head."""
+    family = NAMES.get(str(hf_config.get("model_type")))
+    known = family is not None and family.has_further_layers and not is_tied(hf_config)
+    return int(hf_config.get("num_nextn_predict_layers") or 0) if known else 0
+
+
+def weight_rules(hf_config: Config, num_further: int = 0) -> list[WeightRule]:
     """Rules of the whole model, in the order in which weights are published: embedding, layers, norm, head.
+
+    After these come `num_further` layers that predict further tokens.
 
     Raises:
         ModelError: a `model_type` without a table.
@@ -146,7 +180,22 @@ def weight_rules(hf_config: Config) -> list[WeightRule]:
     for layer in range(positive(hf_config, "num_hidden_layers")):
         mlp = family.dense_mlp or _DENSE_MLP if layer < first_expert_layer else family.expert_mlp
         rules += _in_layer(layer, (*attention, *mlp), hf_config)
-    return [*rules, _FINAL_NORM] if is_tied(hf_config) else [*rules, _FINAL_NORM, _HEAD]
+    rules += [_FINAL_NORM] if is_tied(hf_config) else [_FINAL_NORM, _HEAD]
+    for depth in range(num_further):
+        rules += _further_layer(depth, (*attention, *family.expert_mlp), hf_config)
+    return rules
+
+
+def _further_layer(depth: int, parts: tuple[WeightRule, ...], hf_config: Config) -> Iterator[WeightRule]:
+    """A layer of its own behind the model's, with what joins hidden states and embeddings before it."""
+    layer, prefix = positive(hf_config, "num_hidden_layers") + depth, f"mtp.layers.{depth}"
+    for rule in _in_layer(layer, parts, hf_config):
+        inner = rule.megatron_name.removeprefix(f"decoder.layers.{layer}.")
+        yield dataclasses.replace(rule, megatron_name=f"{prefix}.mtp_model_layer.{inner}")
+    for rule in _FURTHER:
+        yield dataclasses.replace(_numbered(rule, layer, None), megatron_name=f"{prefix}.{rule.megatron_name}")
+    for rule in _FURTHER_COPIES:
+        yield dataclasses.replace(_numbered(rule, layer, None), megatron_name=rule.megatron_name, layer=None)
 
 
 def _in_layer(layer: int, parts: tuple[WeightRule, ...], hf_config: Config) -> Iterator[WeightRule]:

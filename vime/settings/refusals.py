@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vime.settings.groups import Settings
 from vime.settings.machine import has_gpus
-from vime.settings.refusal import Refusal, unless_default
+from vime.settings.refusal import Refusal
 from vime.settings.rules.quantities import option, own_engines, size
 
 
@@ -87,12 +87,6 @@ REFUSALS: tuple[Refusal, ...] = (
         refused_value=_trained_media,
     ),
     # Trainer and checkpoints
-    *unless_default(
-        "--mtp-num-layers",
-        "A checkpoint's layers for further tokens are left out of the model. Megatron's own loss of them makes logits "
-        "of every token of a pack, prompts too, and shifts tokens by another cut of context parallelism than vime's.",
-        "names of their weights, a loss of each depth by vime's own head, and a place in pipelines and replayed routes",
-    ),
     Refusal(
         "--distributed-backend",
         "nccl, or gloo on machines without GPUs",

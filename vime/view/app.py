@@ -35,6 +35,13 @@ LIVE_PAGES = ("/timeline", "/dead", "/history", "/compare")
 """Drawn anew when something has changed; the overview is updated in place."""
 
 
+_READ_ROWS_AGAIN = """(serial, ids) => {
+    ids.forEach(id => dash_ag_grid.getApi(id).refreshInfiniteCache());
+    return dash_clientside.no_update;
+}"""
+"""In the browser: a grid asks anew for the rows that it shows; the place stays."""
+
+
 def make_app(watches: Sequence[RunWatch]) -> dash.Dash:
     """The application for a run and those that it is compared with."""
     app = dash.Dash(
@@ -81,6 +88,19 @@ class Callbacks:
             State("url", "pathname"),
             prevent_initial_call=True,
         )(self.update_page)
+        app.callback(
+            Output("samples-seen", "data"),
+            Input("samples-tick", "n_intervals"),
+            State("samples-seen", "data"),
+            prevent_initial_call=True,
+        )(self.samples_changed)
+        app.clientside_callback(
+            _READ_ROWS_AGAIN,
+            Output("grid-holder", "className"),
+            Input("samples-seen", "data"),
+            State({"type": GRID, "search": ALL}, "id"),
+            prevent_initial_call=True,
+        )
         app.callback(Output("grid-holder", "children"), Input("search", "value"), prevent_initial_call=True)(
             self.search
         )
@@ -128,6 +148,12 @@ class Callbacks:
             raise dash.exceptions.PreventUpdate
         return self._live(path), serial
 
+    def samples_changed(self, _ticks: int, seen: int) -> int:
+        serial = self._watch.state.samples_serial
+        if serial == seen:
+            raise dash.exceptions.PreventUpdate
+        return serial
+
     def search(self, text: str | None) -> Component:
         return grid(text or "")
 
@@ -155,7 +181,7 @@ class Callbacks:
         if path == "/":
             return html.Div([overview(self._watch.state), *_clock("overview", self._watch.state.serial)])
         if path == "/samples":
-            return samples_page()
+            return html.Div([samples_page(), *_clock("samples", self._watch.state.samples_serial)])
         number = _number(path)
         if path.startswith("/sample/") and number >= 0:
             return self._sample(number)

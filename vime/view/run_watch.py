@@ -52,6 +52,8 @@ class RunState:
     """Rollout -> Unix time of its commit record."""
     num_indexed: int = 0
     """Groups whose samples can be searched."""
+    samples_serial: int = 0
+    """Rises when something in the index of samples may have changed."""
     stalls: tuple[StallRecord, ...] = ()
     incidents: tuple[Incident, ...] = ()
     metrics_problem: str = ""
@@ -159,7 +161,7 @@ class RunWatch:
         except (VimeError, OSError) as error:
             self._update(samples_problem=str(error))
             return
-        self._update(samples_problem=_unreadable(self._builder))
+        self._update(samples_problem=_unreadable(self._builder), samples_serial=self.state.samples_serial + 1)
         self._sample_files = files
 
     def close(self) -> None:

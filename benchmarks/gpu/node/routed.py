@@ -123,7 +123,7 @@ class RoutedFleet:
         self.admission = RoutedAdmission(routers, engines, self.addresses)
         self.publisher = WeightPublisher(
             self.clients,
-            GroupTransport(trainer, streams=gpus > 0, timeout_s=TIMEOUT_S),
+            GroupTransport(trainer, streams=False, streams_after_failure=gpus > 0, timeout_s=TIMEOUT_S),
             self.admission,
             start_version=0,
             flush_interval=0,

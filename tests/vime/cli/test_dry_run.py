@@ -94,21 +94,21 @@ def test_hooks_are_imported_and_their_arguments_checked(tmp_path: Path, capsys: 
 
 
 def test_refusals_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--actor-num-gpus-per-node", "8", "--colocate", "--assume-gpus", "16", "--mtp-num-layers", "1")
+    flags = ("--actor-num-gpus-per-node", "8", "--colocate", "--assume-gpus", "16", "--profile")
     status, record = run_json(tmp_path, capsys, *flags)
     assert status == 0
-    assert any("--mtp-num-layers" in warning for warning in record["warnings"])
+    assert any("--profile" in warning for warning in record["warnings"])
     assert record["processes"]["shape"] == "colocated"
 
 
 def test_closing_line_counts_what_a_start_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--assume-gpus", "8", "--mtp-num-layers", "1"]
+    flags = ["--assume-gpus", "8", "--profile"]
     status, out = run(tmp_path, capsys, *flags)
     closing = out.splitlines()[-1]
     assert status == 0
     assert closing.startswith("A start would refuse 1 setting not built yet (see the warnings). No other problem")
     _, record = run_json(tmp_path, capsys, *flags)
-    assert [words.split(" ")[0] for words in record["refused"]] == ["--mtp-num-layers"]
+    assert [words.split(" ")[0] for words in record["refused"]] == ["--profile"]
     _, out = run(tmp_path, capsys, "--assume-gpus", "8")
     assert out.splitlines()[-1].startswith("No problem was found, ")
 

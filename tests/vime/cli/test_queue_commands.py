@@ -342,6 +342,23 @@ def test_a_sample_is_shown_with_the_version_of_each_token(run: Path, capsys: pyt
     ]
 
 
+def test_a_sample_is_shown_with_what_the_trainer_made_of_each_token(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = read_json(run, "sample show 19", capsys)
+    prompt, *response = view["tokens"]
+    assert (prompt["trainer_log_prob"], prompt["gap"], prompt["advantage"]) == (None, None, None)
+    assert [(token["trainer_log_prob"], token["gap"], token["advantage"]) for token in response] == [
+        (-0.75, -0.25, 0.5),
+        (-0.125, 0.125, -1.5),
+    ]
+    assert (view["training"]["rollout_id"], view["training"]["counts"], view["mean_gap"]) == (2, True, 0.1875)
+    assert call(run, "sample show 19") == 0
+    printed = capsys.readouterr().out
+    assert "rollout 2, step 0, rank 0: mean gap 0.1875 nats a token" in printed
+    assert "-0.5000  -0.2500     0.5000        1  yes" in printed
+
+
 def test_a_failed_sample_is_shown_from_its_letter(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(run, "sample show 1") == 0
     printed = capsys.readouterr().out

@@ -84,7 +84,12 @@ def test_no_flag_is_accepted_and_ignored(field: str, group: str) -> None:
         return
     own_file = (ROOT / "vime" / "settings" / "groups" / f"{group}.py").read_text()
     code = "\n".join(_code_that_uses_settings())
-    is_read = re.search(rf"\b{group}\.{field}\b", code) or re.search(rf"\bself\.{field}\b", own_file)
+    functions = "\n".join(path.read_text() for path in (ROOT / "vime" / "rollout").rglob("*.py"))
+    is_read = (
+        re.search(rf"\b{group}\.{field}\b", code)
+        or re.search(rf"\bself\.{field}\b", own_file)
+        or re.search(rf"\bargs\.{field}\b", functions)
+    )
     assert is_read, f"{described.name} is neither read by the code nor in vime/settings/refusals.py"
 
 

@@ -9,7 +9,6 @@ from vime.errors import SettingsError
 from vime.settings.groups import all_flags
 from vime.settings.machine import has_gpus
 from vime.settings.parse import parse_settings
-from vime.settings.refusal import unless_default
 from vime.settings.refusals import REFUSALS, refused
 from vime.settings.validate import validate
 
@@ -63,11 +62,6 @@ def test_what_happens_anyway_is_accepted(argv: list[str]) -> None:
 def test_a_dry_run_warns_instead(argv: list[str]) -> None:
     (warning,) = validate(parse_settings([*argv, "--profile"]), dry_run=True)
     assert warning.startswith("--profile is not built yet, allowed: with --use-pytorch-profiler. Its ranges")
-
-
-def test_a_secret_is_not_shown() -> None:
-    (row,) = unless_default("--wandb-key", "It is secret.", "nothing")
-    assert row.found(parse_settings(["--wandb-key", "hush"])) == "***"
 
 
 def test_a_dry_run_still_refuses_what_can_never_work(argv: list[str]) -> None:

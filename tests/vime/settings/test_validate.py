@@ -37,7 +37,7 @@ def test_one_problem_is_told_without_a_list(tmp_path: Path) -> None:
 
 def test_all_problems_and_refusals_come_in_one_numbered_list(tmp_path: Path) -> None:
     found_by_others = Problem(("--x",), "--x is 1", "2", "", "Give 2.")
-    error = refusal(tmp_path, "--no-save-rng --global-batch-size 3 --mtp-num-layers 1", more=(found_by_others,))
+    error = refusal(tmp_path, "--no-save-rng --global-batch-size 3 --profile", more=(found_by_others,))
     title, *lines = error.message.splitlines()
     assert title == "4 settings can't work:"
     assert [line.split(" ")[0] for line in lines] == ["1.", "2.", "3.", "4."]
@@ -48,14 +48,14 @@ def test_all_problems_and_refusals_come_in_one_numbered_list(tmp_path: Path) -> 
         "Next: Leave out --no-save-rng."
     )
     assert lines[2] == "3. --x is 1, allowed: 2. Next: Give 2."
-    assert lines[3].startswith("4. --mtp-num-layers 1 is not built yet, allowed: left out.")
+    assert lines[3].startswith("4. --profile is not built yet, allowed: with --use-pytorch-profiler.")
     assert error.next_step == "Correct these and start again."
 
 
 def test_a_dry_run_warns_of_what_is_not_built_and_refuses_what_cannot_work(tmp_path: Path) -> None:
-    warnings = validate(parse_settings(Case("--mtp-num-layers 1", "", "", "").command(tmp_path)), dry_run=True)
-    assert [words.split(" is not built yet")[0] for words in warnings] == ["--mtp-num-layers 1"]
-    error = refusal(tmp_path, "--mtp-num-layers 1 --no-save-rng", dry_run=True)
+    warnings = validate(parse_settings(Case("--profile", "", "", "").command(tmp_path)), dry_run=True)
+    assert [words.split(" is not built yet")[0] for words in warnings] == ["--profile"]
+    error = refusal(tmp_path, "--profile --no-save-rng", dry_run=True)
     assert error.message.startswith("--no-save-rng, allowed: left out")
 
 

@@ -143,6 +143,8 @@ def _training_argv(config: TrainerConfig) -> list[str]:
         "--train-iters": config.train_iters or _ENDLESS_STEPS,
     }
     argv = [text for flag, value in pairs.items() for text in (flag, str(value))]
+    if config.num_further:
+        argv += ["--mtp-num-layers", str(config.num_further)]
     if config.precision == "bf16":
         argv.append("--bf16")
     if torch.cuda.is_available() and config.distributed_backend != "nccl":

@@ -34,9 +34,16 @@ class Pack(PackedSeqParams):  # type: ignore[misc]
     """[T of this rank] int64, the place of each token in its own sequence; the model puts it here."""
     key_order: torch.Tensor | None = None
     """[T] int64, see `gathered_order`; None where this rank holds the whole pack."""
+    further_tokens: tuple[torch.Tensor, ...] = ()
+    """For each depth of the prediction of further tokens [1, T of this rank] int64, the tokens so far behind."""
 
 
-def make_pack(boundaries: Positions, share: ContextShare, device: torch.device) -> Pack:
+def make_pack(
+    boundaries: Positions,
+    share: ContextShare,
+    device: torch.device,
+    further_tokens: tuple[torch.Tensor, ...] = (),
+) -> Pack:
     """The pack with these boundaries [S + 1] as the ranks of `share` hold it."""
     cu_seqlens = torch.tensor(boundaries, dtype=torch.int32).to(device, non_blocking=True)
     longest = int(np.diff(boundaries).max(initial=1))
@@ -51,6 +58,7 @@ def make_pack(boundaries: Positions, share: ContextShare, device: torch.device) 
         max_seqlen_kv=longest,
         runs=query_runs(boundaries, share),
         key_order=order,
+        further_tokens=further_tokens,
     )
 
 

@@ -31,6 +31,10 @@ class TrainerConfig:
     """Import path of a function that adds flags to Megatron's parser; they go through `megatron_argv` too."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Dtype of parameters and activations; the optimizer always keeps float32."""
+    num_further: int = 0
+    """Layers that predict further tokens, of those that the checkpoint has."""
+    further_scale: float = 0.2
+    """Weight of their loss."""
     global_batch_size: int = 1
     """Rollouts per optimizer step."""
     train_iters: int | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.utils import unwrap_model
 
 from vime.backends.megatron_utils.hf_config import is_tied, num_experts
 from vime.backends.megatron_utils.hf_mapping import attention_shape, merge_shards, pad_rows, split, take_shard
@@ -32,7 +33,7 @@ def load_weights(
     Raises `ModelError` listing the names that are missing from the checkpoint or that the model doesn't know, or the
     shape that doesn't fit.
     """
-    rules = weight_rules(hf_config)
+    rules = [rule for rule in weight_rules(hf_config, num_further_layers(chunks)) if not rule.is_copy]
     parameters = {name: value for name, value in global_tensors(chunks).items() if name not in apart}
     reader.check_names(rules)
     with torch.no_grad():
@@ -51,17 +52,24 @@ def load_weights(
             parameter.copy_(shard)
 
 
+def num_further_layers(chunks: Sequence[torch.nn.Module]) -> int:
+    """Layers of the model that predict further tokens."""
+    return int(getattr(unwrap_model(chunks[0]).config, "mtp_num_layers", None) or 0)
+
+
 def iterate_hf_weights(
-    chunks: Sequence[torch.nn.Module], hf_config: Mapping[str, Any]
+    chunks: Sequence[torch.nn.Module], hf_config: Mapping[str, Any], *, num_further: int = 0
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (Hugging Face name, full tensor) in the order of `weight_rules`, gathered to global rank 0.
+
+    With `num_further` layers for further tokens, of those that the model has.
 
     Collective: every rank iterates to the end. Rank 0 receives tensors of the parameter dtype on the training device,
     valid until the next item is asked for; the other ranks receive nothing.
     """
     parameters = global_tensors(chunks)
     shape = attention_shape(hf_config)
-    for rule in weight_rules(hf_config):
+    for rule in weight_rules(hf_config, num_further):
         if not _is_gathered_here(rule):
             continue
         full = _gather(rule, parameters, hf_config)
@@ -136,7 +144,7 @@ def _stage_of(rule: WeightRule, parameters: Mapping[str, torch.Tensor]) -> int:
     group = parallel_state.get_pipeline_model_parallel_group()
     if group.size() == 1:
         return 0
-    layer = f"decoder.layers.{rule.layer}."
+    layer = rule.layer_prefix
     owned = rule.megatron_name in parameters or (
         rule.expert is not None and any(name.startswith(layer) for name in parameters)
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from vime.algorithms.aggregate import token_weights, weighted_sum
 from vime.algorithms.custom_loss import custom_objective
 from vime.algorithms.importance import WeightKind, WeightRule, importance_weights
 from vime.algorithms.objective import MicrobatchObjective
@@ -39,6 +40,7 @@ last are already divided by the step's denominator."""
 OPTIONAL_METRIC_NAMES = (
     "kl_loss",
     "reward_kl",
+    "mtp_loss",
     "rollout_entropy",
     "opsm_clipfrac",
     "tis",
@@ -70,6 +72,8 @@ class StepLoss:
     backward_scale: float
     sum_over_context: Reduce = on_one_rank
     """Sum over the ranks that hold parts of the same sequences."""
+    further_scale: float = 0.0
+    """Weight of the prediction of further tokens, whose loss is the mean over its depths."""
     metrics: list[dict[str, torch.Tensor]] = field(default_factory=list)
     """Scalars by name of each microbatch, in order."""
     sample_indices: list[tuple[int, ...]] = field(default_factory=list)
@@ -96,19 +100,41 @@ class StepLoss:
         log_probs: torch.Tensor,
         entropies: torch.Tensor,
         centering: CenteringTerms | None = None,
+        further: Sequence[torch.Tensor] = (),
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return (loss for the schedule, nothing to report through it) for log-probs and entropies [R]."""
+        """Return (loss for the schedule, nothing to report through it) for log-probs and entropies [R].
+
+        `further` are the log-probabilities of each depth of the prediction of further tokens. Their loss is no part of
+        the metric "loss".
+        """
         if self.config.recomputes_loss:
             loss, metrics, of_samples = checkpoint(
                 self._loss_of, microbatch, log_probs, entropies, centering, use_reentrant=False
             )
         else:
             loss, metrics, of_samples = self._loss_of(microbatch, log_probs, entropies, centering)
+        if further:
+            missed = self._further_loss(microbatch, further)
+            loss, metrics = loss + self.further_scale * missed, {**metrics, "mtp_loss": missed.detach()}
         self._sample_losses.append(None if of_samples is None else self.sum_over_context(of_samples))
         self.metrics.append({**metrics, **_counts(microbatch)})
         self.sample_indices.append(microbatch.sample_indices)
         self.tokens.add(microbatch, log_probs)
         return loss * self.backward_scale, {}
+
+    def _further_loss(self, microbatch: MicrobatchTensors, further: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Cross-entropy of the response tokens, weighted as in the objective; the mean over depths."""
+        losses = []
+        for log_probs, targets in zip(further, microbatch.further, strict=True):
+            weights = token_weights(
+                targets.loss_mask,
+                targets.lengths,
+                microbatch.mask_sums,
+                self.totals,
+                per_token=self.config.calculate_per_token_loss,
+            )
+            losses.append(weighted_sum(-log_probs, weights))
+        return torch.stack(losses).mean()
 
     def _loss_of(
         self,

@@ -28,13 +28,17 @@ _OTHER_NAMES = {
     "self_attention.kv_layernorm.weight": ("self_attention.linear_kv_up_proj.layer_norm_weight",),
 }
 """Names of norms that a model built with Transformer Engine fuses into the projection behind them."""
+_INNER = "mtp_model_layer."
+"""What the names of the usual parts of a layer for further tokens begin with, in the model."""
+_INNER_STORED = "transformer_layer."
+"""The same in checkpoints of the `torch_dist` format."""
 _NO_WEIGHT = re.compile(r"^(optimizer|chained_\d+\.optimizer|rng_state|rerun_state)|_extra_state")
 _RANK_FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
 
 
 def names_in_layer(rule: WeightRule) -> tuple[str, ...]:
     """Names of a parameter without its layer's prefix, the usual one first."""
-    name = re.sub(r"^decoder\.layers\.\d+\.", "", rule.megatron_name)
+    name = rule.megatron_name.removeprefix(rule.layer_prefix).removeprefix(_INNER)
     return (name, *_OTHER_NAMES.get(name, ()))
 
 
@@ -123,6 +127,10 @@ def _entries(rule: WeightRule) -> Iterator[_Entry]:
     expert = () if rule.expert is None else (rule.expert,)
     for name in names_in_layer(rule):
         shared = re.sub(r"\.local_experts\.\d+\.", ".experts.", name)
+        if rule.layer_prefix.startswith("mtp."):
+            inner = _INNER_STORED if f".{_INNER}" in rule.megatron_name else ""
+            yield _Entry(f"{rule.layer_prefix}{inner}{shared}", expert)
+            continue
         yield _Entry(f"decoder.layers.{rule.layer}.{shared}", expert)
         yield _Entry(f"decoder.layers.{shared}", (rule.layer, *expert))
 
@@ -181,7 +189,7 @@ class TorchWeights:
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def _name(self, rule: WeightRule) -> str | None:
-        prefix = "" if rule.layer is None else f"decoder.layers.{rule.layer}."
+        prefix = rule.layer_prefix + (_INNER if f".{_INNER}" in rule.megatron_name else "")
         return next((prefix + name for name in names_in_layer(rule) if prefix + name in self._shards), None)
 
     def _open_all(self) -> dict[_Ranks, RankFile]:

@@ -34,6 +34,7 @@ class MicrobatchSchedule:
         """Each rank's tokens are padded to a multiple of this."""
         self.share = context_share(args)
         """Which part of a pack the rank holds."""
+        self._num_further = core_config.mtp_num_layers or 0
         self._sum_over_context = sum_over_context()
 
     def run(
@@ -49,11 +50,13 @@ class MicrobatchSchedule:
         Each microbatch is asked for once, in order; one is held at a time, or those between the first and last chunk.
         """
 
+        num_further = 0 if forward_only else self._num_further
+
         def read() -> Iterator[MicrobatchTensors]:
             for packed in microbatches:
                 for check in checks:
                     check(packed)
-                yield to_tensors(packed, self.device, self.share, self.multiple)
+                yield to_tensors(packed, self.device, self.share, self.multiple, num_further)
 
         feeds = list(itertools.tee(read(), len(self._chunks)))
         get_forward_backward_func()(

@@ -20,13 +20,21 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, get_tr
 from megatron.training.argument_utils import core_transformer_config_from_args
 
 from vime.backends.megatron_utils.attention import PackedCoreAttention
+from vime.backends.megatron_utils.further_tokens import further_block
 from vime.backends.megatron_utils.grouped_experts import GroupedExperts
 from vime.backends.megatron_utils.latent_attention import PackedLatentAttention
 from vime.backends.megatron_utils.norm import RMSNorm
 from vime.backends.megatron_utils.value_head import with_value_head
+from vime.errors import SettingsError
 
 ModelProvider = Callable[..., torch.nn.Module]
 """A function of (pre_process, post_process, vp_stage=None) that builds one chunk of a model."""
+
+_FURTHER_INPUTS = (
+    *("input_ids", "position_ids", "attention_mask", "padding_mask", "packed_seq_params", "sequence_len_offset"),
+    *("rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin"),
+)
+"""What layers for further tokens are called with, as the model's own."""
 
 
 class PackedGPTModel(GPTModel):  # type: ignore[misc]
@@ -52,6 +60,33 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
             # Recomputation and the backward pass of a stage start from what requires a gradient.
             decoder_input.requires_grad_()
         return (decoder_input, None if rotary is None else rotary[position_ids[0]], *rest)
+
+    def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As Megatron's; a pass with gradients also tells the output processor what each further depth knows.
+
+        The output processor gets the hidden states of the depths as `further`. Without gradients, or without a pack
+        that carries tokens to shift, they are not computed.
+        """
+        if not self.config.mtp_num_layers:
+            return super()._postprocess(hidden_states, *args, **kwargs)
+        pack, processor = kwargs["packed_seq_params"], kwargs["output_processor"]
+        states: tuple[torch.Tensor, ...] = (hidden_states,)
+        if self.mtp_process and pack is not None and pack.further_tokens and torch.is_grad_enabled():
+            inputs = {name: kwargs[name] for name in _FURTHER_INPUTS}
+            found = self.mtp(hidden_states=hidden_states, embedding=self.embedding, **inputs)
+            states = found.chunk(1 + self.config.mtp_num_layers)
+        if not self.post_process:
+            return hidden_states
+        if processor is None:
+            logits, _ = self.output_layer(states[0])
+            return logits.transpose(0, 1).contiguous()
+        return processor(
+            hidden_states=states[0],
+            further=states[1:],
+            output_layer=self.output_layer,
+            output_weight=None,
+            context=kwargs["output_processor_context"],
+        )
 
 
 def training_device() -> torch.device:
@@ -107,9 +142,13 @@ def _gpt_model(
     shared: bool,
 ) -> torch.nn.Module:
     pre_process, post_process = ends
-    return PackedGPTModel(
+    groups_experts, further = not args.overlap_param_gather, None
+    if config.mtp_num_layers and post_process:
+        layer = _layer_spec(config, config.num_moe_experts, groups_experts=groups_experts)
+        further = further_block(config.mtp_num_layers, layer)
+    model = PackedGPTModel(
         config,
-        _block_spec(config, virtual_stage, groups_experts=not args.overlap_param_gather),
+        _block_spec(config, virtual_stage, groups_experts=groups_experts),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,
@@ -123,7 +162,15 @@ def _gpt_model(
         rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
         vp_stage=virtual_stage,
+        mtp_block_spec=further,
     )
+    if further is not None and not model.mtp_process:
+        raise SettingsError(
+            f"--pipeline-model-parallel-layout {args.pipeline_model_parallel_layout} has no m on its last stage, "
+            f"needed for --mtp-num-layers {config.mtp_num_layers}.",
+            next_step="Write m before L in the layout.",
+        )
+    return model
 
 
 def _block_spec(

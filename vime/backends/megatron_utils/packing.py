@@ -19,6 +19,7 @@ from vime.backends.megatron_utils.context import (
     positions_of_rank,
     token_places,
 )
+from vime.backends.megatron_utils.further_targets import FurtherTargets, further_targets, shifted_tokens
 from vime.backends.megatron_utils.head.types import Nucleus, TopKCandidates
 from vime.backends.megatron_utils.recorded import recorded_tensors
 from vime.backends.megatron_utils.routes import Routes, routes_of
@@ -74,12 +75,21 @@ class MicrobatchTensors:
     candidates: TopKCandidates | None = None
     nucleus: Nucleus | None = None
     routes: Routes | None = None
+    further: tuple[FurtherTargets, ...] = ()
+    """Of each depth of the prediction of further tokens."""
 
 
 def to_tensors(
-    microbatch: PackedMicrobatch, device: torch.device, share: ContextShare = WHOLE, rank_multiple: int = 1
+    microbatch: PackedMicrobatch,
+    device: torch.device,
+    share: ContextShare = WHOLE,
+    rank_multiple: int = 1,
+    num_further: int = 0,
 ) -> MicrobatchTensors:
-    """Move this rank's share of a microbatch to `device`, with a multiple of `rank_multiple` tokens."""
+    """Move this rank's share of a microbatch to `device`, with a multiple of `rank_multiple` tokens.
+
+    With what `num_further` layers for further tokens need.
+    """
     boundaries = padded_boundaries(np.diff(microbatch.cu_seqlens).tolist(), share, rank_multiple)
     tokens, places = _padded_tokens(microbatch, boundaries)
     positions = np.arange(len(tokens)) - np.repeat(boundaries[:-1], np.diff(boundaries))
@@ -103,10 +113,12 @@ def to_tensors(
 
     candidates, nucleus = recorded_tensors(microbatch, device, own)
     sequence = np.repeat(np.arange(len(lengths)), lengths)
+    depths = range(1, 1 + num_further)
+    shifted = [shifted_tokens(microbatch, places, len(tokens), depth)[held] for depth in depths]
     return MicrobatchTensors(
         tokens=move(tokens[held][None], torch.int64),
         position_ids=move(positions[held][None], torch.int64),
-        packed=make_pack(boundaries, share, device),
+        packed=make_pack(boundaries, share, device, tuple(move(each[None], torch.int64) for each in shifted)),
         response_rows=move(rows, torch.int64),
         targets=move(microbatch.tokens[predictors[own] + 1], torch.int64),
         total_lengths=move(np.diff(microbatch.cu_seqlens), torch.int64),
@@ -127,6 +139,7 @@ def to_tensors(
         candidates=candidates,
         nucleus=nucleus,
         routes=routes_of(microbatch, places, held),
+        further=tuple(further_targets(microbatch, predictors, places, held, depth, device) for depth in depths),
     )
 
 

@@ -144,6 +144,6 @@ def expert_layers(config: TransformerConfig) -> tuple[int, ...]:
 
 
 def _routers_of(chunk: torch.nn.Module) -> dict[int, RouterReplay]:
-    """By number of the layer in the whole model, from 0."""
-    routers = [module for module in chunk.modules() if isinstance(module, TopKRouter)]
+    """By number of the layer in the whole model, from 0; layers for further tokens choose freely."""
+    routers = [module for module in chunk.modules() if isinstance(module, TopKRouter) and not module.is_mtp_layer]
     return {router.layer_number - 1: router.router_replay for router in routers if router.router_replay is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from vime.algorithms.importance import WeightRule
 from vime.algorithms.score_centering import CenteringTerms
 from vime.backends.megatron_utils.config import TrainerConfig
+from vime.backends.megatron_utils.further_targets import FurtherTargets
 from vime.backends.megatron_utils.head.types import HeadOptions, HeadTerms
 from vime.backends.megatron_utils.logprob import response_log_probs
 from vime.backends.megatron_utils.loss import StepLoss
@@ -70,6 +72,7 @@ class ForwardPass:
         self._sequence_parallel = core_config.sequence_parallel
         self._sum_over_context = sum_over_context()
         self._hidden_size = args.hidden_size
+        self._detaches_head = core_config.mtp_detach_heads
         self._rule = config.objective.weight_rule if config.objective.centers_scores else None
         self.head = HeadOptions(args.vocab_size, config.temperature, config.fp32_lm_head, config.log_probs_chunk_size)
 
@@ -85,7 +88,7 @@ class ForwardPass:
             def loss(terms: HeadTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
                 if terms.entropy is None:
                     raise TypeError("the loss needs entropies")
-                return step_loss(microbatch, terms.log_prob, terms.entropy, _centering(terms))
+                return step_loss(microbatch, terms.log_prob, terms.entropy, _centering(terms), terms.further)
 
             return self._call(model, _HeadCall(microbatch=microbatch, with_entropy=True, rule=self._rule)), loss
 
@@ -207,18 +210,23 @@ class ForwardPass:
         output_layer: Any,
         output_weight: torch.Tensor | None,
         context: _HeadCall,
+        further: Sequence[torch.Tensor] = (),
         **_: Any,
     ) -> HeadTerms:
-        """Megatron's hook in place of its own head: hidden states [T, 1, H] to the terms of the R response tokens."""
-        if self._sequence_parallel:
-            hidden_states = gather_from_sequence_parallel_region(hidden_states, group=self._tensor_group)
-        else:
-            hidden_states = copy_to_tensor_model_parallel_region(hidden_states, group=self._tensor_group)
+        """Megatron's hook in place of its own head: hidden states [T, 1, H] to the terms of the R response tokens.
+
+        `further` are those of each depth of the prediction of further tokens.
+        """
         weight = output_layer.weight if output_weight is None else output_weight
         microbatch, head = context.microbatch, context.head or self.head
+        hidden_states = self._of_all_tokens(hidden_states)
+        further_log_probs = tuple(
+            self._further_log_probs(states, weight, targets)
+            for states, targets in zip(further, microbatch.further, strict=False)
+        )
         if head.bf16:
             hidden_states, weight = hidden_states.bfloat16(), weight.bfloat16()
-        return response_log_probs(
+        terms = response_log_probs(
             hidden_states[:, 0].index_select(0, microbatch.response_rows),
             weight,
             microbatch.targets,
@@ -229,6 +237,24 @@ class ForwardPass:
             nucleus=microbatch.nucleus if context.replay_nucleus else None,
             rule=context.rule,
         )
+        return dataclasses.replace(terms, further=further_log_probs)
+
+    def _of_all_tokens(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[T, 1, H] whole on each rank of tensor parallelism, which has a part of the vocabulary."""
+        if self._sequence_parallel:
+            gathered: torch.Tensor = gather_from_sequence_parallel_region(hidden_states, group=self._tensor_group)
+            return gathered
+        copied: torch.Tensor = copy_to_tensor_model_parallel_region(hidden_states, group=self._tensor_group)
+        return copied
+
+    def _further_log_probs(
+        self, hidden_states: torch.Tensor, weight: torch.Tensor, further: FurtherTargets
+    ) -> torch.Tensor:
+        """[N], over the whole vocabulary at temperature 1."""
+        head = dataclasses.replace(self.head, temperature=1.0)
+        rows = self._of_all_tokens(hidden_states)[:, 0].index_select(0, further.rows)
+        shared = weight.detach() if self._detaches_head else weight
+        return response_log_probs(rows, shared, further.targets, head, self._tensor_group, with_entropy=False).log_prob
 
 
 def _centering(terms: HeadTerms) -> CenteringTerms | None:

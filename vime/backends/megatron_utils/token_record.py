@@ -30,7 +30,7 @@ class TokenRecord:
     def add(self, microbatch: MicrobatchTensors, log_probs: torch.Tensor) -> None:
         """Note a microbatch with its log-probabilities [R] under the current weights."""
         mask, lengths = microbatch.loss_mask, microbatch.response_lengths
-        values = torch.stack([log_probs.detach(), microbatch.advantages])
+        values = torch.stack([log_probs.detach().float(), microbatch.advantages])
         gaps = (microbatch.sampler_log_probs - values[0]).abs().where(mask, 0.0)
         sums = torch.stack([sequence_sums(gaps, lengths), sequence_sums(mask.to(gaps.dtype), lengths)])
         if self._reduce is not on_one_rank:
@@ -46,7 +46,7 @@ class TokenRecord:
         """`Sample.index` -> its tokens, of the samples with a trained token: others only fill a microbatch."""
         if not self._samples:
             return {}
-        values = torch.cat(self._values, dim=1).float().cpu()
+        values = torch.cat(self._values, dim=1).cpu()
         parts = torch.split(values, torch.cat(self._lengths).tolist(), dim=1)
         gaps: list[float] = torch.cat(self._gaps).tolist()
         return {

@@ -189,6 +189,7 @@ class MegatronTrainer:
             totals,
             float(len(microbatches) * self.data_parallel_size),
             sum_over_context=sum_over_context(),
+            further_scale=self._config.further_scale,
         )
 
         def run() -> None:
@@ -228,9 +229,19 @@ class MegatronTrainer:
             return np.concatenate([log_probs for (log_probs,) in self._forward.scores(microbatches)])
 
     def named_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate."""
+        """Yield (Hugging Face name, full tensor) in a fixed order; rank 0 gets them, every rank has to iterate.
+
+        Layers for further tokens are left out: engines don't have them.
+        """
         self._model.take_turn()
         return hf_weights.iterate_hf_weights(self._learner.chunks, self._hf_config)
+
+    def _all_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `named_hf_weights`, with the layers for further tokens."""
+        self._model.take_turn()
+        chunks = self._learner.chunks
+        further = hf_weights.num_further_layers(chunks)
+        return hf_weights.iterate_hf_weights(chunks, self._hf_config, num_further=further)
 
     def save_hf(self, directory: Path) -> None:
         """Write the weights as a Hugging Face checkpoint, with configuration and tokenizer of the original.
@@ -239,9 +250,9 @@ class MegatronTrainer:
         for any other folder in its place, and `DiskFullError`.
         """
         if dist.get_rank() == 0:
-            hf_export.write(self.named_hf_weights(), self._hf_checkpoint, directory)
+            hf_export.write(self._all_hf_weights(), self._hf_checkpoint, directory)
         else:
-            for _ in self.named_hf_weights():
+            for _ in self._all_hf_weights():
                 pass
         dist.barrier()
 

@@ -69,7 +69,7 @@ class HuggingFaceReader:
 
     def check_names(self, rules: Sequence[WeightRule]) -> None:
         wanted = {name for rule in rules for name in rule.hf_names}
-        found = {name for name in self.tensors.names if not self._is_left_out(name)}
+        found = {name for name in self.tensors.names if name in wanted or not self._is_left_out(name)}
         check_names(self.place, wanted, found)
 
     def shape(self, rule: WeightRule) -> tuple[int, ...]:

@@ -51,7 +51,9 @@ class TrainerSettings:
     padded_vocab_size: int | None = flag(
         None, "Rows of the embedding; the model's own when left out.", check=at_least(1)
     )
-    mtp_num_layers: int | None = flag(None, "Layers of multi-token prediction.", check=at_least(1))
+    mtp_num_layers: int | None = flag(
+        None, "Layers of multi-token prediction that are trained, of those that the checkpoint has.", check=at_least(1)
+    )
     mtp_loss_scaling_factor: float = flag(0.2, "Weight of the multi-token prediction loss.", check=at_least(0))
     extra_args_provider_path: str | None = flag(
         None,

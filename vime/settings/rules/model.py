@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from vime.counted import counted
 from vime.errors import VimeError
 from vime.models.families import BIASED_ROUTER, FAMILIES, family_named, family_of
 from vime.models.shape import contradictions
+from vime.models.weight_names import num_further_layers
 from vime.settings.groups import Settings
 from vime.settings.rules.json_files import model_config, read_json
 from vime.settings.rules.problem import Problem, problem, problem_of
@@ -175,6 +177,39 @@ def model_context_holds_a_sequence(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def layers_for_further_tokens_are_in_the_checkpoint(settings: Settings) -> Iterator[Problem]:
+    """They are trained on from where their publisher left them, each depth with a layer of its own."""
+    asked, config = settings.trainer.mtp_num_layers, model_config(settings)
+    if asked is None or not config:
+        return
+    there = num_further_layers(config)
+    if asked > there:
+        yield problem(
+            settings,
+            "--mtp-num-layers",
+            allowed=f"1 to {there}" if there else "left out",
+            reason=f"The checkpoint (model_type {config.get('model_type')}, num_nextn_predict_layers "
+            f"{config.get('num_nextn_predict_layers') or 0}) has {counted(there, 'such layer')} that vime knows.",
+            next_step="Give as many as the checkpoint has, or leave it out.",
+        )
+    if settings.trainer.custom_model_provider_path is not None:
+        yield problem(
+            settings,
+            "--mtp-num-layers --custom-model-provider-path",
+            allowed="one of them",
+            reason="vime builds these layers into its own model.",
+            next_step="Leave out one of the two.",
+        )
+    if option(settings.megatron_args, "--mtp-use-repeated-layer") is not None:
+        yield Problem(
+            ("--mtp-use-repeated-layer",),
+            "--mtp-use-repeated-layer is given",
+            "left out",
+            "Each depth has a layer of its own in a checkpoint.",
+            "Leave it out.",
+        )
+
+
 def _megatron_problem(flag: str, value: int, key: str, wanted: int, reason: str) -> Problem:
     return Problem(
         (flag, "--hf-checkpoint"),
@@ -195,4 +230,5 @@ RULES = (
     candidates_fit_the_vocabulary,
     padding_holds_the_vocabulary,
     model_context_holds_a_sequence,
+    layers_for_further_tokens_are_in_the_checkpoint,
 )

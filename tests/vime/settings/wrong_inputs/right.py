@@ -62,6 +62,7 @@ CASES = (
     _right(f"--release-train --colocate {_DISK}"),
     _right(f"--release-train --advantage-estimator ppo {_DISK}"),
     _right("", config=LATENT_CONFIG),
+    _right("--mtp-num-layers 1", config={**LATENT_CONFIG, "num_nextn_predict_layers": 1}),
     _right("", config={**LATENT_CONFIG, "kv_lora_rank": 24}, vllm="0.26.0"),
     _right("--save-interval 5"),
     _right("--rollout-external-engine-addrs node3:8000 --flush-cache-interval 4 --no-save-optim"),

@@ -60,3 +60,5 @@ class HeadTerms:
     """Probability that the trainer gives to the recorded tokens, out of the whole vocabulary."""
     sc_sampler_head_mass: torch.Tensor | None = None
     """Probability that the sampler gave to the recorded tokens."""
+    further: tuple[torch.Tensor, ...] = ()
+    """Of each depth of the prediction of further tokens the natural log of its targets' probabilities [N]."""
