@@ -24,5 +24,6 @@ async def play(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sa
     then = recorded(Path(os.environ[FOLDER_VARIABLE]))[sample.index]
     assert then.prompt == sample.prompt
     sample.tokens, sample.response, sample.response_length = then.tokens, then.response, then.response_length
-    sample.rollout_log_probs, sample.status = then.rollout_log_probs, then.status
+    sample.rollout_log_probs, sample.version_spans = then.rollout_log_probs, then.version_spans
+    sample.status = then.status
     return sample

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from pipeline.cluster import Cluster
-from pipeline.forwarders import ForwarderActor, Forwarders
+from pipeline.forwarders import REST_S, ForwarderActor, Forwarders
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import GenerateRequest, Sampling
@@ -78,3 +79,39 @@ async def test_a_process_that_dies_fails_its_requests_as_an_engine_does_and_come
                         break
                     except EngineUnavailable:
                         await asyncio.sleep(0.1)
+
+
+class Lost:
+    """The actor of a node that is gone."""
+
+    class post:
+        @staticmethod
+        async def remote(*_: object) -> bytes:
+            raise RayActorError(error_msg="The node died.")
+
+
+class There:
+    class post:
+        @staticmethod
+        async def remote(*_: object) -> bytes:
+            return b"answer"
+
+
+async def test_the_process_of_a_lost_node_costs_one_request_now_and_then_and_the_others_send_the_rest() -> None:
+    now = [0.0]
+    forwarders = Forwarders([Lost(), There()], clock=lambda: now[0])
+
+    async def post() -> bytes:
+        return await forwarders.post("Engine", "http://e", "/generate", b"", {}, 1.0)
+
+    with pytest.raises(EngineUnavailable, match="the process that forwards requests ended"):
+        await post()
+    assert [await post() for _ in range(5)] == [b"answer"] * 5
+    now[0] = REST_S + 1.0
+    num_failed = 0
+    for _ in range(6):
+        try:
+            await post()
+        except EngineUnavailable:
+            num_failed += 1
+    assert num_failed == 1, "it is tried again, once"

@@ -22,7 +22,7 @@ from recovery.commit import (
     queue_state_path,
     read_commit,
 )
-from recovery.commit_lock import reading_commit
+from recovery.commit_lock import reading_commit, removing_commit
 from recovery.retention import releasable
 from storage.positions import PositionRanges
 from tests.recovery.commits import commit
@@ -80,6 +80,21 @@ def test_a_commit_that_is_read_stays_until_it_is_not(run: Path) -> None:
     remove_commits(run, Keeping(1))
     assert committed_rollouts(run) == checkpoints(run) == [5]
     with pytest.raises(CommitError, match="the commit was removed"), reading_commit(commit_path(run, 1)):
+        pass
+
+
+def test_a_reader_does_not_wait_for_ever_for_a_process_that_removes_the_commit(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recovery.commit_lock.WAIT_S", 0.1)
+    record = commit_path(run, 1)
+    with (
+        removing_commit(record),
+        pytest.raises(CommitError, match=r"committed_1\.json: another process has kept it locked for 0\.1 s"),
+        reading_commit(record),
+    ):
+        pass
+    with reading_commit(record):
         pass
 
 
