@@ -27,7 +27,7 @@ from benchmarks.gpu.answers import SpanningAnswer, k3_gap, max_gap, mean_gap
 from benchmarks.gpu.engines import SMALL_MOE
 from benchmarks.gpu.jobs import Job, without_folder
 from benchmarks.gpu.part import Stages
-from benchmarks.gpu.reverse_job import prepare_example, reverse_command
+from benchmarks.gpu.reverse_job import reverse_command
 from benchmarks.gpu.update_gaps import around
 from vime.errors import RunFailedError
 from vime.settings.resolve import resolve
@@ -62,9 +62,14 @@ def test_jobs_are_valid_on_every_kind_of_machine(tmp_path: Path, num_gpus: int) 
     stream.prepare(tmp_path, stream.SMALL)
     stream.prepare(tmp_path / "experts", replace(stream.SMALL, model=SMALL_MOE))
     reverse = reverse_command(tmp_path, tmp_path / "run", 12, num_gpus)
+    external = smokes.external_flags(tmp_path, "delta", "http://127.0.0.1:1")
     commands = [
         *[[*reverse, *flags] for flags in ((), crash.FLAGS, *learning.SIDES.values())],
         *[stream.train_command(tmp_path, tmp_path / "run", small, num_gpus) for _, small in stream.BALANCES.values()],
+        *[
+            smokes.smoke_command(tmp_path, "job", num_gpus, flags)
+            for flags in (smokes.COLOCATE, smokes.ppo_flags(num_gpus), external)
+        ],
         *[queue_load.side_command(tmp_path, side, stream.SMALL, num_gpus) for side in queue_load.SIDES],
         *[sample_path.side_command(tmp_path, side, stream.SMALL, num_gpus) for side in sample_path.SIDES],
     ]
@@ -72,15 +77,6 @@ def test_jobs_are_valid_on_every_kind_of_machine(tmp_path: Path, num_gpus: int) 
         model = tmp_path / ("experts/model" if "--use-rollout-routing-replay" in command else "model")
         words = ["--hf-checkpoint", str(model), "--prompt-data", str(tmp_path / "prompts.jsonl")]
         validate(resolve([*command[4:], *words]).settings)
-
-
-@pytest.mark.parametrize("num_gpus", [1, 2])
-def test_smokes_are_valid_on_machines_with_gpus(tmp_path: Path, num_gpus: int) -> None:
-    prepare_example(tmp_path)
-    external = smokes.external_flags(tmp_path, "delta", "http://127.0.0.1:1")
-    for flags in (smokes.COLOCATE, smokes.ppo_flags(num_gpus), external):
-        command = smokes.smoke_command(tmp_path, "job", num_gpus, flags)
-        validate(resolve(command[4:]).settings)
 
 
 def test_a_smoke_with_a_missing_version_or_a_number_that_is_none_fails_by_name() -> None:
