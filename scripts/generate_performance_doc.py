@@ -116,6 +116,10 @@ FLOORS: dict[str, list[Row]] = {
         ("kills", ">=", 500, "kills by SIGKILL, at named steps and random moments, on stand-in engines"),
         *KILL_COUNTS,
     ],
+    "chaos_real_engine": [
+        ("kills", ">=", 100, "the same on vLLM itself"),
+        *KILL_COUNTS,
+    ],
     "recovery.history": [
         ("history_ratio", "<=", 1.3, "time to open the queue with 100,000 trained groups behind it, over 100"),
     ],
