@@ -8,7 +8,7 @@ import pytest
 
 from storage.repetition import is_repetitive
 
-PROSE = (Path(__file__).resolve().parents[3] / "docs" / "architecture.md").read_text()
+PROSE = (Path(__file__).resolve().parents[2] / "docs" / "architecture.md").read_text()
 PHRASE = "So the answer must be checked once more, since the last step may have gone wrong somewhere. "
 
 
