@@ -262,9 +262,11 @@ FLOORS: dict[str, list[Row]] = {
             "head_memory_with_entropy_over_dense",
             "<=",
             0.15,
-            "memory of the output head with score centering over dense",
+            "memory of the output head with score centering and entropies over dense",
         ),
         ("head_time_with_entropy_over_dense", "<=", 1.5, "time of it over dense log-probabilities alone"),
+        ("head_with_entropy_s", "", 0, "seconds of it, 8k tokens"),
+        ("head_dense_s", "", 0, "of the dense one"),
         ("moe_step_s", "", 0, "seconds of a step of a mixture of 128 experts, 8k tokens"),
         ("moe_replay_step_s", "", 0, "with the sampler's routes"),
         ("replay_over_own", "<=", 1.1, "replayed routes over the trainer's own"),
@@ -420,15 +422,18 @@ def _section(folder: str, report: dict[str, Any]) -> str:
     ]
     for value, comparison, floor, meaning in FLOORS[name]:
         if name.startswith("gpu.") and value not in values:
-            continue  # a part that was told --only some of its values
+            continue  # a part that was told --only some of its values, or an older one
         found = values[value]
         wanted = f"{comparison} {floor:g}" if comparison else ""
         missed = comparison and not COMPARISONS[comparison](found["median"], floor)
         measured = f"**{found['median']:.3g}** (missed)" if missed else f"{found['median']:.3g}"
         lines.append(f"| `{value}` | {wanted} | {measured} | {found['min']:.3g} to {found['max']:.3g} | {meaning} |")
-    if name in WORDS and FLOORS[name][0][0] in values:
+    if unmeasured := [f"`{value}`" for value, comparison, _, _ in FLOORS[name] if comparison and value not in values]:
+        lines += ["", f"Wanted, but not measured in this run: {', '.join(unmeasured)}."]
+    words = WORDS.get(f"{folder}/{name}")
+    if words is not None and FLOORS[name][0][0] in values:
         medians, largest = ({key: value[which] for key, value in values.items()} for which in ("median", "max"))
-        lines += ["", WORDS[name](medians, report["machine"], largest)]
+        lines += ["", words(medians, report["machine"], largest)]
     if name in PICTURES:
         lines += ["", PICTURES[name]]
     return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from vime.utils.repetition import is_repetitive
+from storage.repetition import is_repetitive
 from vime.utils.types import Sample
 
 

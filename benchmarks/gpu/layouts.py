@@ -25,7 +25,7 @@ models whose logits differ enough; then compares log-probabilities and metrics. 
 
   LAYOUT_log_probs    largest difference of a token's log-probability after the steps, of all objectives tried
   LAYOUT_metrics      largest difference of a metric, relative above 1
-  LAYOUT_moved        how far the steps moved a weight: what the differences are to be compared with
+  LAYOUT_moved        how far the steps moved a weight: 0 would say that nothing was compared
   max_gap, k3_gap, max_gap_replayed, k3_gap_replayed, max_gap_cut, k3_gap_cut
                       trainer against a bf16 sampler of a mixture of experts, without and with its routes, as
                       `python -m benchmarks.routing_replay` measures them

@@ -47,11 +47,11 @@ other of two GPUs, through shared memory on one, over gloo on a CPU (there: a ti
   pause_over_plain            keep_pause_s / plain_s; floor 2.0, goal 1.25
   keep_PART_s                 where that pause goes with keep; PART is stop (running requests halt), open, load
                               (the weights into the model, over NCCL their sending too unless they were there before),
-                              close (the version is raised and asked for) and resume; medians
+                              close (the version is raised and asked for) and resume; means
   streamed_pause_s            of two GPUs: keep_pause_s when weights are sent in the pause, part by part, as those are
                               that have no room beside the model; else they are sent before it
-  MODE_lost_tokens            of the WINDOW seconds around a publication: tokens that were not made at the rate of as
-                              many seconds right before, and those that were thrown away; medians
+  MODE_lost_tokens            of the WINDOW seconds around a publication: tokens that were not made at the rate of
+                              half as many seconds right before, and those that were thrown away; medians
   MODE_lost_s                 the same in seconds of undisturbed sampling
   full_bytes, delta_bytes     written by a publication on disk: whole, and what has changed after a step
   full_s, delta_s             of it from its beginning to the engine's going on

@@ -57,16 +57,23 @@ def test_a_value_is_quoted_with_its_range_its_machine_and_its_command(generator:
 
 def test_a_part_says_in_words_what_bounds_it(generator: ModuleType) -> None:
     report = shard_report(1.12, 1.5) | {"benchmark": "gpu.queue_load"}
-    medians = {"straw_over_memory": 1.0, "straw_step_s": 4.0, "memory_step_s": 4.0, "straw_wait_s": 1.0}
+    medians = {"straw_step_s": 4.0, "memory_step_s": 4.0, "straw_wait_s": 1.0, "memory_wait_s": 2.0}
+    medians["straw_over_memory"] = 1.0
     report["values"] = {name: {"median": value, "min": value, "max": value} for name, value in medians.items()}
-    assert "the trainer waits 25% of a step" in generator.render({"gpu": [report]})
+    words = "25% of a step with the queue on disk\nand 50% with samples in memory"
+    assert words in generator.render({"gpu_shared": [report]})
+    assert words not in generator.render({"gpu": [report]}), "they are of one GPU"
 
 
 def test_a_part_for_gpus_that_measured_some_of_its_values_has_their_rows_alone(generator: ModuleType) -> None:
     report = shard_report(1.12, 1.5) | {"benchmark": "gpu.stream"}
     report["values"] = {"long_prompts_turns_ceiling": {"median": 1.5, "min": 1.5, "max": 1.5}}
-    rows = [line for line in generator.render({"gpu": [report]}).splitlines() if line.startswith("| `")]
+    page = generator.render({"gpu": [report]})
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert [row.split("|")[1].strip() for row in rows] == ["`long_prompts_turns_ceiling`"]
+    (unmeasured,) = (line for line in page.splitlines() if line.startswith("Wanted, but not measured in this run:"))
+    assert "`stream_over_peer`" in unmeasured
+    assert "turns_ceiling" not in unmeasured, "nothing is wanted of it"
 
 
 def test_a_missed_floor_is_said(generator: ModuleType) -> None:

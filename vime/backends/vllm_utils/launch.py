@@ -30,6 +30,8 @@ _PLUGIN_GROUPS = (
 """Those that vLLM loads without being told to, as long as it isn't told of any."""
 
 _DRAFT_METRICS = "per-request-spec-decode-metrics"
+_DRAFT_OPTIONS = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
+"""Any of them makes vLLM draft."""
 
 _VLLM_MAX_LOGPROBS = 20
 """vLLM's default."""
@@ -106,7 +108,7 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     argv += ["--enable-prompt-tokens-details"]
     if version_at_least(installed_version("vllm") or "", (0, 32)):
         argv += ["--enable-scale-out"]  # before, generation from token ids needed no word
-        if "speculative-config" in user and _DRAFT_METRICS not in user:
+        if not user.isdisjoint(_DRAFT_OPTIONS) and _DRAFT_METRICS not in user:
             argv += [f"--{_DRAFT_METRICS}", "summary"]  # vLLM refuses it without speculative decoding
     if launch.max_model_len is not None and "max-model-len" not in user:
         argv += ["--max-model-len", str(launch.max_model_len)]

@@ -38,8 +38,11 @@ def test_generation_from_token_ids_is_switched_on_where_vllm_has_a_switch(
     assert ("--enable-scale-out" in engine_command(LAUNCH).argv) == is_there
 
 
-def test_an_engine_that_drafts_tells_of_each_request_what_it_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    option, drafts = "--per-request-spec-decode-metrics", replace(LAUNCH, extra_args=("--speculative_config.method=x",))
+@pytest.mark.parametrize("words", [("--speculative_config.method=x",), ("--spec-method", "x", "--spec-tokens", "3")])
+def test_an_engine_that_drafts_tells_of_each_request_what_it_accepted(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option, drafts = "--per-request-spec-decode-metrics", replace(LAUNCH, extra_args=words)
     monkeypatch.setattr("vime.backends.vllm_utils.launch.installed_version", lambda _name: "0.32.0")
     assert option not in engine_command(LAUNCH).argv, "vLLM refuses it where nothing is drafted"
     assert value(engine_command(drafts).argv, option) == "summary"

@@ -47,7 +47,8 @@ class SampleEndpoint:
         captured = os.environ.get(CAPTURE_ENV, "").split()
         if captured:
             await engine_client.collective_rpc(START_CAPTURE, args=("routes" in captured, "nucleus" in captured))
-        model = engine_client.vllm_config.model_config
+        config = engine_client.vllm_config
+        model = config.model_config
         vocab_size = int(model.get_vocab_size())
         abilities = SampleAbilities(
             max_candidates=vocab_size if model.max_logprobs == -1 else min(int(model.max_logprobs), vocab_size),
@@ -58,7 +59,8 @@ class SampleEndpoint:
         # What vime captures has no dense layers.
         dense = 0 if "routes" in captured else int(vars(model.hf_text_config).get("first_k_dense_replace") or 0)
         route, stock = SampleRoute(engine_client, abilities, dense), partial(stock_answer, engine_client, dense)
-        await check_route(stock, route.sample, abilities, _prompt(engine_client.vllm_config), vllm_version)
+        is_drafting = config.speculative_config is not None
+        await check_route(stock, route.sample, abilities, _prompt(config), vllm_version, is_drafting=is_drafting)
         self._route, self._stream = route, StreamRoute(engine_client)
 
     async def _tell(self, request: Request) -> Response:

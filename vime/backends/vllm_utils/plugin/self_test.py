@@ -46,13 +46,22 @@ _NUMBERS = itertools.count()
 
 
 async def check_route(
-    stock: Stock, sample: Sample, abilities: SampleAbilities, prompt: list[int], version: str
+    stock: Stock,
+    sample: Sample,
+    abilities: SampleAbilities,
+    prompt: list[int],
+    version: str,
+    *,
+    is_drafting: bool = False,
 ) -> None:
     """Compare tokens, log-probabilities, candidates, routes and nuclei of answers to `prompt`.
 
+    `is_drafting` says that the engine decodes speculatively: a seed then settles no more than the first token, because
+    drafts may be drawn without it, so that is the only one which is sampled.
+
     Raises `EngineStartError` that says what differs; `version` is that of vLLM.
     """
-    for parameters in _requests(abilities):
+    for parameters in _requests(abilities, is_drafting=is_drafting):
         for _ in range(NUM_ATTEMPTS):
             difference = await _compare(stock, sample, parameters, abilities, prompt)
             if difference is None:
@@ -64,9 +73,11 @@ async def check_route(
             )
 
 
-def _requests(abilities: SampleAbilities) -> list[dict[str, Any]]:
+def _requests(abilities: SampleAbilities, *, is_drafting: bool) -> list[dict[str, Any]]:
     base = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "detokenize": False}
     greedy, seeded = base | {"temperature": 0.0}, base | {"temperature": 1.0, "seed": 5}
+    if is_drafting:
+        seeded |= {"max_tokens": 1}
     counts = sorted({0, min(4, abilities.max_candidates)})
     requests = [kind | {"logprobs": count} for kind in (greedy, seeded) for count in counts]
     if abilities.nucleus:

@@ -35,26 +35,28 @@ Change = Callable[[SampleAnswer], SampleAnswer]
 
 async def stock(_prompt: list[int], parameters: dict[str, Any], _salt: str) -> StockAnswer:
     rows = TRUNCATED if "top_p" in parameters else LISTED
-    listed = [dict(list(row.items())[: max(1, parameters["logprobs"])]) for row in rows]
-    return StockAnswer(TOKENS, "length", listed, ROUTES, [("default", 0, NUM_TOKENS)])
+    count = parameters["max_tokens"]
+    listed = [dict(list(row.items())[: max(1, parameters["logprobs"])]) for row in rows[:count]]
+    return StockAnswer(TOKENS[:count], "length", listed, ROUTES[: len(PROMPT) + count - 1], [("default", 0, count)])
 
 
 def right(call: SampleCall) -> SampleAnswer:
-    k, rows = call.num_candidates, TRUNCATED if call.nucleus else LISTED
-    offsets = np.arange(0, 2 * NUM_TOKENS + 1, 2)
-    nucleus_ids = np.asarray([[token, token + 50] for token in TOKENS], "<i4")
-    values = np.tile(np.asarray([-0.5, REST], "<f4"), NUM_TOKENS)
+    k, count = call.num_candidates, call.sampling["max_tokens"]
+    rows, routes = (TRUNCATED if call.nucleus else LISTED)[:count], ROUTES[: len(PROMPT) + count - 1]
+    offsets = np.arange(0, 2 * count + 1, 2)
+    nucleus_ids = np.asarray([[token, token + 50] for token in TOKENS[:count]], "<i4")
+    values = np.tile(np.asarray([-0.5, REST], "<f4"), count)
     return SampleAnswer(
         num_candidates=k,
-        token_ids=np.asarray(TOKENS, "<i4").tobytes(),
-        log_probs=np.full(NUM_TOKENS, -0.5, "<f4").tobytes(),
+        token_ids=np.asarray(TOKENS[:count], "<i4").tobytes(),
+        log_probs=np.full(count, -0.5, "<f4").tobytes(),
         candidate_ids=np.asarray([list(row)[:k] for row in rows], "<i4").tobytes(),
         candidate_log_probs=np.asarray([list(row.values())[:k] for row in rows], "<f4").tobytes(),
         finish_reason="length",
-        spans=[Span("default", 0, NUM_TOKENS)],
+        spans=[Span("default", 0, count)],
         num_prompt_tokens=len(PROMPT),
         num_cached_tokens=2,
-        routes=RouteColumn("|u1", ROUTES.shape, ROUTES.tobytes(), 0),
+        routes=RouteColumn("|u1", routes.shape, routes.tobytes(), 0),
         nucleus=NucleusColumn(nucleus_ids.tobytes(), offsets.astype("<i8").tobytes(), values.tobytes())
         if call.nucleus
         else None,
@@ -163,3 +165,33 @@ async def test_one_difference_that_does_not_come_back_is_forgiven() -> None:
         return replaced("log_probs", 0, -0.6, "<f4")(right(call)) if answers == 1 else right(call)
 
     await check_route(stock, shaky, ABILITIES, PROMPT, "0.32")
+
+
+def after_drafts(answer: SampleAnswer) -> SampleAnswer:
+    """Another second token."""
+    return replaced("token_ids", 1, 99, "<i4")(answer)
+
+
+def from_the_start(answer: SampleAnswer) -> SampleAnswer:
+    """Another first token."""
+    return replaced("token_ids", 0, 99, "<i4")(answer)
+
+
+async def test_sampled_tokens_after_drafts_may_differ_and_are_compared_without_drafts() -> None:
+    async def sample(call: SampleCall) -> SampleAnswer:
+        return after_drafts(right(call)) if call.sampling["temperature"] else right(call)
+
+    await check_route(stock, sample, ABILITIES, PROMPT, "0.32", is_drafting=True)
+    with pytest.raises(EngineStartError, match=r"tokens \[10, 99"):
+        await check_route(stock, sample, ABILITIES, PROMPT, "0.32")
+
+
+@pytest.mark.parametrize(("change", "temperature"), [(after_drafts, 0.0), (from_the_start, 1.0)])
+async def test_an_engine_that_drafts_answers_greedy_requests_and_samples_first_tokens_as_vllm_does(
+    change: Change, temperature: float
+) -> None:
+    async def wounded(call: SampleCall) -> SampleAnswer:
+        return change(right(call)) if call.sampling["temperature"] == temperature else right(call)
+
+    with pytest.raises(EngineStartError, match=r"tokens .*99"):
+        await check_route(stock, wounded, ABILITIES, PROMPT, "0.32", is_drafting=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from vime.utils.repetition import is_repetitive
+from storage.repetition import is_repetitive
 
-PROSE = (Path(__file__).resolve().parents[3] / "docs" / "architecture.md").read_text()
+PROSE = (Path(__file__).resolve().parents[2] / "docs" / "architecture.md").read_text()
 PHRASE = "So the answer must be checked once more, since the last step may have gone wrong somewhere. "
 
 
