@@ -101,7 +101,6 @@ def test_a_real_engine_that_is_killed_in_its_turn_comes_back_with_the_trainers_w
 
 @pytest.mark.gpu
 @pytest.mark.engine
-@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("switches", [(), ("--no-offload-train", "--no-offload-rollout")])
 def test_on_one_gpu_the_engine_leaves_its_cache_to_the_trainer_unless_both_stay(
     tmp_path: Path, switches: tuple[str, ...]

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.moe.experts import SequentialMLP
 
+ALIGNED_NUMBERS = 8
+"""bfloat16 numbers in the 16 bytes at whose multiples the kernels of grouped products want each row to begin."""
+
 
 @dataclass(frozen=True)
 class ExpertWeights:
@@ -54,7 +57,7 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         """Hidden states [T, H] sorted by expert, tokens of each expert [E], scales [T]; (outputs [T, H], no bias)."""
         hidden = permuted_local_hidden_states
         fits = hidden.is_cuda and hidden.dtype == torch.bfloat16 and len(hidden) > 0
-        if not (fits and self._is_plain()):
+        if not (fits and self.tp_group.size() == 1 and are_plain(self.config)):
             result: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
                 hidden, tokens_per_expert, permuted_probs
             )
@@ -65,15 +68,16 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         )
         return grouped_experts(hidden, tokens_per_expert, permuted_probs, weights, self.config.activation_func), None
 
-    def _is_plain(self) -> bool:
-        """Whether an expert is no more than two products with a gate between them, whole on this rank."""
-        config: Any = self.config
-        unusual = (
-            config.add_bias_linear,
-            config.moe_apply_probs_on_input,
-            config.activation_func_clamp_value is not None,
-            config.glu_linear_offset != 0,
-            config.fp8 or config.fp4,
-            self.tp_group.size() > 1,
-        )
-        return bool(config.gated_linear_unit) and not any(unusual)
+
+def are_plain(config: Any) -> bool:
+    """Whether an expert is no more than two products with a gate between them, of sizes that grouped products take."""
+    unusual = (
+        config.add_bias_linear,
+        config.moe_apply_probs_on_input,
+        config.activation_func_clamp_value is not None,
+        config.glu_linear_offset != 0,
+        config.fp8 or config.fp4,
+        config.hidden_size % ALIGNED_NUMBERS,
+        config.moe_ffn_hidden_size % ALIGNED_NUMBERS,
+    )
+    return bool(config.gated_linear_unit) and not any(unusual)

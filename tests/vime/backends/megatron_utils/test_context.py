@@ -103,7 +103,6 @@ def test_attention_of_the_parts_is_dense_causal_attention(layout: ContextLayout,
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("layout", ContextLayout)
 def test_flash_kernel_gives_each_run_all_that_is_before_it(layout: ContextLayout) -> None:
     prepare_megatron()

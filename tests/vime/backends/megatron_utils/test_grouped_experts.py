@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from vime.backends.megatron_utils.shim import prepare_megatron
 
 prepare_megatron()
 
-from vime.backends.megatron_utils.grouped_experts import ExpertWeights, grouped_experts  # noqa: E402
+from vime.backends.megatron_utils.grouped_experts import ExpertWeights, are_plain, grouped_experts  # noqa: E402
 
 COUNTS = (5, 0, 11, 1)
 HIDDEN, INNER = 16, 24
@@ -51,3 +53,20 @@ def test_outputs_and_gradients_equal_those_of_one_expert_after_the_other(device:
         assert one is not None
         assert other is not None
         assert (one.double() - other).abs().max() <= 0.02 * max(1.0, float(other.abs().max()))
+
+
+PLAIN = {
+    "gated_linear_unit": True, "add_bias_linear": False, "moe_apply_probs_on_input": False,
+    "activation_func_clamp_value": None, "glu_linear_offset": 0.0, "fp8": None, "fp4": None,
+    "hidden_size": 64, "moe_ffn_hidden_size": 24,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [{"gated_linear_unit": False}, {"add_bias_linear": True}, {"fp8": "e4m3"}, {"hidden_size": 60},
+     {"moe_ffn_hidden_size": 28}, {"glu_linear_offset": 1.0}, {"activation_func_clamp_value": 7.0}],
+)  # fmt: skip
+def test_experts_of_another_kind_or_of_odd_sizes_are_multiplied_one_after_the_other(unusual: dict[str, object]) -> None:
+    assert are_plain(SimpleNamespace(**PLAIN))
+    assert not are_plain(SimpleNamespace(**{**PLAIN, **unusual}))

@@ -380,7 +380,6 @@ def test_no_rows_give_no_values_and_zero_gradients(kind: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(("dtype", "gradient_tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
 @pytest.mark.parametrize("kind", ["plain", "top_k", "nucleus"])
 def test_terms_on_a_gpu_equal_dense_float64(kind: str, dtype: torch.dtype, gradient_tolerance: float) -> None:

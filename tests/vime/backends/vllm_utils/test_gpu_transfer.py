@@ -19,7 +19,7 @@ from vime.backends.vllm_utils.sender import WeightSender
 from vime.backends.vllm_utils.updates import LoadShared
 from vime.errors import PublicationError
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 

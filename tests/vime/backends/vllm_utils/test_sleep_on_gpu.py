@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.engine,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
 CACHE_GIB = 4
