@@ -142,7 +142,8 @@ class WeightPublisher:
             for engine in self._engines:
                 if engine.address == address:
                     engine.move(now_at)
-            self.fenced[now_at] = self.fenced.pop(address)
+            for noted in (self.fenced, self._lost):
+                noted[now_at] = noted.pop(address)
             self._fences_changed()
         self._returned.set()
 
