@@ -20,7 +20,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers
 from tests.end_to_end.jobs import Job
 from tests.support.tiny_models import VOCAB_SIZE
-from vime.errors import RunFailedError, StalledError
+from vime.errors import RunFailedError, StalledError, StorageError
 from vime.settings.groups import QueueSettings
 from vime.settings.resolve import resolve
 from vime.settings.rules.quantities import demand_of
@@ -143,6 +143,27 @@ async def test_ranks_that_have_lost_their_node_start_on_another_one_that_sees_th
     await workers.start_trainers()
     assert NOTES == ["Lost from the Ray cluster: a. Started on b instead: trainer rank 1."]
     assert [path.name for path in proven] == ["pool"]
+    assert len(workers.trainers.ranks) == 2
+
+
+async def test_a_node_that_does_not_see_the_queues_folder_is_refused_again_by_the_next_start_there(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_mounted = False
+
+    async def prove(folder: Path, _: QueueSettings) -> None:
+        if not is_mounted:
+            raise StorageError(f"{folder} is not there")
+
+    monkeypatch.setattr("pipeline.workers.prove_nodes", prove)
+    await workers.trainers.abandon()
+    cluster = workers.trainers._cluster
+    for cluster.moved in ("Lost: a. Started on b instead: trainer rank 1.", ""):  # type: ignore[attr-defined]
+        with pytest.raises(StorageError, match="is not there"):
+            await workers.start_trainers()
+    assert workers.trainers.ranks == []
+    is_mounted = True
+    await workers.start_trainers()
     assert len(workers.trainers.ranks) == 2
 
 
