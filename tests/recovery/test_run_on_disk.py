@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,18 @@ def test_a_run_that_was_moved_away_from_its_checkpoints_is_not_begun_anew_and_fo
     assert run_of(apart, moved) == moved
     live_at(moved, apart)
     assert run_of(apart, None) == moved
+
+
+def test_a_copy_of_a_run_does_not_take_the_checkpoints_along_while_the_run_is_there(tmp_path: Path) -> None:
+    run, apart = tmp_path / "run", tmp_path / "apart"
+    append_branch(run, Branch("a", None, ".", 0))
+    append_branch(run, Branch("b", CommitParent("a", 1), str(apart), 0))
+    committed(run, 1)
+    committed(apart, 3)
+    live_at(run, apart)
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    with pytest.raises(RestoreError, match=r"is of the run in .*/copy, and --save .*/apart holds the run in .*/run"):
+        run_of(apart, copy)
 
 
 def test_a_moved_folder_of_checkpoints_is_refused_instead_of_training_its_rollouts_again(tmp_path: Path) -> None:
