@@ -256,7 +256,7 @@ class WeightPublisher:
             self._is_publishing = False
         if self._serving:
             await self._admission.resume_admission(self.version, sorted(self._serving))
-        await self._clean_up(version, published=raised)
+        await self._clean_up(version, published=version == self.version)
         self._replace_useless(updates)
         return Publication(
             self.version,

@@ -217,6 +217,21 @@ async def test_a_version_on_disk_is_repeated_while_its_folder_is_there(
         await rig.check_standing()
 
 
+async def test_a_version_that_serves_stays_on_disk_when_an_engine_fails_to_catch_up_with_it(
+    engines: list[StandinEngine], tmp_path: Path
+) -> None:
+    async with Rig(engines, folder=tmp_path, disk=DiskSettings(), timeout_s=3.0) as rig:
+        await rig.publish()
+        await die_and_return(rig)
+        engines[1].faults.steps["/finish_weight_update"] = "error"
+        assert set((await rig.publisher.catch_up()).fenced) == {engines[1].address}
+        engines[1].faults.steps.clear()
+        assert rig.publisher.repeats()
+        assert not (await rig.publisher.catch_up()).fenced
+        assert len(rig.source.written) == 1
+        await rig.check_standing()
+
+
 class Behind:
     """Engines that are behind when told so."""
 
