@@ -47,6 +47,18 @@ def test_a_folder_elsewhere_that_a_session_wrote_to_belongs_to_the_run(tmp_path:
     assert (folder_name(run, run), folder_name(run / "branches" / "x", run)) == (".", "branches/x")
 
 
+def test_a_folder_for_checkpoints_within_the_run_folder_is_known_as_one_elsewhere_is(tmp_path: Path) -> None:
+    append_branch(tmp_path, Branch("a", None, ".", 0))
+    append_branch(tmp_path, Branch("b", None, "within", 0))
+    committed(tmp_path / "within", 3)
+    disk = scan_run(tmp_path, tmp_path / "pool", "within")
+    assert disk.commits == {"within": [3]}
+    plan = plan_restore(
+        disk, load=None, save=str(tmp_path), ckpt_step=None, num_rollout=9, new_branch="n", output="within"
+    )
+    assert (plan.commit_rollout, plan.directory) == (3, "within")
+
+
 def test_a_tracker_is_edited_when_it_is_neither_what_was_written_nor_the_newest(tmp_path: Path) -> None:
     point_to(tmp_path, ".", 9)
     assert read_tracker(tmp_path).edited_to(9) is None
