@@ -283,3 +283,28 @@ async def test_what_goes_wrong_in_bringing_engines_back_ends_the_wait() -> None:
 
     with pytest.raises(ValueError, match="no version"):
         await engines_brought_back(asyncio.sleep(60), engines)
+
+
+async def test_what_goes_wrong_in_bringing_engines_back_when_the_wait_is_over_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def bring_back() -> None:
+        begun.set()
+        await over.wait()
+        for _ in range(10):  # what is waited for ends first
+            await asyncio.sleep(0)
+        raise ValueError("no version")
+
+    async def wait() -> str:
+        await over.wait()
+        return "batch"
+
+    engines = Behind(bring_back)
+    engines.told.set()
+    waiting = asyncio.create_task(engines_brought_back(wait(), engines))
+    await begun.wait()
+    over.set()
+    assert await waiting == "batch"
+    assert "engines were not brought back: no version" in caplog.text
