@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -25,7 +28,7 @@ async def engines_brought_back(waiting: Coroutine[Any, Any, _Result], returning:
     """Await `waiting`, and call `bring_back` meanwhile whenever an engine is behind.
 
     When `waiting` is over a call under way is finished first, so that nobody else publishes beside it. What
-    `bring_back` raises comes out at once.
+    `bring_back` raises comes out at once; from that last call it is only logged: the next publication meets it again.
     """
     calling = asyncio.Lock()
 
@@ -45,6 +48,8 @@ async def engines_brought_back(waiting: Coroutine[Any, Any, _Result], returning:
         result = await working
         async with calling:
             bringing.cancel()
+        if bringing.done() and (error := bringing.exception()) is not None:
+            logger.warning("engines were not brought back: %s", error)
         return result
     finally:
         for task in (bringing, working):

@@ -103,8 +103,9 @@ class MemoryTurns:
         await self.give_to_trainer()
         yield
         await self.trainer_leaves()
-        resumed = await asyncio.gather(*(self._resumed(engine, num_starts) for engine, num_starts in before))
-        await self._takers.resume_admission(version, sorted(address for address in resumed if address is not None))
+        await asyncio.gather(*(self._resume(engine, num_starts) for engine, num_starts in before))
+        serving = [engine.address for engine, num_starts in before if _is_same(engine, num_starts) and engine.is_awake]
+        await self._takers.resume_admission(version, sorted(serving))
 
     @asynccontextmanager
     async def lent_to_engines(self) -> AsyncIterator[None]:
@@ -159,18 +160,17 @@ class MemoryTurns:
                     await self._until(lambda: engine.process is not Process.RUNS)
         await self._until(lambda: engine.process is not Process.CHANGES)
 
-    async def _resumed(self, engine: SleepingEngine, num_starts: int) -> str | None:
-        """Have an engine go on; its address, None when it can't, or is another process than before."""
-        if engine.process is not Process.RUNS or engine.num_starts != num_starts:
-            return None
+    async def _resume(self, engine: SleepingEngine, num_starts: int) -> None:
+        """Have an engine go on that is the same process; one that can't is replaced, in a run that replaces engines."""
+        if not _is_same(engine, num_starts):
+            return
         try:
             await engine.resume()
         except EngineError as error:
             if self.replace_engine is None:
                 raise
-            self.replace_engine(engine.address, error.message)
-            return None
-        return engine.address
+            if _is_same(engine, num_starts):
+                self.replace_engine(engine.address, error.message)
 
     async def _until(self, is_true: Callable[[], bool]) -> None:
         async with self._changed:
@@ -180,3 +180,8 @@ class MemoryTurns:
         async with self._changed:
             engine.process = process
             self._changed.notify_all()
+
+
+def _is_same(engine: SleepingEngine, num_starts: int) -> bool:
+    """Whether the engine's process runs, and is that after so many starts."""
+    return engine.process is Process.RUNS and engine.num_starts == num_starts

@@ -44,6 +44,8 @@ class ProducerGroup:
         self.actors: list[Any] = []
         self._admitted: tuple[int, list[str]] | None = None
         """Policy version and engines under which requests may start; None while none may."""
+        self._moves: list[tuple[str, str]] = []
+        """Engines that went from one address to another, in turn."""
         self._stopping = False
         self._changed = asyncio.Condition()
 
@@ -105,6 +107,7 @@ class ProducerGroup:
 
     async def engine_moved(self, address: str, now_at: str) -> None:
         """An engine that serves nothing runs at another address from now on."""
+        self._moves.append((address, now_at))
         await self.ask_all(lambda producer: producer.engine_moved.remote(address, now_at))
 
     async def ask_to_stop(self) -> None:
@@ -121,7 +124,7 @@ class ProducerGroup:
             self._note(f"Producer {number} died and is replaced, {which}. {death.message}")
             self._end(self.actors[number])
             await self._retire(number)
-            successor = self._spawn(number)
+            num_moves, successor = len(self._moves), self._spawn(number)
             try:
                 await answer(successor.start.remote(), name_of(number), within_s=START_S)
                 break
@@ -129,11 +132,13 @@ class ProducerGroup:
                 death = error
         async with self._changed:
             self.actors[number] = successor
-            admitting = None if self._admitted is None else successor.resume_admission.remote(*self._admitted)
+            missed = [successor.engine_moved.remote(*move) for move in self._moves[num_moves:]]
+            if self._admitted is not None:
+                missed.append(successor.resume_admission.remote(*self._admitted))
             self._changed.notify_all()
-        if admitting is not None:
-            with suppress(ProcessDiedError):  # it is replaced in its turn
-                await answer(admitting, name_of(number), within_s=CONTROL_S)
+        with suppress(ProcessDiedError):  # it is replaced in its turn
+            for call in missed:
+                await answer(call, name_of(number), within_s=CONTROL_S)
         await self._on_restart()
 
     async def _successor(self, number: int, actor: Any) -> None:

@@ -142,7 +142,8 @@ class WeightPublisher:
             for engine in self._engines:
                 if engine.address == address:
                     engine.move(now_at)
-            self.fenced[now_at] = self.fenced.pop(address)
+            for noted in (self.fenced, self._lost):
+                noted[now_at] = noted.pop(address)
             self._fences_changed()
         self._returned.set()
 
@@ -255,7 +256,7 @@ class WeightPublisher:
             self._is_publishing = False
         if self._serving:
             await self._admission.resume_admission(self.version, sorted(self._serving))
-        await self._clean_up(version, published=raised)
+        await self._clean_up(version, published=version == self.version)
         self._replace_useless(updates)
         return Publication(
             self.version,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,30 +49,16 @@ def read_trained_tokens(
 
     Raises `CorruptDataError` for a damaged file.
     """
-    path = _path(folder, branch, rollout_id, rank)
-    if not path.exists():
-        return None
-    with _opened(path) as file:
-        (found,) = np.nonzero(file.get_tensor("sample_indices") == sample_index)
-        if not len(found):
-            return None
-        member = int(found[0])
-        start, stop = file.get_tensor("offsets")[member : member + 2].tolist()
-        log_probs = file.get_slice("log_probs")[start:stop]
-        return TrainedTokens(
-            log_probs=log_probs,
-            advantages=file.get_slice("advantages")[start:stop]
-            if "advantages" in file.keys()  # noqa: SIM118 - it is no dict
-            else np.full_like(log_probs, advantage),
-            mean_gap=float(file.get_tensor("mean_gaps")[member]),
-        )
+    with suppress(FileNotFoundError):
+        return _read_tokens(_path(folder, branch, rollout_id, rank), sample_index, advantage)
+    return None
 
 
 def read_mean_gaps(folder: Path, branch: str, rollout_id: int) -> dict[int, float]:
     """`Sample.index` -> `TrainedTokens.mean_gap` in a batch, of all ranks. Raises `CorruptDataError`."""
     gaps: dict[int, float] = {}
     for path in sorted((folder / str(rollout_id)).glob(f"{branch}_*.safetensors")):
-        with _opened(path) as file:
+        with suppress(FileNotFoundError), _opened(path) as file:  # it may be removed meanwhile
             samples, means = file.get_tensor("sample_indices").tolist(), file.get_tensor("mean_gaps").tolist()
             gaps |= zip(samples, means, strict=True)
     return gaps
@@ -94,12 +80,30 @@ def _path(folder: Path, branch: str, rollout_id: int, rank: int) -> Path:
     return folder / str(rollout_id) / f"{branch}_{rank}.safetensors"
 
 
+def _read_tokens(path: Path, sample_index: int, advantage: float) -> TrainedTokens | None:
+    with _opened(path) as file:
+        (found,) = np.nonzero(file.get_tensor("sample_indices") == sample_index)
+        if not len(found):
+            return None
+        member = int(found[0])
+        start, stop = file.get_tensor("offsets")[member : member + 2].tolist()
+        log_probs = file.get_slice("log_probs")[start:stop]
+        return TrainedTokens(
+            log_probs=log_probs,
+            advantages=file.get_slice("advantages")[start:stop]
+            if "advantages" in file.keys()  # noqa: SIM118 - it is no dict
+            else np.full_like(log_probs, advantage),
+            mean_gap=float(file.get_tensor("mean_gaps")[member]),
+        )
+
+
 def _joined(arrays: list[Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.concatenate([np.zeros(0, np.float32), *arrays])
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    """Raises `CorruptDataError` for a damaged file and `FileNotFoundError` for none."""
     try:
         with safe_open(path, framework="np") as file:
             version = (file.metadata() or {}).get("version")
@@ -107,6 +111,8 @@ def _opened(path: Path) -> Iterator[Any]:
                 raise CorruptDataError(f"{path}: version {version!r}, allowed: {VERSION!r}.")
             yield file
     except (SafetensorError, OSError) as error:
+        if isinstance(error, FileNotFoundError) and not path.exists():
+            raise
         raise CorruptDataError(
             f"{path}: {error}.", next_step="Remove the file; only what the trainer made of its tokens is lost."
         ) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.actors.settings import encode_settings
 from pipeline.actors.trainer import TrainerActor
-from pipeline.cluster import CONTROL_S, Cluster, answer, closed
+from pipeline.cluster import Cluster, answer, closed
 from pipeline.messages import decode
 from pipeline.process_watch import ProcessWatch
 from pipeline.weight_transports.disk import PublishedVersion
@@ -52,7 +52,7 @@ class TrainerGroup:
             await self._leave_lost_nodes()
             self.ranks = self._spawn()
         init_method = await self._on_first(
-            lambda trainer: trainer.rendezvous.remote(), "find an address for the ranks", CONTROL_S
+            lambda trainer: trainer.rendezvous.remote(), "find an address for the ranks", self._patience_s
         )
         sizes: list[int] = await self.on_all(
             lambda trainer: trainer.build.remote(init_method, len(self.ranks), coordinator),

@@ -95,6 +95,8 @@ class Workers:
         )
         self.coordinator: Any = None
         self._engine_addresses: list[str] = []
+        self._unproven: set[int | None] = set()
+        """Engines, None for the trainer, that have gone to a node which is not known to see the queue's folder."""
         self._forwarders: list[Any] = []
         self._followers: list[asyncio.Task[None]] = []
 
@@ -380,7 +382,10 @@ class Workers:
         moved = await asyncio.to_thread(self._cluster.leave_lost_nodes, engine)
         if moved:
             self._note(moved)
+            self._unproven.add(engine)
+        if engine in self._unproven:
             await prove_nodes(self._folder.queue, self.settings.queue)
+            self._unproven.remove(engine)
 
     def _engine(self, number: int, spec: EngineSpec, num_ranks: int) -> EngineProcess:
         log = self._folder.log(f"engine_{number}")

@@ -57,7 +57,10 @@ def run_of(save: Path, load: Path | None) -> Path:
             )
         return home
     loaded = home_of(load.resolve())
-    if loaded == home or str(save) in (branch.directory for branch in read_branches(loaded)):
+    if loaded == home:
+        return home
+    was_moved = not branches_path(home).exists()
+    if was_moved and str(save) in (branch.directory for branch in read_branches(loaded)):
         return loaded
     if home != save or branches_path(save).exists():
         raise RestoreError(

@@ -54,8 +54,8 @@ def commit_folders(run: Path) -> list[str]:
     """Folders of a run that may hold commits."""
     branches = run / "branches"
     inside = [f"branches/{path.name}" for path in branches.iterdir()] if branches.is_dir() else []
-    elsewhere = {branch.directory for branch in read_branches(run) if Path(branch.directory).is_absolute()}
-    return [".", *sorted(inside), *sorted(elsewhere)]
+    of_other_saves = {branch.directory for branch in read_branches(run)} - {".", *inside}
+    return [".", *sorted(inside), *sorted(of_other_saves)]
 
 
 def folders_below(output: str, folders: Iterable[str]) -> list[str]:

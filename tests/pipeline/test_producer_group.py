@@ -13,12 +13,14 @@ from vime.errors import DataError, ProcessDiedError
 
 
 class Actor:
-    """A producer's process: it runs until a test ends it, and every other call is noted."""
+    """A producer's process: it starts when it may, runs until a test ends it, and every other call is noted."""
 
-    def __init__(self, calls: list[str]) -> None:
+    def __init__(self, calls: list[str], may_start: asyncio.Event) -> None:
+        self._may_start = may_start
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.dead = False
-        for name in ("start", "pause_admission", "resume_admission", "serve_only", "stop", "stats", "evaluate"):
+        names = ("start", "pause_admission", "resume_admission", "serve_only", "stop", "stats", "evaluate")
+        for name in (*names, "engine_moved"):
             setattr(self, name, SimpleNamespace(remote=self._noting(name, calls)))
         self.run = SimpleNamespace(remote=self._run)
 
@@ -34,6 +36,8 @@ class Actor:
             if self.dead:
                 raise ProcessDiedError("killed")
             calls.append(" ".join([name, *map(str, given)]))
+            if name == "start":
+                await self._may_start.wait()
             return name
 
         return call
@@ -46,8 +50,10 @@ class Group:
         self.calls: list[str] = []
         self.notes: list[str] = []
         self.retired: list[int] = []
+        self.may_start = asyncio.Event()
+        self.may_start.set()
         self.group = ProducerGroup(
-            lambda _: Actor(self.calls),
+            lambda _: Actor(self.calls, self.may_start),
             lambda _: None,
             self._retire,
             self.notes.append,
@@ -97,6 +103,25 @@ async def test_calls_to_all_leave_out_one_that_is_dead_and_a_pause_holds_for_its
     while rig.actor is first:
         await asyncio.sleep(0)
     assert rig.calls == ["start"], "nobody lets it on"
+    keeping.cancel()
+
+
+async def test_an_engine_that_moves_while_a_producer_is_replaced_has_moved_for_its_successor_too() -> None:
+    rig = Group()
+    keeping = await rig.start()
+    await rig.group.resume_admission(7, ["e0"])
+    await rig.group.engine_moved("e1", "e2")
+    first = rig.actor
+    rig.calls.clear()
+    rig.may_start.clear()
+    first.die()
+    while rig.calls != ["start"]:
+        await asyncio.sleep(0)
+    await rig.group.engine_moved("e2", "e3")
+    rig.may_start.set()
+    while len(rig.calls) < 3:
+        await asyncio.sleep(0)
+    assert rig.calls == ["start", "engine_moved e2 e3", "resume_admission 7 ['e0']"], "it knew of what was before"
     keeping.cancel()
 
 

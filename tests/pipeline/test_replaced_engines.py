@@ -22,13 +22,16 @@ def engines() -> Iterator[list[StandinEngine]]:
         yield [first, second]
 
 
-async def die_and_return(rig: Rig, number: int = 1) -> None:
-    """As the keeper tells it: fenced, then running anew."""
+async def die_and_return(rig: Rig, number: int = 1, elsewhere: StandinEngine | None = None) -> None:
+    """As the keeper tells it: fenced, then running anew, at another address with `elsewhere`."""
     engine = rig.engines[number]
     engine.faults.dead = True
     await rig.publisher.fence(engine.address, "it died")
-    engine.start_anew()
-    await rig.publisher.readmit(engine.address)
+    if elsewhere is None:
+        engine.start_anew()
+        await rig.publisher.readmit(engine.address)
+    else:
+        await rig.publisher.readmit(engine.address, elsewhere.address)
 
 
 async def test_a_dead_engine_gets_no_requests_and_publications_go_on_without_it(engines: list[StandinEngine]) -> None:
@@ -88,10 +91,7 @@ async def test_an_engine_that_went_to_another_node_gets_the_version_and_requests
     with StandinEngine(required_names=frozenset("ab")) as elsewhere:
         async with Rig(engines, tell_fenced=lambda fenced: told.append(sorted(fenced))) as rig:
             await rig.publish()
-            before = engines[1].address
-            engines[1].faults.dead = True
-            await rig.publisher.fence(before, "its node is lost")
-            await rig.publisher.readmit(before, elsewhere.address)
+            await die_and_return(rig, elsewhere=elsewhere)
             assert rig.publisher.behind == told[-1] == [elsewhere.address]
             publication = await rig.publisher.catch_up()
             assert (publication.version, publication.returned) == (1, [elsewhere.address])
@@ -132,6 +132,25 @@ async def test_an_engine_that_was_replaced_during_a_publication_does_not_count_a
         assert rig.admission.serving == [engines[0].address]
         await rig.publisher.catch_up()
         await rig.check_standing()
+
+
+async def test_an_engine_that_moved_during_a_publication_does_not_count_as_current(
+    engines: list[StandinEngine],
+) -> None:
+    with StandinEngine(required_names=frozenset("ab")) as elsewhere:
+        async with Rig(engines) as rig:
+            await rig.publish()
+            engines[0].faults.steps["/finish_weight_update"] = "hang"
+            publishing = asyncio.create_task(rig.publish())
+            while engines[1].version != "2":
+                await asyncio.sleep(0.01)
+            await die_and_return(rig, elsewhere=elsewhere)
+            engines[0].faults.steps.clear()
+            publication = await publishing
+            assert publication.fenced == {elsewhere.address: "it died"}
+            assert rig.admission.serving == [engines[0].address]
+            await rig.publisher.catch_up()
+            assert elsewhere.version == "2"
 
 
 async def test_a_publication_waits_for_an_engine_when_all_are_being_replaced(engines: list[StandinEngine]) -> None:
@@ -198,6 +217,21 @@ async def test_a_version_on_disk_is_repeated_while_its_folder_is_there(
         await rig.check_standing()
 
 
+async def test_a_version_that_serves_stays_on_disk_when_an_engine_fails_to_catch_up_with_it(
+    engines: list[StandinEngine], tmp_path: Path
+) -> None:
+    async with Rig(engines, folder=tmp_path, disk=DiskSettings(), timeout_s=3.0) as rig:
+        await rig.publish()
+        await die_and_return(rig)
+        engines[1].faults.steps["/finish_weight_update"] = "error"
+        assert set((await rig.publisher.catch_up()).fenced) == {engines[1].address}
+        engines[1].faults.steps.clear()
+        assert rig.publisher.repeats()
+        assert not (await rig.publisher.catch_up()).fenced
+        assert len(rig.source.written) == 1
+        await rig.check_standing()
+
+
 class Behind:
     """Engines that are behind when told so."""
 
@@ -249,3 +283,28 @@ async def test_what_goes_wrong_in_bringing_engines_back_ends_the_wait() -> None:
 
     with pytest.raises(ValueError, match="no version"):
         await engines_brought_back(asyncio.sleep(60), engines)
+
+
+async def test_what_goes_wrong_in_bringing_engines_back_when_the_wait_is_over_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def bring_back() -> None:
+        begun.set()
+        await over.wait()
+        for _ in range(10):  # what is waited for ends first
+            await asyncio.sleep(0)
+        raise ValueError("no version")
+
+    async def wait() -> str:
+        await over.wait()
+        return "batch"
+
+    engines = Behind(bring_back)
+    engines.told.set()
+    waiting = asyncio.create_task(engines_brought_back(wait(), engines))
+    await begun.wait()
+    over.set()
+    assert await waiting == "batch"
+    assert "engines were not brought back: no version" in caplog.text

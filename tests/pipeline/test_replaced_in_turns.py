@@ -247,6 +247,27 @@ async def test_after_a_turn_that_the_trainer_borrowed_only_engines_that_are_the_
         assert run.engines[1].asleep == {"weights", "kv_cache"}
 
 
+async def test_an_engine_that_dies_while_another_one_wakes_after_such_a_turn_gets_no_requests() -> None:
+    async with started(2) as run:
+        addresses = [engine.address for engine in run.engines]
+        second = run.turns.sleeping(addresses[1])
+
+        async def borrow() -> None:
+            async with run.turns.lent_to_trainer(1, addresses):
+                run.trainer_comes()
+                run.engines[0].faults.steps["/wake_up"] = "hang"
+
+        num_sleeps = second.num_sleeps
+        borrowing = asyncio.create_task(borrow())
+        while second.num_sleeps == num_sleeps or not second.is_awake:
+            await asyncio.sleep(0.005)
+        run.processes[1].dies()
+        await run.behind()
+        run.engines[0].faults.steps.clear()
+        await borrowing
+        assert run.rig.admission.serving == [addresses[0]]
+
+
 async def test_an_engine_that_sleeps_passes_its_check_and_one_that_is_awake_must_sample() -> None:
     async with started(1) as run:
         engine = EngineInTurns(run.processes[0], run.turns)

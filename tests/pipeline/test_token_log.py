@@ -67,3 +67,10 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
         read_trained_tokens(tmp_path, "b", 3, 0, 1, 0.0)
     with pytest.raises(CorruptDataError, match="only what the trainer made"):
         read_mean_gaps(tmp_path, "b", 3)
+
+
+def test_a_file_that_is_removed_while_the_batch_is_read_counts_as_not_there(tmp_path: Path) -> None:
+    write_token_log(tmp_path, 0, plan(), {1: tokens(-1.0)})
+    (tmp_path / "3" / "b_1.safetensors").symlink_to(tmp_path / "removed")
+    assert read_mean_gaps(tmp_path, "b", 3) == pytest.approx({1: 0.1})
+    assert read_trained_tokens(tmp_path, "b", 3, 1, 1, 0.0) is None

@@ -20,7 +20,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers
 from tests.end_to_end.jobs import Job
 from tests.support.tiny_models import VOCAB_SIZE
-from vime.errors import RunFailedError, StalledError
+from vime.errors import RunFailedError, StalledError, StorageError
 from vime.settings.groups import QueueSettings
 from vime.settings.resolve import resolve
 from vime.settings.rules.quantities import demand_of
@@ -146,28 +146,51 @@ async def test_ranks_that_have_lost_their_node_start_on_another_one_that_sees_th
     assert len(workers.trainers.ranks) == 2
 
 
+async def test_a_node_that_does_not_see_the_queues_folder_is_refused_again_by_the_next_start_there(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_mounted = False
+
+    async def prove(folder: Path, _: QueueSettings) -> None:
+        if not is_mounted:
+            raise StorageError(f"{folder} is not there")
+
+    monkeypatch.setattr("pipeline.workers.prove_nodes", prove)
+    await workers.trainers.abandon()
+    cluster = workers.trainers._cluster
+    for cluster.moved in ("Lost: a. Started on b instead: trainer rank 1.", ""):  # type: ignore[attr-defined]
+        with pytest.raises(StorageError, match="is not there"):
+            await workers.start_trainers()
+    assert workers.trainers.ranks == []
+    is_mounted = True
+    await workers.start_trainers()
+    assert len(workers.trainers.ranks) == 2
+
+
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("rank", "call", "words"),
     [
-        ("build", "build its model"),
-        ("load_start", "load the first weights"),
-        ("load", "load the checkpoint of rollout 3"),
+        (0, "rendezvous", "find an address for the ranks"),
+        (1, "build", "build its model"),
+        (1, "load_start", "load the first weights"),
+        (1, "load", "load the checkpoint of rollout 3"),
     ],
 )
 async def test_a_rank_that_does_not_get_ready_is_named_with_what_it_was_asked_for(
-    workers: Workers, call: str, words: str
+    workers: Workers, rank: int, call: str, words: str
 ) -> None:
     trainers = workers.trainers
     trainers._patience_s = 0.05
     hanging = asyncio.Event()
-    setattr(trainers.ranks[1], call, SimpleNamespace(remote=lambda *_: hanging.wait()))
-    setattr(trainers.ranks[0], call, SimpleNamespace(remote=lambda *_: asyncio.sleep(0, 1)))
+    setattr(trainers.ranks[rank], call, SimpleNamespace(remote=lambda *_: hanging.wait()))
+    setattr(trainers.ranks[1 - rank], call, SimpleNamespace(remote=lambda *_: asyncio.sleep(0, 1)))
     calls = {
+        "rendezvous": lambda: trainers.start(None),
         "build": lambda: trainers.start(None),
         "load_start": trainers.load_start,
         "load": lambda: trainers.load("/run", 3),
     }
-    with pytest.raises(StalledError, match=f"trainer rank 1 did not {words}.* within 0.05 s"):
+    with pytest.raises(StalledError, match=f"trainer rank {rank} did not {words}.* within 0.05 s"):
         await calls[call]()
 
 

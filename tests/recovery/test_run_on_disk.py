@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_a_folder_elsewhere_that_a_session_wrote_to_belongs_to_the_run(tmp_path:
     assert commit_folders(run) == [".", str(apart)]
     assert scan_run(run, run / "pool").commits == {str(apart): [3]}
     assert (folder_name(run, run), folder_name(run / "branches" / "x", run)) == (".", "branches/x")
+
+
+def test_a_folder_for_checkpoints_within_the_run_folder_is_known_as_one_elsewhere_is(tmp_path: Path) -> None:
+    append_branch(tmp_path, Branch("a", None, ".", 0))
+    append_branch(tmp_path, Branch("b", None, "within", 0))
+    committed(tmp_path / "within", 3)
+    disk = scan_run(tmp_path, tmp_path / "pool", "within")
+    assert disk.commits == {"within": [3]}
+    plan = plan_restore(
+        disk, load=None, save=str(tmp_path), ckpt_step=None, num_rollout=9, new_branch="n", output="within"
+    )
+    assert (plan.commit_rollout, plan.directory) == (3, "within")
 
 
 def test_a_tracker_is_edited_when_it_is_neither_what_was_written_nor_the_newest(tmp_path: Path) -> None:
@@ -91,6 +104,18 @@ def test_a_run_that_was_moved_away_from_its_checkpoints_is_not_begun_anew_and_fo
     assert run_of(apart, moved) == moved
     live_at(moved, apart)
     assert run_of(apart, None) == moved
+
+
+def test_a_copy_of_a_run_does_not_take_the_checkpoints_along_while_the_run_is_there(tmp_path: Path) -> None:
+    run, apart = tmp_path / "run", tmp_path / "apart"
+    append_branch(run, Branch("a", None, ".", 0))
+    append_branch(run, Branch("b", CommitParent("a", 1), str(apart), 0))
+    committed(run, 1)
+    committed(apart, 3)
+    live_at(run, apart)
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    with pytest.raises(RestoreError, match=r"is of the run in .*/copy, and --save .*/apart holds the run in .*/run"):
+        run_of(apart, copy)
 
 
 def test_a_moved_folder_of_checkpoints_is_refused_instead_of_training_its_rollouts_again(tmp_path: Path) -> None:

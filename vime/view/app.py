@@ -175,7 +175,12 @@ class Callbacks:
         if colouring not in COLOURINGS:
             raise SettingsError(f"The colouring is {colouring!r}, allowed: {', '.join(COLOURINGS)}.")
         shown, number = self._shown, _number(path)
-        return coloured_tokens(shown if shown and shown.sample_index == number else self._read(number), colouring)
+        if shown is None or shown.sample_index != number:
+            try:
+                shown = self._read(number)
+            except VimeError as error:
+                return [nothing(str(error))]
+        return coloured_tokens(shown, colouring)
 
     def _page(self, path: str) -> Component:
         if path == "/":

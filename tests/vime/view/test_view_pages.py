@@ -158,6 +158,7 @@ def test_colours_are_changed_without_reading_the_sample_again(watch: RunWatch) -
     (row,) = watch.index.page(SampleQuery(conditions=(Condition("state", "equals", ("trained",)),), limit=1)).rows
     path, callbacks = f"/sample/{row['sample_index']}", Callbacks([watch])
     by_version = text(callbacks.page(path))
+    assert "There is no sample 9999" in text(Callbacks([watch]).recolour("advantage", "/sample/9999"))
     shutil.rmtree(watch.location.pool)
     by_gap = text(callbacks.recolour("gap to the trainer", path))
     assert "rgba(220,38,38,0.350)" in by_gap
