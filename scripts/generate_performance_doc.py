@@ -111,6 +111,8 @@ FLOORS: dict[str, list[Row]] = {
             "time to the first step after kill -9 of every process, over a cold start's; stand-in engine",
         ),
         ("cold_start_s_standin", "", 0, "seconds from the command to the first step"),
+        ("kill_to_step_over_cold_start_real_engine", "<=", 1.2, "the same on vLLM itself"),
+        ("cold_start_s_real_engine", "", 0, "seconds from the command to the first step"),
     ],
     "chaos": [
         ("kills", ">=", 500, "kills by SIGKILL, at named steps and random moments, on stand-in engines"),

@@ -28,7 +28,7 @@ def _made(path: Path) -> str:
     return str(path)
 
 
-def _fails(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def _fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def init(**_: Any) -> None:
         raise error
 
@@ -54,4 +54,11 @@ def test_a_cluster_that_is_not_there_is_named_by_its_address(folder: Path, monke
         pass
     assert caught.value.message == "RAY_ADDRESS is 10.0.0.9:6379, which can't be joined: ConnectionError"
     assert "unset RAY_ADDRESS" in caught.value.next_step
+    assert list(folder.iterdir()) == []
+
+
+def test_a_start_that_is_interrupted_leaves_no_folder_either(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fails(monkeypatch, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt), Cluster(Demand((1,), (1,)), 1):
+        pass
     assert list(folder.iterdir()) == []

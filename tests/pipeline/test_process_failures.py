@@ -1,18 +1,16 @@
 """What the user is told of a process that fails."""
 
 import asyncio
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import RayActorError
 
 from pipeline.actors import coordinator as coordinator_actor
 from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.settings import encode_settings
-from pipeline.cluster import Cluster, answer
+from pipeline.cluster import answer
 from pipeline.coordinator import CoordinatorConfig
 from pipeline.messages import encode
 from pipeline.node_devices import ProcessPlace
@@ -23,7 +21,6 @@ from storage.queue import GroupQueue
 from vime.errors import CoordinatorBusyError, EngineError, RunFailedError, StorageError
 from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
-from vime.settings.rules.quantities import demand_of
 
 
 def settings(folder: Path, *more: str) -> Settings:
@@ -98,21 +95,6 @@ async def test_an_error_of_the_work_itself_comes_out_as_it_is(tmp_path: Path, mo
     workers.watch.add("engine_0", asyncio.sleep(60))
     with pytest.raises(EngineError, match="refused"):
         await workers.guarded(publish())
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no ray"), KeyboardInterrupt()])
-def test_a_cluster_that_does_not_start_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    def fail(**_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(ray, "init", fail)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    cluster = Cluster(demand_of(settings(tmp_path)), 1)
-    with pytest.raises(type(error)):
-        cluster.__enter__()
-    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
 async def test_what_does_not_close_in_order_is_named_and_hides_nothing(
