@@ -20,6 +20,14 @@ their best repeat: against that the cores allow {most / best["items_per_s_raw"]:
 the queue more than the appends."""
 
 
+def _chaos(_values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
+    return """\
+The campaign went on while the code did, over several states of one day's code. Of its sessions after the first ones,
+one in twenty starts all of its own; the others fork their drivers and workers from a process that has the libraries
+imported, and join a Ray cluster that stands, so that a kill of the whole tree leaves that cluster's own processes. With
+vLLM itself they keep the engines of the session before, as --rollout-session-id does."""
+
+
 def _learner(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
     step_s = values["step_s_32k"]
     shares = {kind: values[f"{kind}_s_32k"] / step_s for kind in ("products", "attention", "copies", "rest")}
@@ -93,6 +101,8 @@ gain more over it than `turns_ceiling`, which knows of neither."""
 
 
 WORDS: Mapping[str, Callable[[Values, Mapping[str, Any], Values], str]] = {
+    "cpu/chaos": _chaos,
+    "cpu/chaos_real_engine": _chaos,
     "cpu/queue_ops": _queue_ops,
     "gpu/gpu.layouts": _layouts,
     "gpu/gpu.stream": _stream,
