@@ -302,10 +302,12 @@ class Producer:
 
     async def _all_accepted(self) -> None:
         """Until every finished group is with the queue."""
-        while self._tasks:
+        while True:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._writer.join()
-            self._tasks = {task for task in self._tasks if not task.done()}
+            self._reap()
+            if not self._tasks:
+                return
 
     async def _follow_coordinator(self) -> None:
         """Go on under another coordinator when the one before has died."""

@@ -363,27 +363,8 @@ async def test_a_prompt_that_the_chat_template_refuses_is_set_aside_alone(
         assert parts.coordinator.counts().dropped == {"sample": 1}
 
 
-async def test_a_disk_that_fills_while_stopping_ends_the_producer_with_its_error(
-    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = asyncio.Event()
-
-    def full(*_: Any, **__: Any) -> Any:
-        asked.set()
-        time.sleep(0.2)
-        raise StorageError("the file system is full")
-
-    monkeypatch.setattr(Pool, "publish_groups", full)
-    async with stream(tmp_path, engine, groups_wanted=1) as parts:
-        await asked.wait()
-        parts.producer.stop()
-        with pytest.raises(StorageError, match="full"):
-            await asyncio.wait_for(parts.running, 5)
-
-
-async def test_a_producer_whose_writer_has_no_room_is_blocked_and_loses_nothing(
-    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def disk_that_waits(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """(set when groups are to be written, to be set for them to be written)."""
     asked, free = threading.Event(), threading.Event()
     publish = Pool.publish_groups
 
@@ -393,6 +374,46 @@ async def test_a_producer_whose_writer_has_no_room_is_blocked_and_loses_nothing(
         return publish(*arguments, **names)
 
     monkeypatch.setattr(Pool, "publish_groups", wait_for_disk)
+    return asked, free
+
+
+async def test_a_disk_that_fills_while_stopping_ends_the_producer_with_its_error(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+
+    def full(*_: Any, **__: Any) -> Any:
+        asked.set()
+        time.sleep(0.2)
+        raise StorageError("the file system is full")
+
+    monkeypatch.setattr(Pool, "publish_groups", full)
+    async with stream(tmp_path, engine, groups_wanted=1) as parts:
+        assert await asyncio.to_thread(asked.wait, 10)
+        parts.producer.stop()
+        with pytest.raises(StorageError, match="full"):
+            await asyncio.wait_for(parts.running, 5)
+
+
+async def test_a_group_that_is_being_written_when_the_producer_stops_is_accepted(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, free = disk_that_waits(monkeypatch)
+    async with stream(tmp_path, engine, groups_wanted=1) as parts:
+        assert await asyncio.to_thread(asked.wait, 10)
+        await asyncio.sleep(0.15)  # the leases' loop forgets what has been handed to the writer
+        parts.producer.stop()
+        await asyncio.wait([parts.running], timeout=0.15)
+        assert not parts.running.done()
+        free.set()
+        await asyncio.wait_for(parts.running, 10)
+        assert (parts.coordinator.counts().pending, parts.coordinator.counts().in_flight) == (1, 0)
+
+
+async def test_a_producer_whose_writer_has_no_room_is_blocked_and_loses_nothing(
+    tmp_path: Path, engine: StandinEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, free = disk_that_waits(monkeypatch)
     async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
         async with asyncio.timeout(20):
             # One group is being written, four more fill the producer.
