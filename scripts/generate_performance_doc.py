@@ -40,6 +40,17 @@ STREAM: list[Row] = [
     ("training_tokens_per_s", "", 0, "training alone"),
     ("trainer_idle_share", "", 0, "share of the stream's time in which the trainer waits for samples"),
 ]
+
+
+def sound(job: str, words: str) -> list[Row]:
+    """Rows of what holds for every job of the suite."""
+    return [
+        (f"{job}_lost", "<=", 0, f"groups that were lost; {words}"),
+        (f"{job}_trained_twice", "<=", 0, "groups that were trained twice"),
+        (f"{job}_parity_mean", "<=", 0.02, "trainer against engine, mean difference of log-probabilities"),
+    ]
+
+
 SMOKES: list[Row] = [
     row
     for job, words in (
@@ -49,9 +60,7 @@ SMOKES: list[Row] = [
         ("delta", "an engine of others, deltas through a folder"),
     )
     for row in (
-        (f"{job}_lost", "<=", 0.0, f"groups that were lost; {words}"),
-        (f"{job}_trained_twice", "<=", 0.0, "groups that were trained twice"),
-        (f"{job}_parity_mean", "<=", 0.02, "trainer against engine, mean difference of log-probabilities"),
+        *sound(job, words),
         (f"{job}_loss", "", 0.0, "loss of the last step"),
     )
 ]
@@ -384,9 +393,7 @@ FLOORS: dict[str, list[Row]] = {
                 ("ppo", "a critic; the trainer leaves its GPUs"),
             )
             for row in (
-                (f"{job}_lost", "<=", 0, f"groups that were lost; {words}"),
-                (f"{job}_trained_twice", "<=", 0, "groups that were trained twice"),
-                (f"{job}_parity_mean", "<=", 0.02, "trainer against engine, mean difference of log-probabilities"),
+                *sound(job, words),
                 (f"{job}_step_s", "", 0, "seconds a step"),
                 (f"{job}_freed_gib", "", 0, "GiB that a sleeping engine gave back"),
             )
