@@ -105,6 +105,10 @@ class GroupTransport:
             self.leave()
         return failures
 
+    @property
+    def stages(self) -> bool:
+        return not self._streams
+
     def leave(self) -> None:
         """Make a new group for the next publication."""
         self._joined = None

@@ -27,6 +27,8 @@ HAS_LABELS = "set_weight_version" in vars(EngineCore)
 
 _UNUSED = np.zeros(1, np.int32)
 _ATTRIBUTE = "vime_columns"
+_LABEL = "vime_weight_label"
+"""Attribute of vLLM's `SchedulerOutput`."""
 
 
 class CoreColumns:
@@ -35,6 +37,8 @@ class CoreColumns:
     def __init__(self) -> None:
         self.version = UNLABELLED
         """Label of the weights that the next step computes with."""
+        self.step_version = UNLABELLED
+        """Label of those of the step whose results were taken last."""
         self._pending: dict[str, Pending] = {}
         self._num_requests = 0
         self._routes: BlockRoutes | None = None
@@ -48,12 +52,13 @@ class CoreColumns:
 
     def begin_step(self, scheduler: Any, step: Any, output: Any) -> None:
         """Take the results of a step that the scheduler is about to work through."""
+        self.step_version = label_of(step, self.version)
         extras = take_extras(output)
         if extras.routes is not None:
             self._add_routes(scheduler, step, output.req_ids, extras.routes)
         if self._pending and output.logprobs is not None:
             ids, log_probs, _, first_rows = output.logprobs
-            rows = StepRows(ids, log_probs, self.version, first_rows, extras.nuclei)
+            rows = StepRows(ids, log_probs, self.step_version, first_rows, extras.nuclei)
             output.logprobs = _StepLogProbs(output.logprobs, rows, output.req_ids, self._pending)
 
     def end_step(self, scheduler: Any, outputs: Mapping[int, Any]) -> None:
@@ -134,12 +139,14 @@ def install() -> None:
     Scheduler.vime_columns = functools.cached_property(lambda _scheduler: CoreColumns())
     Scheduler.vime_columns.__set_name__(Scheduler, _ATTRIBUTE)
     Scheduler.add_request = _adding(Scheduler.add_request)
+    Scheduler.schedule = _labelled(Scheduler.schedule)
     Scheduler.update_from_output = _collecting(Scheduler.update_from_output)
     EngineCore.abort_requests = _dropping(EngineCore.abort_requests)
     EngineCoreProc._send_finish_outputs_to_client = _send_finish_outputs
     EngineCore.vime_weight_version = _weight_version
     if HAS_LABELS:
         EngineCore.set_weight_version = _labelling(EngineCore.set_weight_version)
+        EngineCore._attach_weight_version = _attach_step_version
     else:
         EngineCore.vime_set_weight_version = _set_version
 
@@ -151,6 +158,30 @@ def _adding(add_request: Callable[..., None]) -> Callable[..., None]:
         scheduler.vime_columns.add(request)
 
     return extended
+
+
+def label_of(step: Any, otherwise: str) -> str:
+    """Label of the weights that a step computes with, which may have been swapped since it was scheduled."""
+    label: str = vars(step).get(_LABEL, otherwise)
+    return label
+
+
+def _labelled(schedule: Callable[..., Any]) -> Callable[..., Any]:
+    """Workers take steps and swaps in the order in which the core sends them."""
+
+    @functools.wraps(schedule)
+    def extended(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        step = schedule(scheduler, *args, **kwargs)
+        setattr(step, _LABEL, scheduler.vime_columns.version)
+        return step
+
+    return extended
+
+
+def _attach_step_version(core: Any, outputs: Mapping[int, Any]) -> None:
+    """vLLM's own attaches the newest label, which a step in flight may be older than."""
+    for output in outputs.values():
+        output.weight_version = core.scheduler.vime_columns.step_version
 
 
 def _collecting(update: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,6 +213,14 @@ def _labelling(set_weight_version: Callable[..., None]) -> Callable[..., None]:
         _set_version(core, weight_version)
 
     return extended
+
+
+def set_label(core: Any, weight_version: str) -> None:
+    """Label the weights of all steps that are scheduled from now on."""
+    if HAS_LABELS:
+        core.set_weight_version(weight_version)
+    else:
+        _set_version(core, weight_version)
 
 
 def _set_version(core: Any, weight_version: str) -> None:
