@@ -1,4 +1,4 @@
-"""What the publisher asks of a weight transport. A new transport is one class with these four methods and a property."""
+"""What the publisher asks of a weight transport. A new transport is one class with these methods."""
 
 from __future__ import annotations
 

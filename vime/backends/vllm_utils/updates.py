@@ -45,9 +45,9 @@ class FromMirror(msgspec.Struct, frozen=True, tag="mirror"):
 
 
 class FromShared(msgspec.Struct, frozen=True, tag="shared"):
-    """Copy and verify one part of a version from memory of a GPU that another process shares; fields as of `LoadShared`.
+    """Copy and verify one part of a version from memory of a GPU that another process shares.
 
-    Parts come in order, each when the one before is staged; the version is whole with the `last`.
+    Fields are as of `LoadShared`. Parts come in order, each when the one before is staged; the last makes it whole.
     """
 
     version: int

@@ -87,13 +87,14 @@ def plan_of(model: torch.nn.Module, received: NamedTensors, recorder: CopyRecord
     if recorder.refusal:
         raise NotCopies(recorder.refusal)
     copies: list[Copy] = []
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and not any(write.name for write in recorder.writes_to(parameter)):
+            raise NotCopies(f"no received weight was seen to go into {name}")
     for name, tensor in _held(model):
         writes = recorder.writes_to(tensor)
         if any(write.name for write in writes):
             _check_filled(name, tensor, writes)
             copies += [_copy(write, tensor) for write in writes if write.source is not None]
-    if not copies:
-        raise NotCopies("no received weight was seen to go into the model")
     tensors = dict(received)
     for copy in copies:
         source = _source(copy, tensors[copy.name]).to(copy.target.device, copy.target.dtype)

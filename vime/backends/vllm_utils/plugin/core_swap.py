@@ -1,8 +1,8 @@
 """A version that is beside the model goes into it between two steps, without a halt.
 
-The engine's core calls its workers one thing after another: a step that is in flight was sent to every worker before the
-swap, and the next one is sent after it. So each worker changes its weights at the same place between the same steps, and
-the labels of tokens, which a step gets when it is scheduled, are those of the weights that compute it.
+The engine's core calls its workers one thing after another: a step that is in flight was sent to every worker before
+the swap, and the next one is sent after it. So every worker changes its weights between the same two steps, and the
+labels of tokens, which a step gets when it is scheduled, are those of the weights that compute it.
 """
 
 from __future__ import annotations

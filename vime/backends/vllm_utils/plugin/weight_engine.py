@@ -10,8 +10,8 @@ in the model's own loading code, and a stream that ends early. The engine then h
 later update succeeds, which replaces everything. In all cases the version number stays, because
 `finish_weight_update`, which raises it, refuses unless a version was loaded.
 
-The first version that lies whole in memory is loaded by vLLM, and the load recorded (`copy_plan`). Where it proves to be
-copies, later versions are loaded by these alone.
+The first version that lies whole in memory is loaded by vLLM, and the load recorded (`copy_plan`). Where it proves to
+be copies, later versions are loaded by these alone.
 """
 
 from __future__ import annotations
