@@ -68,7 +68,8 @@ class EngineUpdate:
         if self.weights is not Weights.OLD:
             return False
         try:
-            return await self._deadline.bound(f"asking {self.engine.address}", self.engine.swaps())
+            asking, seconds = self.engine.swaps(), self._deadline.left_s(CONTROL_SHARE)
+            return await self._deadline.bound(f"asking {self.engine.address}", asking, at_most_s=seconds)
         except PublicationError as error:
             self.fail(error.message)
             return False

@@ -95,6 +95,9 @@ def plan_of(model: torch.nn.Module, received: NamedTensors, recorder: CopyRecord
         if any(write.name for write in writes):
             _check_filled(name, tensor, writes)
             copies += [_copy(write, tensor) for write in writes if write.source is not None]
+    lost = recorder.copied - {copy.name for copy in copies}
+    if lost:
+        raise NotCopies(f"{min(lost)} went somewhere else than into the model's parameters")
     tensors = dict(received)
     for copy in copies:
         source = _source(copy, tensors[copy.name]).to(copy.target.device, copy.target.dtype)

@@ -7,15 +7,20 @@ reason why the load can't be repeated by copies alone.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _COPY = torch.ops.aten.copy_.default
+_ESCAPES = frozenset({"numpy", "data_ptr", "tolist", "__array__", "__dlpack__"})
+"""Methods that let others read a tensor's memory."""
+_TORCH_OPS = frozenset({"aten", "prim", "prims"})
 _OVERWRITES = frozenset({torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default})
 
 
@@ -60,6 +65,9 @@ class CopyRecorder(TorchDispatchMode):
         super().__init__()
         self.refusal = ""
         """Why the load is more than copies; empty when it isn't."""
+        self.copied: set[str] = set()
+        """Received tensors of which something was copied."""
+        self._calls = _Calls(self._called)
         self._received: dict[int, list[_Received]] = {}
         self._writes: dict[int, list[Write]] = {}
         for name, tensor in received:
@@ -69,6 +77,15 @@ class CopyRecorder(TorchDispatchMode):
             self._received.setdefault(_key(tensor), []).append(_Received(start, name, tensor))
         for tensors in self._received.values():
             tensors.sort(key=lambda each: each.start)
+
+    def __enter__(self) -> Self:
+        self._calls.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        super().__exit__(kind, error, tb)
+        self._calls.__exit__(kind, error, tb)
 
     def writes_to(self, tensor: torch.Tensor) -> list[Write]:
         """What was written to the tensor's storage, in order."""
@@ -82,6 +99,14 @@ class CopyRecorder(TorchDispatchMode):
         if not self.refusal:
             self._follow(func, args, kwargs, result)
         return result
+
+    def _called(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Operations of others may be seen here alone, and what they do with a tensor's memory nowhere."""
+        name = str(getattr(func, "_qualified_op_name", "") or getattr(func, "__name__", ""))
+        namespace = getattr(func, "namespace", None) or (name.split("::")[0] if "::" in name else None)
+        is_foreign = namespace is not None and namespace not in _TORCH_OPS
+        if (is_foreign or name in _ESCAPES) and any(self._is_tracked(each) for each in _tensors((args, kwargs))):
+            self._refuse(f"{name} reads weights")
 
     def _follow(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         if func is _COPY:
@@ -123,6 +148,7 @@ class CopyRecorder(TorchDispatchMode):
         found = candidates[max(0, bisect.bisect_right(candidates, byte, key=lambda each: each.start) - 1)]
         if found.tensor.dtype != source.dtype or target.shape != source.shape:
             self._refuse(f"{found.name} is taken as {source.dtype} {list(source.shape)}")
+        self.copied.add(found.name)
         first = (byte - found.start) // source.element_size()
         return Write(Slice.of(target), found.name, Slice.of(source).moved(first - source.storage_offset()))
 
@@ -153,13 +179,19 @@ class CopyRecorder(TorchDispatchMode):
         self.refusal = self.refusal or reason
 
 
-def record(
-    received: Sequence[tuple[str, torch.Tensor]], load: Callable[[Iterable[tuple[str, torch.Tensor]]], None]
-) -> CopyRecorder:
-    """Load `received`, and what was seen of it."""
-    with CopyRecorder(received) as recorder:
-        load(received)
-    return recorder
+class _Calls(TorchFunctionMode):
+    """Tells of each call of a function of torch before it is made."""
+
+    def __init__(self, tell: Callable[[Any, Sequence[Any], dict[str, Any]], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self._tell(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def _key(tensor: torch.Tensor) -> int:

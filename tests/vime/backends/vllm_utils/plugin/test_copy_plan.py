@@ -19,6 +19,11 @@ REPOSITORY = Path(__file__).resolve().parents[5]
 WORKER = Path(__file__).with_name("copy_plan_worker.py")
 
 
+_OTHERS = torch.library.Library("vime_test", "DEF")
+_OTHERS.define("reads(Tensor weight) -> int")
+_OTHERS.impl("reads", lambda _: 0, "CompositeImplicitAutograd")  # what it does is hidden from dispatch
+
+
 class Merged(torch.nn.Module):
     """Two received matrices in one parameter, as vLLM merges projections."""
 
@@ -114,6 +119,17 @@ def goes_round(model: Merged, tensors: list[tuple[str, torch.Tensor]]) -> None:
     model.weight.data = torch.from_numpy(model.weight.numpy() + 1)
 
 
+def keeps_some_elsewhere(model: Merged, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    for rows in range(0, 6, 2):
+        model.weight[rows : rows + 2].copy_(tensors[1][1])
+    model.other = torch.empty(4, 4).copy_(tensors[0][1])
+
+
+def calls_an_operation_of_others(model: Merged, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    load(model, tensors)
+    torch.ops.vime_test.reads(model.weight)
+
+
 @pytest.mark.parametrize(
     ("loading", "reason"),
     [
@@ -123,7 +139,9 @@ def goes_round(model: Merged, tensors: list[tuple[str, torch.Tensor]]) -> None:
         (leaves_a_gap, "is not written"),
         (writes_twice, "written twice"),
         (overwrites_with_a_constant, "written twice"),
-        (goes_round, "no received weight"),
+        (goes_round, "numpy reads weights"),
+        (keeps_some_elsewhere, "up went somewhere else"),
+        (calls_an_operation_of_others, "vime_test::reads reads weights"),
     ],
 )
 def test_a_load_that_is_more_than_copies_is_refused(loading: Any, reason: str) -> None:
