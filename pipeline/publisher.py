@@ -319,10 +319,8 @@ class WeightPublisher:
     async def _change(self, version: int, updates: list[EngineUpdate], deadline: Deadline, *, flush: bool) -> float:
         """Bring the version into the models; how long that took."""
         going = [update for update in updates if update.goes_on]
-        may_swap = self._transport.stages and not flush and not self._compare_first
-        can_swap = await asyncio.gather(*(update.can_swap() for update in going)) if may_swap else [False] * len(going)
-        swapping = [update for update, can in zip(going, can_swap, strict=True) if can]
-        halting = [update for update, can in zip(going, can_swap, strict=True) if not can and update.goes_on]
+        swapping = await self._who_swaps(going, flush=flush)
+        halting = [update for update in going if update not in swapping and update.goes_on]
         if len(updates) == len(self._engines):
             await self._admission.pause_admission()
         began = time.monotonic()
@@ -331,6 +329,14 @@ class WeightPublisher:
             changes.append(self._halt_and_load(version, halting, deadline, flush=flush))
         await _all_of(changes)
         return time.monotonic() - began
+
+    async def _who_swaps(self, going: Sequence[EngineUpdate], *, flush: bool) -> list[EngineUpdate]:
+        """Those that need no halt: they serve, so nobody has left them paused, and have the version beside them."""
+        if flush or self._compare_first or not self._transport.stages:
+            return []
+        serving = [update for update in going if update.engine.address in self._serving]
+        can_swap = await asyncio.gather(*(update.can_swap() for update in serving))
+        return [update for update, can in zip(serving, can_swap, strict=True) if can]
 
     async def _swap(self, version: int, swapping: list[EngineUpdate]) -> None:
         """Change the weights between two steps."""
