@@ -115,7 +115,9 @@ async def measure(sides: dict[str, Side], num_tokens: int, repeats: int) -> dict
     return rates
 
 
-async def measure_heads(address: str, num_tokens: int, repeats: int, stock_share: int) -> dict[str, list[float]]:
+async def measure_heads(
+    address: str, num_tokens: int, repeats: int, stock_share: int = STOCK_HEAD_SHARE
+) -> dict[str, list[float]]:
     """All values of the dense model; vLLM's own route with the head gets one part in `stock_share` of the tokens."""
     async with EngineClient(address) as client, _session() as session:
         engine = _Engine(client, session)
