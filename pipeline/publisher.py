@@ -120,6 +120,11 @@ class WeightPublisher:
         self._sender_is_new = True
 
     @property
+    def next_version(self) -> int:
+        """The number that the next publication tries."""
+        return self._tried + 1
+
+    @property
     def serves(self) -> bool:
         """Whether an engine gets requests."""
         return bool(self._serving)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.commits import Commits
@@ -29,15 +30,33 @@ class ServedWeights:
         trainer: TrainerTurns,
         turns: MemoryTurns,
         note: Callable[[str], None],
+        *,
+        overlaps: bool = False,
     ) -> None:
-        """`note` is told which engines get no requests, and which serve again."""
+        """`note` is told which engines get no requests, and which serve again.
+
+        `overlaps`: the next batch may be trained while a version is published.
+        """
         self._publisher, self._workers, self._commits = publisher, workers, commits
         self._trainer, self._turns, self._note = trainer, turns, note
         self._trainer_holds_them = False
+        self._overlaps = overlaps
+        self._under_way: asyncio.Task[Publication] | None = None
+        self._planned_version = 0
 
     @property
     def version(self) -> int:
         return self._publisher.version
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether a version is published beside the training."""
+        return self._under_way is not None
+
+    @property
+    def planning_version(self) -> int:
+        """The version that the trainer holds, as far as it has one: that which serves, or is about to."""
+        return max(self.version, self._planned_version) if self.is_publishing else self.version
 
     @property
     def fenced(self) -> Mapping[str, str]:
@@ -69,6 +88,39 @@ class ServedWeights:
         self._tell(publication)
         return publication
 
+    async def begin_to_publish(self) -> Publication | None:
+        """Between two batches. None when a copy is published while the trainer goes on; `settle` tells of it then."""
+        async with self._commits.trainers_busy:
+            is_held = self._overlaps and await self._workers.trainers.hold_weights()
+        if not is_held:
+            return await self.publish_and_tell()
+        self._planned_version, self._trainer_holds_them = self._publisher.next_version, True
+        self._under_way = asyncio.create_task(self._publisher.publish())
+        return None
+
+    async def settle(self) -> Publication | None:
+        """Wait for the publication that is under way; None without one.
+
+        Raises what it failed with, after the trainer's present weights can be published again.
+        """
+        if self._under_way is None:
+            return None
+        try:
+            publication = await self._under_way
+        finally:
+            self._under_way = None
+        await self._workers.trainers.let_go_weights()
+        self._trainer_holds_them = self._trainer_holds_them and publication.raised
+        self._tell(publication)
+        return publication
+
+    async def abandon(self) -> None:
+        """Give up the publication that is under way; engines that it has changed get no requests."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.cancel()
+            await asyncio.gather(under_way, return_exceptions=True)
+
     async def publish_of_new_trainer(self) -> None:
         """Publish what ranks hold that have started again; the next batch is planned under that version."""
         self._publisher.sender_is_new()
@@ -84,6 +136,10 @@ class ServedWeights:
         Where trainer and engines take turns, those that serve are not stopped for it: the next turn's publication
         brings the others back.
         """
+        if self.is_publishing:
+            await self.settle()
+            if not self.behind:
+                return
         if self._turns.engines_sleep:
             if self._publisher.serves:
                 return
@@ -109,6 +165,16 @@ class ServedWeights:
             self._note(f"Engine {address} serves again, with version {publication.version}.")
         for address, reason in publication.fenced.items():
             self._note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+
+
+def publications_overlap(settings: Settings, num_gpus: int) -> bool:
+    """Whether the next batch may be trained while a version is published.
+
+    Not where trainer and engines take turns, in generation and training or in memory, or where ranks end after a batch.
+    """
+    wish, cluster = settings.weights.update_weights_while_training, settings.cluster
+    in_turns = settings.queue.max_staleness == 0 or cluster.colocate or cluster.release_train
+    return not in_turns and (wish == "on" or (wish == "auto" and num_gpus > 0))
 
 
 async def start_publisher(

@@ -10,6 +10,7 @@ from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.commits import Commits
 from pipeline.debug.dumps import RolloutDumps
+from pipeline.devices import visible_gpus
 from pipeline.engine_in_turns import kept_in_turns
 from pipeline.engine_return import engines_brought_back
 from pipeline.evaluation.session import Evaluations
@@ -29,7 +30,7 @@ from pipeline.prometheus.exporter import write_engine_targets
 from pipeline.publisher import Publication
 from pipeline.restarts import RestartBudget
 from pipeline.run_folder import RunFolder
-from pipeline.served_weights import ServedWeights, start_publisher
+from pipeline.served_weights import ServedWeights, publications_overlap, start_publisher
 from pipeline.session_report import SessionReport
 from pipeline.session_start import Start, coordinator_config
 from pipeline.stages import Stage, StageBoard
@@ -100,6 +101,7 @@ class Session:
             weights = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(weights)
+                await self._workers.guarded(weights.settle())
                 self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
                 await self._workers.guarded(self._evaluations.finish(self._stop_asked))
                 self._stages.begin(Stage("the session ends"))
@@ -115,6 +117,8 @@ class Session:
             self._is_done = self._done_rollouts >= self._num_rollout
             return Ending.DONE if self._is_done else Ending.INTERRUPTED
         finally:
+            if self._weights is not None:
+                await self._weights.abandon()
             for client in clients:
                 await client.close()
             await self._commits.abandon()
@@ -142,7 +146,15 @@ class Session:
         publisher = await start_publisher(
             self._settings, self._folder, self._start, workers, clients, self._turns, kept_version, self._incidents
         )
-        weights = ServedWeights(publisher, workers, self._commits, self._trainer, self._turns, self._view.note)
+        weights = ServedWeights(
+            publisher,
+            workers,
+            self._commits,
+            self._trainer,
+            self._turns,
+            self._view.note,
+            overlaps=publications_overlap(self._settings, visible_gpus()),
+        )
         self._weights = weights
         append_branch(
             self._folder.root,
@@ -206,6 +218,7 @@ class Session:
         self._stages.begin(Stage("the trainer's ranks start again"))
         await self._commits.abandon()
         await self._workers.trainers.abandon()
+        await weights.abandon()
         done = self._done_rollouts
         self._start = go_back(self._start, self._folder, self._commits.newest, weights.version)
         self._done_rollouts = self._start.plan.start_rollout
@@ -272,7 +285,7 @@ class Session:
             plan_settings(self._settings, self._trainer.packing),
             branch=self._start.branch,
             rollout_id=rollout_id,
-            policy_version=weights.version,
+            policy_version=weights.planning_version,
             processed=processed,
         )
         reach(KillPoint.BEFORE_PLAN)
@@ -293,7 +306,8 @@ class Session:
             return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
 
     async def _commit_and_publish(self, rollout_id: int, weights: ServedWeights) -> Publication | None:
-        """What is due after this rollout batch; the publication, where one was made."""
+        """What is due after this rollout batch; the publication that ended since the one before, where one did."""
+        settled = await self._settled(rollout_id, weights)
         is_last = rollout_id == self._num_rollout - 1
         evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
         interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
@@ -301,22 +315,30 @@ class Session:
             self._stages.begin(Stage("commits", rollout_id + 1))
             await self._workers.guarded(self._commits.commit(self._start, rollout_id, weights.version))
         if (is_last and not evaluates) or self._interrupts.stop_asked:
-            return None
+            return settled
         publication = None
         if evaluates or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
-            publication = await self._publish(rollout_id, weights)
-        if publication is None or not publication.raised:
+            publication = await self._publish(rollout_id, weights, waits=evaluates)
+        if not weights.is_publishing and (publication is None or not publication.raised):
             await weights.keep()
         await self._trainer.release()
         if evaluates:
             self._evaluations.begin(rollout_id + 1)
-        return publication
+        return publication or settled
 
-    async def _publish(self, rollout_id: int, weights: ServedWeights) -> Publication:
+    async def _settled(self, rollout_id: int, weights: ServedWeights) -> Publication | None:
+        """Wait for the publication that is under way beside the training."""
+        if weights.is_publishing:
+            self._stages.begin(Stage("publishes weights", rollout_id + 1))
+        return await self._workers.guarded(weights.settle())
+
+    async def _publish(self, rollout_id: int, weights: ServedWeights, *, waits: bool) -> Publication | None:
+        """The publication, or None where it goes on beside the training, unless it `waits` for the end."""
         await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
         self._stages.begin(Stage("publishes weights", rollout_id + 1))
         reach(KillPoint.BEFORE_WEIGHTS)
-        publication = await self._workers.guarded(weights.publish_and_tell())
+        publish = weights.publish_and_tell if waits else weights.begin_to_publish
+        publication = await self._workers.guarded(publish())
         reach(KillPoint.AFTER_WEIGHTS)
         return publication
 
