@@ -35,7 +35,7 @@ class Slice:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Slice:
-        return cls(tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        return cls(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
     def moved(self, by: int) -> Slice:
         return Slice(self.offset + by, self.size, self.stride, self.dtype)
@@ -73,19 +73,19 @@ class CopyRecorder(TorchDispatchMode):
         for name, tensor in received:
             if not tensor.is_contiguous():
                 self._refuse(f"{name} is not contiguous")
-            start = tensor.storage_offset() * tensor.element_size()
+            start = int(tensor.storage_offset()) * tensor.element_size()
             self._received.setdefault(_key(tensor), []).append(_Received(start, name, tensor))
         for tensors in self._received.values():
             tensors.sort(key=lambda each: each.start)
 
     def __enter__(self) -> Self:
-        self._calls.__enter__()
-        super().__enter__()
+        self._calls.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        super().__exit__(kind, error, tb)
-        self._calls.__exit__(kind, error, tb)
+        super().__exit__(kind, error, tb)  # type: ignore[no-untyped-call]
+        self._calls.__exit__(kind, error, tb)  # type: ignore[no-untyped-call]
 
     def writes_to(self, tensor: torch.Tensor) -> list[Write]:
         """What was written to the tensor's storage, in order."""
@@ -143,14 +143,14 @@ class CopyRecorder(TorchDispatchMode):
             self._writes.setdefault(key, []).append(Write(Slice.of(target)))
 
     def _from_received(self, target: torch.Tensor, source: torch.Tensor) -> Write:
-        byte = source.storage_offset() * source.element_size()
+        byte = int(source.storage_offset()) * source.element_size()
         candidates = self._received[_key(source)]
         found = candidates[max(0, bisect.bisect_right(candidates, byte, key=lambda each: each.start) - 1)]
         if found.tensor.dtype != source.dtype or target.shape != source.shape:
             self._refuse(f"{found.name} is taken as {source.dtype} {list(source.shape)}")
         self.copied.add(found.name)
         first = (byte - found.start) // source.element_size()
-        return Write(Slice.of(target), found.name, Slice.of(source).moved(first - source.storage_offset()))
+        return Write(Slice.of(target), found.name, Slice.of(source).moved(first - int(source.storage_offset())))
 
     def _passed_on(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """A tensor that was put together of weights goes whole to where the model keeps it."""
@@ -164,7 +164,7 @@ class CopyRecorder(TorchDispatchMode):
             self._refuse("weights are converted after they are put together")
         else:
             moved = [
-                Write(write.target.moved(target.storage_offset()), write.name, write.source)
+                Write(write.target.moved(int(target.storage_offset())), write.name, write.source)
                 for write in self._writes[origin]
             ]
             self._writes.setdefault(key, []).extend(moved)
