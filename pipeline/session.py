@@ -20,6 +20,7 @@ from pipeline.interrupt import Ending, Interrupts
 from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, TrainReport, encode
 from pipeline.metric_sinks.sinks import MetricSinks
+from pipeline.optional_records import OptionalRecords
 from pipeline.parity_at_start import check_parity
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
@@ -70,10 +71,11 @@ class Session:
         self._view, self._interrupts, self._incidents = view, interrupts, incidents
         self._workers = Workers(settings, folder, cluster, view.note)
         self._turns = MemoryTurns(settings.cluster, self._workers)
-        self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note)
+        records = OptionalRecords()
+        self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note, records)
         self._commits = Commits(settings, folder, start, self._workers, view.note)
         self._trainer = TrainerTurns(settings, self._workers, self._commits, view)
-        self._report = SessionReport(settings, folder, view, sinks, self._hook_args, self._open_pool)
+        self._report = SessionReport(settings, folder, view, sinks, self._hook_args, self._open_pool, records)
         self._hooks = BatchHooks(settings, self._hook_args, self._open_pool, build_conversion(settings))
         self._evaluates_first = evaluates_first
         self._evaluations = Evaluations(

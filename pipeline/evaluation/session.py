@@ -16,7 +16,7 @@ from pipeline.evaluation.words import evaluation_words
 from pipeline.progress import ProgressView
 from pipeline.run_folder import RunFolder
 from storage.files import append_durably
-from vime.errors import TooManyFailuresError
+from vime.errors import StorageError, TooManyFailuresError
 
 POLL_S = 1.0
 
@@ -106,7 +106,10 @@ class Evaluations:
         self._running.clear()
 
     def _keep(self, record: EvaluationRecord) -> None:
-        append_durably(self._folder.metrics, msgspec.json.encode(record))
+        try:
+            append_durably(self._folder.metrics, msgspec.json.encode(record))
+        except StorageError as error:
+            self._view.note(f"warning: the evaluation after step {record.evaluation} was not kept: {error}")
         self._copy(record)
         for warning in record.warnings:
             self._view.note(f"warning: {warning}")

@@ -99,6 +99,16 @@ async def test_no_publication_waits_longer_than_it_may(tmp_path: Path) -> None:
     assert session.evaluations.are_going_on
 
 
+async def test_a_result_that_can_not_be_written_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    session = Session(tmp_path / "gone")
+    session.producers.scored.set()
+    await begun(session)
+    await session.evaluations.finish(never)
+    said = session.said.getvalue()
+    assert "warning: the evaluation after step 1 was not kept: " in said
+    assert "Evaluation after step 1 (policy version 1)" in said
+
+
 async def test_a_result_is_written_as_soon_as_it_is_there(tmp_path: Path) -> None:
     session = Session(tmp_path)
     session.producers.scored.set()
