@@ -382,7 +382,7 @@ class Workers:
 
         That one must see the queue's folder as all do. Raises `RunFailedError` or `StorageError`.
         """
-        moved = await asyncio.to_thread(self._cluster.leave_lost_nodes, engine)
+        moved = await self._cluster.leave_lost_nodes(engine)
         if moved:
             self._note(moved)
             self._unproven.add(engine)
