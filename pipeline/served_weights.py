@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from pipeline.commits import Commits
 from pipeline.evaluation.start import highest_evaluated_version
@@ -18,6 +19,19 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.settings.groups import Settings
 
 
+class VersionHolders(Protocol):
+    """Those whose results are of one version."""
+
+    @property
+    def hold_versions(self) -> bool:
+        """Whether a new version would mix with that of a result under way."""
+        ...
+
+    async def responses_are_there(self) -> None:
+        """Return when they don't, at the latest after some time."""
+        ...
+
+
 class ServedWeights:
     """Has engines serve what the trainer holds, those that come back included."""
 
@@ -29,10 +43,15 @@ class ServedWeights:
         trainer: TrainerTurns,
         turns: MemoryTurns,
         note: Callable[[str], None],
+        evaluations: VersionHolders,
     ) -> None:
-        """`note` is told which engines get no requests, and which serve again."""
+        """`note` is told which engines get no requests, and which serve again.
+
+        No new version comes under `evaluations`, while an engine answers them.
+        """
         self._publisher, self._workers, self._commits = publisher, workers, commits
         self._trainer, self._turns, self._note = trainer, turns, note
+        self._evaluations = evaluations
         self._trainer_holds_them = False
 
     @property
@@ -57,7 +76,9 @@ class ServedWeights:
         self._trainer_holds_them = False
 
     async def publish(self) -> Publication:
-        """Publish what the trainer holds, as a new version."""
+        """Publish what the trainer holds, as a new version, once evaluations have what the engines still answer."""
+        if self._publisher.serves:
+            await self._evaluations.responses_are_there()
         async with self._commits.trainers_busy:
             publication = await self._publisher.publish()
         self._trainer_holds_them = publication.raised
@@ -82,7 +103,7 @@ class ServedWeights:
         """Give engines that were replaced the version that serves; a new one to all where that can't be repeated.
 
         Where trainer and engines take turns, those that serve are not stopped for it: the next turn's publication
-        brings the others back.
+        brings the others back. While an evaluation needs the version that serves, those wait that it can't be given to.
         """
         if self._turns.engines_sleep:
             if self._publisher.serves:
@@ -92,13 +113,14 @@ class ServedWeights:
         if self._trainer_holds_them and self._publisher.repeats():
             async with self._commits.trainers_busy:
                 publication = await self._publisher.catch_up()
-        if publication is None or self.behind:
+        if (publication is None or self.behind) and not (self._evaluations.hold_versions and self._publisher.serves):
             await self._trainer.revive()
             publication = await self.publish()
             await self.keep()
             await self._trainer.release()
         await self._turns.trainer_leaves()
-        self._tell(publication)
+        if publication is not None:
+            self._tell(publication)
 
     async def keep(self) -> None:
         """The next batch is planned under the version that serves."""

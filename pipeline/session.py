@@ -86,6 +86,7 @@ class Session:
             copy=sinks.evaluation,
             branch=start.branch,
             publication_wait_s=settings.evaluation.eval_publication_wait,
+            stop_asked=self._stop_asked,
         )
         self._session = start.branch
         """Its name for the queue; branches change when the trainer goes back to a commit."""
@@ -103,7 +104,7 @@ class Session:
             with self._interrupts.finishing_steps():
                 await self._train_all(weights)
                 self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
-                await self._workers.guarded(self._evaluations.finish(self._stop_asked))
+                await self._workers.guarded(self._evaluations.finish())
                 self._stages.begin(Stage("the session ends"))
                 failed = await self._workers.stop_producers()
                 await self._commit_last(weights)
@@ -144,7 +145,9 @@ class Session:
         publisher = await start_publisher(
             self._settings, self._folder, self._start, workers, clients, self._turns, kept_version, self._incidents
         )
-        weights = ServedWeights(publisher, workers, self._commits, self._trainer, self._turns, self._view.note)
+        weights = ServedWeights(
+            publisher, workers, self._commits, self._trainer, self._turns, self._view.note, self._evaluations
+        )
         self._weights = weights
         append_branch(
             self._folder.root,
@@ -218,7 +221,7 @@ class Session:
         self._evaluations.branch = self._start.branch
         weights.trainer_changed()
         await self._workers.begin_branch(coordinator_config(self._settings, self._start, self._session))
-        await self._workers.guarded(self._turns.give_to_trainer())
+        await self._give_memory_to_trainer()
         await self._workers.guarded(self._trainer.start())
         await weights.publish_of_new_trainer()
         self._view.note(f"The trainer goes on after rollout {self._done_rollouts}; version {weights.version} serves.")
@@ -286,7 +289,7 @@ class Session:
     async def _give_memory_to_trainer(self) -> None:
         """Where trainer and engines share devices, end requests; those of an evaluation are waited for."""
         if self._settings.cluster.engines_leave_memory:
-            await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
+            await self._workers.guarded(self._evaluations.responses_are_there())
         await self._workers.guarded(self._turns.give_to_trainer())
 
     async def _read_and_train(self, plan: BatchPlan) -> tuple[list[Sample], list[TrainReport]]:
@@ -315,7 +318,6 @@ class Session:
         return publication
 
     async def _publish(self, rollout_id: int, weights: ServedWeights) -> Publication:
-        await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
         self._stages.begin(Stage("publishes weights", rollout_id + 1))
         reach(KillPoint.BEFORE_WEIGHTS)
         publication = await self._workers.guarded(weights.publish_and_tell())

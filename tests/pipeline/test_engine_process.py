@@ -31,6 +31,7 @@ class Actor:
         self.address, self.is_dead, self.is_deaf = address, False, False
         self.ports: list[int] = []
         self.start, self.stop, self.watch, self.pids = map(Call, (self._start, self._stop, self._watch, self._pids))
+        self.take_over = Call(self._live_on)
 
     async def _start(self, port: int) -> str:
         self.ports.append(port)
@@ -48,6 +49,10 @@ class Actor:
     async def _pids(self) -> list[int]:
         self._live()
         return [1, 2]
+
+    async def _live_on(self) -> bytes:
+        self._live()
+        return encode(Takeover(3, ""))
 
     def _live(self) -> None:
         if self.is_dead:
