@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from pipeline.commits import Commits
 from pipeline.evaluation.start import highest_evaluated_version
@@ -19,6 +20,19 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.settings.groups import Settings
 
 
+class VersionHolders(Protocol):
+    """Those whose results are of one version."""
+
+    @property
+    def hold_versions(self) -> bool:
+        """Whether a new version would mix with that of a result under way."""
+        ...
+
+    async def responses_are_there(self) -> None:
+        """Return when they don't, at the latest after some time."""
+        ...
+
+
 class ServedWeights:
     """Has engines serve what the trainer holds, those that come back included."""
 
@@ -30,15 +44,18 @@ class ServedWeights:
         trainer: TrainerTurns,
         turns: MemoryTurns,
         note: Callable[[str], None],
+        evaluations: VersionHolders,
         *,
         overlaps: bool = False,
     ) -> None:
         """`note` is told which engines get no requests, and which serve again.
 
-        `overlaps`: the next batch may be trained while a version is published.
+        No new version comes under `evaluations`, while an engine answers them. `overlaps`: the next batch may be
+        trained while a version is published.
         """
         self._publisher, self._workers, self._commits = publisher, workers, commits
         self._trainer, self._turns, self._note = trainer, turns, note
+        self._evaluations = evaluations
         self._trainer_holds_them = False
         self._overlaps = overlaps
         self._under_way: asyncio.Task[Publication] | None = None
@@ -76,11 +93,20 @@ class ServedWeights:
         self._trainer_holds_them = False
 
     async def publish(self) -> Publication:
-        """Publish what the trainer holds, as a new version."""
+        """Publish what the trainer holds, as a new version, once evaluations have what the engines still answer."""
+        await self._evaluations_have_responses()
         async with self._commits.trainers_busy:
             publication = await self._publisher.publish()
         self._trainer_holds_them = publication.raised
         return publication
+
+    async def _evaluations_have_responses(self) -> None:
+        if self._publisher.serves:
+            await self._evaluations.responses_are_there()
+
+    async def _publish_held(self) -> Publication:
+        await self._evaluations_have_responses()
+        return await self._publisher.publish()
 
     async def publish_and_tell(self) -> Publication:
         """Between two batches."""
@@ -95,7 +121,7 @@ class ServedWeights:
         if not is_held:
             return await self.publish_and_tell()
         self._planned_version, self._trainer_holds_them = self._publisher.next_version, True
-        self._under_way = asyncio.create_task(self._publisher.publish())
+        self._under_way = asyncio.create_task(self._publish_held())
         return None
 
     async def settle(self) -> Publication | None:
@@ -134,7 +160,7 @@ class ServedWeights:
         """Give engines that were replaced the version that serves; a new one to all where that can't be repeated.
 
         Where trainer and engines take turns, those that serve are not stopped for it: the next turn's publication
-        brings the others back.
+        brings the others back. While an evaluation needs the version that serves, those wait that it can't be given to.
         """
         if self.is_publishing:
             await self.settle()
@@ -148,13 +174,14 @@ class ServedWeights:
         if self._trainer_holds_them and self._publisher.repeats():
             async with self._commits.trainers_busy:
                 publication = await self._publisher.catch_up()
-        if publication is None or self.behind:
+        if (publication is None or self.behind) and not (self._evaluations.hold_versions and self._publisher.serves):
             await self._trainer.revive()
             publication = await self.publish()
             await self.keep()
             await self._trainer.release()
         await self._turns.trainer_leaves()
-        self._tell(publication)
+        if publication is not None:
+            self._tell(publication)
 
     async def keep(self) -> None:
         """The next batch is planned under the version that serves."""

@@ -21,6 +21,7 @@ from pipeline.interrupt import Ending, Interrupts
 from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, TrainReport, encode
 from pipeline.metric_sinks.sinks import MetricSinks
+from pipeline.optional_records import OptionalRecords
 from pipeline.parity_at_start import check_parity
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
@@ -71,10 +72,11 @@ class Session:
         self._view, self._interrupts, self._incidents = view, interrupts, incidents
         self._workers = Workers(settings, folder, cluster, view.note)
         self._turns = MemoryTurns(settings.cluster, self._workers)
-        self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note)
+        records = OptionalRecords()
+        self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note, records)
         self._commits = Commits(settings, folder, start, self._workers, view.note)
         self._trainer = TrainerTurns(settings, self._workers, self._commits, view)
-        self._report = SessionReport(settings, folder, view, sinks, self._hook_args, self._open_pool)
+        self._report = SessionReport(settings, folder, view, sinks, self._hook_args, self._open_pool, records)
         self._hooks = BatchHooks(settings, self._hook_args, self._open_pool, build_conversion(settings))
         self._evaluates_first = evaluates_first
         self._evaluations = Evaluations(
@@ -85,6 +87,7 @@ class Session:
             copy=sinks.evaluation,
             branch=start.branch,
             publication_wait_s=settings.evaluation.eval_publication_wait,
+            stop_asked=self._stop_asked,
         )
         self._session = start.branch
         """Its name for the queue; branches change when the trainer goes back to a commit."""
@@ -103,7 +106,7 @@ class Session:
                 await self._train_all(weights)
                 await self._workers.guarded(weights.settle())
                 self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
-                await self._workers.guarded(self._evaluations.finish(self._stop_asked))
+                await self._workers.guarded(self._evaluations.finish())
                 self._stages.begin(Stage("the session ends"))
                 failed = await self._workers.stop_producers()
                 await self._commit_last(weights)
@@ -153,6 +156,7 @@ class Session:
             self._trainer,
             self._turns,
             self._view.note,
+            self._evaluations,
             overlaps=publications_overlap(self._settings, visible_gpus()),
         )
         self._weights = weights
@@ -229,7 +233,7 @@ class Session:
         self._evaluations.branch = self._start.branch
         weights.trainer_changed()
         await self._workers.begin_branch(coordinator_config(self._settings, self._start, self._session))
-        await self._workers.guarded(self._turns.give_to_trainer())
+        await self._give_memory_to_trainer()
         await self._workers.guarded(self._trainer.start())
         await weights.publish_of_new_trainer()
         self._view.note(f"The trainer goes on after rollout {self._done_rollouts}; version {weights.version} serves.")
@@ -297,7 +301,7 @@ class Session:
     async def _give_memory_to_trainer(self) -> None:
         """Where trainer and engines share devices, end requests; those of an evaluation are waited for."""
         if self._settings.cluster.engines_leave_memory:
-            await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
+            await self._workers.guarded(self._evaluations.responses_are_there())
         await self._workers.guarded(self._turns.give_to_trainer())
 
     async def _read_and_train(self, plan: BatchPlan) -> tuple[list[Sample], list[TrainReport]]:
@@ -334,7 +338,6 @@ class Session:
 
     async def _publish(self, rollout_id: int, weights: ServedWeights, *, waits: bool) -> Publication | None:
         """The publication, or None where it goes on beside the training, unless it `waits` for the end."""
-        await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
         self._stages.begin(Stage("publishes weights", rollout_id + 1))
         reach(KillPoint.BEFORE_WEIGHTS)
         publish = weights.publish_and_tell if waits else weights.begin_to_publish

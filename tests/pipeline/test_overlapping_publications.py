@@ -73,9 +73,21 @@ async def nothing() -> None:
     pass
 
 
+class Evaluations:
+    """Their responses come when told to."""
+
+    def __init__(self) -> None:
+        self.hold_versions, self.responses = False, asyncio.Event()
+        self.responses.set()
+
+    async def responses_are_there(self) -> None:
+        await self.responses.wait()
+
+
 class Rig:
     def __init__(self, *, overlaps: bool = True, has_room: bool = True) -> None:
         self.publisher, self.ranks, self.notes = Publisher(), Ranks(has_room=has_room), list[str]()
+        self.evaluations = Evaluations()
         parts: tuple[Any, ...] = (
             self.publisher,
             SimpleNamespace(trainers=self.ranks),
@@ -83,7 +95,7 @@ class Rig:
             SimpleNamespace(revive=nothing, release=nothing),
             SimpleNamespace(engines_sleep=False, trainer_leaves=nothing),
         )
-        self.weights = ServedWeights(*cast(Any, parts), self.notes.append, overlaps=overlaps)
+        self.weights = ServedWeights(*cast(Any, parts), self.notes.append, self.evaluations, overlaps=overlaps)
 
 
 async def test_the_trainer_goes_on_while_a_copy_is_published_and_plans_under_its_version() -> None:
@@ -135,6 +147,17 @@ async def test_an_engine_that_returns_waits_for_the_publication_under_way() -> N
     rig.publisher.outcome.set_result(True)
     await returning
     assert rig.publisher.num_caught_up == 1
+
+
+async def test_the_trainer_does_not_wait_for_an_evaluation_that_holds_up_a_version() -> None:
+    rig = Rig()
+    rig.evaluations.responses.clear()
+    await rig.weights.begin_to_publish()
+    await asyncio.sleep(0)
+    assert (rig.publisher.num_at_once, rig.ranks.is_held) == (0, True)
+    rig.evaluations.responses.set()
+    rig.publisher.outcome.set_result(True)
+    assert (await rig.weights.settle()) is not None
 
 
 async def test_a_publication_that_is_given_up_has_ended() -> None:
