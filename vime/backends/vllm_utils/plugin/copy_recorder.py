@@ -62,7 +62,7 @@ class CopyRecorder(TorchDispatchMode):
     """Enter it around one whole load of `received`, contiguous tensors that are kept until it ends."""
 
     def __init__(self, received: Sequence[tuple[str, torch.Tensor]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.refusal = ""
         """Why the load is more than copies; empty when it isn't."""
         self.copied: set[str] = set()
@@ -183,7 +183,7 @@ class _Calls(TorchFunctionMode):
     """Tells of each call of a function of torch before it is made."""
 
     def __init__(self, tell: Callable[[Any, Sequence[Any], dict[str, Any]], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tell = tell
 
     def __torch_function__(
