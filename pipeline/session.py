@@ -221,8 +221,8 @@ class Session:
     async def _restart_trainers(self, weights: ServedWeights, which: str, death: TrainerDiedError) -> None:
         self._stages.begin(Stage("the trainer's ranks start again"))
         await self._commits.abandon()
-        await self._workers.trainers.abandon()
         await weights.abandon()
+        await self._workers.trainers.abandon()
         done = self._done_rollouts
         self._start = go_back(self._start, self._folder, self._commits.newest, weights.version)
         self._done_rollouts = self._start.plan.start_rollout
