@@ -132,6 +132,10 @@ class CopyRecorder(TorchDispatchMode):
     def _copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if target.is_meta:
             return
+        if not (_is_plain(target) and _is_plain(source)):
+            if any(self._is_tracked(each) for each in (target, source)):
+                self._refuse("weights change their layout")
+            return
         key = _key(target)
         if key in self._received:
             self._refuse("received weights are changed")
@@ -170,7 +174,7 @@ class CopyRecorder(TorchDispatchMode):
             self._writes.setdefault(key, []).extend(moved)
 
     def _is_tracked(self, tensor: torch.Tensor) -> bool:
-        return not tensor.is_meta and (_key(tensor) in self._received or self._has_weights(tensor))
+        return _is_plain(tensor) and (_key(tensor) in self._received or self._has_weights(tensor))
 
     def _has_weights(self, tensor: torch.Tensor) -> bool:
         return any(write.name for write in self._writes.get(_key(tensor), ()))
@@ -200,7 +204,12 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and not value.is_meta]
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and _is_plain(value)]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it has memory that sizes and strides describe."""
+    return tensor.layout is torch.strided and not tensor.is_meta
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:

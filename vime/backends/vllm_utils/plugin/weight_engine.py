@@ -181,7 +181,7 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             self._load([tensors])
         try:
             self._plan = plan_of(self.model, tensors, recorder)
-        except NotCopies as reason:
+        except (NotCopies, RuntimeError) as reason:  # torch's own: for want of memory, say
             self._plan, self._may_plan = None, False
             logger.warning("Every version is loaded by vLLM, tensor by tensor, since %s.", reason)
         else:
