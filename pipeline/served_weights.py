@@ -57,9 +57,13 @@ class ServedWeights:
         self._trainer_holds_them = False
 
     async def publish(self) -> Publication:
-        """Publish what the trainer holds, as a new version."""
+        """Publish what the trainer holds, as a new version.
+
+        Where trainer and engines take turns the trainer is out afterwards, and whoever may be asked is awake.
+        """
         async with self._commits.trainers_busy:
             publication = await self._publisher.publish()
+        await self._turns.wake(self._publisher.serving)
         self._trainer_holds_them = publication.raised
         return publication
 
@@ -85,7 +89,7 @@ class ServedWeights:
         brings the others back.
         """
         if self._turns.engines_sleep:
-            if self._publisher.serves:
+            if self._publisher.serving:
                 return
             await self._turns.give_to_trainer()
         publication = None
@@ -97,8 +101,12 @@ class ServedWeights:
             publication = await self.publish()
             await self.keep()
             await self._trainer.release()
-        await self._turns.trainer_leaves()
+        await self._turns.wake(self._publisher.serving)
         self._tell(publication)
+
+    async def serve_on(self) -> None:
+        """Engines have the memory, and requests start under the version that serves."""
+        await self._turns.serve(self.version, self._publisher.serving)
 
     async def keep(self) -> None:
         """The next batch is planned under the version that serves."""
@@ -149,5 +157,5 @@ async def start_publisher(
     )
     if kept_version is not None:
         publisher.sender_is_new()
-    workers.keep_engines(publisher)
+    workers.keep_engines(publisher, turns.runs_anew)
     return publisher
