@@ -127,9 +127,9 @@ class WeightPublisher:
         return self._tried + 1
 
     @property
-    def serves(self) -> bool:
-        """Whether an engine gets requests."""
-        return bool(self._serving)
+    def serving(self) -> list[str]:
+        """Engines that get requests."""
+        return sorted(self._serving)
 
     @property
     def behind(self) -> list[str]:

@@ -93,15 +93,19 @@ class ServedWeights:
         self._trainer_holds_them = False
 
     async def publish(self) -> Publication:
-        """Publish what the trainer holds, as a new version, once evaluations have what the engines still answer."""
+        """Publish what the trainer holds, as a new version, once evaluations have what the engines still answer.
+
+        Where trainer and engines take turns the trainer is out afterwards, and whoever may be asked is awake.
+        """
         await self._evaluations_have_responses()
         async with self._commits.trainers_busy:
             publication = await self._publisher.publish()
+        await self._turns.wake(self._publisher.serving)
         self._trainer_holds_them = publication.raised
         return publication
 
     async def _evaluations_have_responses(self) -> None:
-        if self._publisher.serves:
+        if self._publisher.serving:
             await self._evaluations.responses_are_there()
 
     async def _publish_held(self) -> Publication:
@@ -125,10 +129,7 @@ class ServedWeights:
         return None
 
     async def settle(self) -> Publication | None:
-        """Wait for the publication that is under way; None without one.
-
-        Raises what it failed with, after the trainer's present weights can be published again.
-        """
+        """Wait for the publication that is under way; None without one. Raises what it failed with."""
         if self._under_way is None:
             return None
         try:
@@ -167,21 +168,25 @@ class ServedWeights:
             if not self.behind:
                 return
         if self._turns.engines_sleep:
-            if self._publisher.serves:
+            if self._publisher.serving:
                 return
             await self._turns.give_to_trainer()
         publication = None
         if self._trainer_holds_them and self._publisher.repeats():
             async with self._commits.trainers_busy:
                 publication = await self._publisher.catch_up()
-        if (publication is None or self.behind) and not (self._evaluations.hold_versions and self._publisher.serves):
+        if (publication is None or self.behind) and not (self._evaluations.hold_versions and self._publisher.serving):
             await self._trainer.revive()
             publication = await self.publish()
             await self.keep()
             await self._trainer.release()
-        await self._turns.trainer_leaves()
+        await self._turns.wake(self._publisher.serving)
         if publication is not None:
             self._tell(publication)
+
+    async def serve_on(self) -> None:
+        """Engines have the memory, and requests start under the version that serves."""
+        await self._turns.serve(self.version, self._publisher.serving)
 
     async def keep(self) -> None:
         """The next batch is planned under the version that serves."""
@@ -200,7 +205,8 @@ def publications_overlap(settings: Settings, num_gpus: int) -> bool:
     Not where trainer and engines take turns, in generation and training or in memory, or where ranks end after a batch.
     """
     wish, cluster = settings.weights.update_weights_while_training, settings.cluster
-    in_turns = settings.queue.max_staleness == 0 or cluster.colocate or cluster.release_train
+    in_memory = cluster.colocate or cluster.engines_leave_memory
+    in_turns = settings.queue.max_staleness == 0 or in_memory or cluster.release_train
     return not in_turns and (wish == "on" or (wish == "auto" and num_gpus > 0))
 
 
@@ -242,5 +248,5 @@ async def start_publisher(
     )
     if kept_version is not None:
         publisher.sender_is_new()
-    workers.keep_engines(publisher)
+    workers.keep_engines(publisher, turns.runs_anew)
     return publisher

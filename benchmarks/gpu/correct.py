@@ -29,7 +29,7 @@ from benchmarks.gpu.answers import (
     stored,
 )
 from benchmarks.gpu.engines import GRAPHS, model_in, ready_engine
-from benchmarks.gpu.jobs import HEAD, ONE_GPU_SHARE
+from benchmarks.gpu.jobs import HEAD
 from benchmarks.gpu.learner import make_sequences
 from benchmarks.gpu.part import Part, Stages, run_part
 from benchmarks.gpu.update_gaps import MORE_TOKENS, Update
@@ -109,7 +109,7 @@ class Correct:
         """Address of a running engine."""
         gpus, size = self._stages.gpus, self.size
         if gpus:
-            memory = ("--gpu-memory-utilization", str(ONE_GPU_SHARE), "--kv-cache-memory-bytes", str(CACHE_BYTES))
+            memory = ("--gpu-memory-utilization", str(FREE_SHARE), "--kv-cache-memory-bytes", str(CACHE_BYTES))
             extra = (*extra, *memory, "--compilation-config", GRAPHS)
         launch = EngineLaunch(
             self.model(experts=experts),
@@ -246,6 +246,8 @@ SWITCHED = ("raw", "head", "cached", "unsalted", "salted", "kept", "stale")
 CHOICES = ("alone", "sampled", "updated", "routes")
 CACHE_BYTES = 10 << 30
 """Of an engine's keys and values on a GPU; an engine that is told so doesn't mind what others free meanwhile."""
+FREE_SHARE = 0.1
+"""Part of a GPU's memory that must be free when an engine starts."""
 
 
 def _free_memory() -> None:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.gpu.engines import engine_launch, ready_engine
-from benchmarks.gpu.jobs import ONE_GPU_SHARE, REPOSITORY, Job, precision_flags
+from benchmarks.gpu.jobs import REPOSITORY, Job, precision_flags
 from benchmarks.gpu.part import Part, Stages, run_part
 from benchmarks.gpu.reverse_job import prepare_example
 from recovery.audit import audit_run
@@ -49,6 +49,8 @@ STEPS = 4
 COLOCATE = ("--colocate", "--flush-cache-interval", "1")
 CACHE_BYTES = 4 << 30
 """Of an engine's keys and values on a GPU; an engine that is told so doesn't mind what others free meanwhile."""
+FREE_SHARE = 0.1
+"""Part of a GPU's memory that must be free when an engine starts."""
 CHOICES = ("prefill", "colocated", "ppo", "external")
 SLEPT = re.compile(r"leep mode freed ([0-9.]+) GiB")
 REFUSED_FLAG = "--prefill-num-servers"
@@ -58,7 +60,7 @@ def smoke_command(folder: Path, name: str, gpus: int, flags: Sequence[str]) -> l
     """A job of `STEPS` batches, with the example's model and prompts in `folder/example`."""
     always = ["--save-interval", str(STEPS // 2), *precision_flags(gpus)]
     if gpus:
-        always += ["--vllm-enforce-eager", "--vllm-gpu-memory-utilization", str(ONE_GPU_SHARE)]
+        always += ["--vllm-enforce-eager", "--vllm-gpu-memory-utilization", str(FREE_SHARE)]
         always += ["--vllm-kv-cache-memory-bytes", str(CACHE_BYTES)]
     return [*train_command(folder / "example", folder / name, STEPS, 0), *always, *flags]
 
@@ -174,7 +176,7 @@ class ExternalEngine:
         if self._address is None:
             model, gpus = self._stages.folder / "example" / "model", self._stages.gpus
             cache = ("--kv-cache-memory-bytes", str(CACHE_BYTES)) if gpus else ()
-            launch = engine_launch(model, gpus, max_model_len=64, name="external", gpu_share=ONE_GPU_SHARE, extra=cache)
+            launch = engine_launch(model, gpus, max_model_len=64, name="external", gpu_share=FREE_SHARE, extra=cache)
             self._address = self._stack.enter_context(ready_engine(launch, gpus)).address
         return self._address
 

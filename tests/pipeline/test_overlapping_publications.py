@@ -31,8 +31,8 @@ class Publisher:
         return self.version + 1
 
     @property
-    def serves(self) -> bool:
-        return True
+    def serving(self) -> list[str]:
+        return ["http://other"]
 
     def repeats(self) -> bool:
         return True
@@ -69,7 +69,7 @@ class Ranks:
         self.is_held = False
 
 
-async def nothing() -> None:
+async def nothing(*_: object) -> None:
     pass
 
 
@@ -93,7 +93,7 @@ class Rig:
             SimpleNamespace(trainers=self.ranks),
             SimpleNamespace(trainers_busy=asyncio.Lock()),
             SimpleNamespace(revive=nothing, release=nothing),
-            SimpleNamespace(engines_sleep=False, trainer_leaves=nothing),
+            SimpleNamespace(engines_sleep=False, trainer_leaves=nothing, wake=nothing),
         )
         self.weights = ServedWeights(*cast(Any, parts), self.notes.append, self.evaluations, overlaps=overlaps)
 
@@ -178,6 +178,7 @@ async def test_a_publication_that_is_given_up_has_ended() -> None:
         ({"max_staleness": 0}, 1, False),
         ({"colocate": True}, 1, False),
         ({"release_train": True}, 1, False),
+        ({"engines_leave_memory": True}, 1, False),
     ],
 )
 def test_publications_overlap_only_where_nobody_takes_turns(
@@ -188,6 +189,7 @@ def test_publications_overlap_only_where_nobody_takes_turns(
         "max_staleness": None,
         "colocate": False,
         "release_train": False,
+        "engines_leave_memory": False,
     } | changes
     group = SimpleNamespace(**given)
     settings: Any = SimpleNamespace(weights=group, queue=group, cluster=group)
