@@ -7,7 +7,15 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from pipeline.weight_transports.transport import WORK_SHARE, Deadline, Failures, Prepared, on_each, staged
+from pipeline.weight_transports.transport import (
+    WORK_SHARE,
+    Deadline,
+    Failures,
+    Prepared,
+    all_are_there,
+    on_each,
+    staged,
+)
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.updates import FromShared, LoadShared, LoadStaged
 from vime.errors import PublicationError
@@ -51,7 +59,7 @@ class SharedTransport:
         if not self._stages:
             return Prepared()
         failures, num_bytes = await self._stage(version, engines, deadline)
-        if failures:
+        if failures and await all_are_there(engines, failures, deadline):
             self._stages = False
         return Prepared(failures, num_bytes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -88,14 +88,16 @@ class Rig:
     def __init__(self, *, overlaps: bool = True, has_room: bool = True) -> None:
         self.publisher, self.ranks, self.notes = Publisher(), Ranks(has_room=has_room), list[str]()
         self.evaluations = Evaluations()
-        parts: tuple[Any, ...] = (
+        parts: Any = (
             self.publisher,
             SimpleNamespace(trainers=self.ranks),
             SimpleNamespace(trainers_busy=asyncio.Lock()),
             SimpleNamespace(revive=nothing, release=nothing),
             SimpleNamespace(engines_sleep=False, trainer_leaves=nothing, wake=nothing),
+            self.notes.append,
+            self.evaluations,
         )
-        self.weights = ServedWeights(*cast(Any, parts), self.notes.append, self.evaluations, overlaps=overlaps)
+        self.weights = ServedWeights(*parts, overlaps=overlaps)
 
 
 async def test_the_trainer_goes_on_while_a_copy_is_published_and_plans_under_its_version() -> None:

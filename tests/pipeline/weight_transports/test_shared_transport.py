@@ -39,6 +39,7 @@ class Engine:
     def __init__(self, name: str, said: list[str]) -> None:
         self.address, self._said = name, said
         self.fails_at: int | None = None
+        self.is_there = True
         self._num_parts = self._polls = 0
         self.loaded: list[Update] = []
 
@@ -54,6 +55,11 @@ class Engine:
             return [StageStatus(self._version, "running")]
         self._said.append(f"{self.address} has {self._num_parts - 1}")
         return [StageStatus(self._version, "staged")]
+
+    async def weight_version(self) -> int:
+        if not self.is_there:
+            raise EngineError("it is gone")
+        return 3
 
     async def update_weights(self, update: Update) -> None:
         self.loaded.append(update)
@@ -103,3 +109,11 @@ async def test_an_engine_without_room_is_named_and_later_versions_are_loaded_as_
     for engine in engines:
         assert all(isinstance(update, LoadShared) for update in engine.loaded)
         assert len(engine.loaded) == NUM_PARTS
+
+
+async def test_the_death_of_an_engine_says_nothing_of_the_others_room(engines: list[Engine], said: list[str]) -> None:
+    engines[1].fails_at, engines[1].is_there = 1, False
+    transport = SharedTransport(Source(said), stages=True)
+    prepared = await transport.prepare(4, clients(engines), full=False, deadline=Deadline(10))
+    assert list(prepared.failures) == ["b"]
+    assert transport.stages

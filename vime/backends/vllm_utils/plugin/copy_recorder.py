@@ -187,7 +187,7 @@ class _Calls(TorchFunctionMode):
     """Tells of each call of a function of torch before it is made."""
 
     def __init__(self, tell: Callable[[Any, Sequence[Any], dict[str, Any]], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._tell = tell
 
     def __torch_function__(

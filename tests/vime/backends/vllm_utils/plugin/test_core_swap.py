@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm.v1.core.sched.interface import PauseState
 
 from vime.backends.vllm_utils.plugin import core_columns, core_swap
+from vime.backends.vllm_utils.plugin.columns import ColumnRequest, Pending, ReceivedColumns
 from vime.backends.vllm_utils.plugin.core_columns import CoreColumns
 from vime.backends.vllm_utils.plugin.core_swap import SWAP_SECONDS, SWAP_WEIGHTS
 from vime.errors import PublicationError
@@ -60,6 +62,34 @@ def test_a_step_in_flight_keeps_the_label_of_the_weights_that_compute_it() -> No
     after = scheduled(core)
     assert label_of_results(core, in_flight) == "7"
     assert label_of_results(core, after) == "8"
+
+
+def sampled(core: Core, step: Any, token: int, *, is_last: bool = False) -> Any:
+    """Work through the results of a step that samples one token for the request "r"; its output."""
+    columns = core.scheduler.vime_columns
+    rows = (np.array([[token]], np.int32), np.array([[-1.0]], np.float32), None, None)
+    results = SimpleNamespace(logprobs=rows, req_ids=["r"], req_id_to_index={"r": 0})
+    output = SimpleNamespace(request_id="r", new_token_ids=[token], routed_experts=None, new_logprobs=None)
+    output.finish_reason = "length" if is_last else None
+    columns.begin_step(core.scheduler, step, results)
+    columns.end_step(core.scheduler, {0: SimpleNamespace(outputs=[output])})
+    return output
+
+
+def test_tokens_of_a_request_are_labelled_by_the_steps_that_made_them() -> None:
+    core, wanted = Core(), ColumnRequest()
+    core.scheduler.vime_columns._pending["r"] = Pending.start(wanted, 0)
+    core_swap._swap(core, "7")
+    outputs = [sampled(core, scheduled(core), 10)]
+    in_flight = scheduled(core)
+    core_swap._swap(core, "8")
+    outputs += [sampled(core, in_flight, 11), sampled(core, scheduled(core), 12)]
+    outputs.append(sampled(core, scheduled(core), 13, is_last=True))
+    received = ReceivedColumns(wanted)
+    for blocks in (output.new_logprobs for output in outputs if output.new_logprobs is not None):
+        received.add(blocks.logprob_token_ids.tobytes())
+    tokens, _, labels = received.piece(0, 4)
+    assert (tokens, labels) == ([10, 11, 12, 13], ["7", "7", "8", "8"])
 
 
 def test_a_swap_is_one_call_of_the_workers_and_leaves_the_engine_running() -> None:
