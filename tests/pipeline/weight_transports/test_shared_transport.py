@@ -121,3 +121,11 @@ async def test_the_death_of_an_engine_says_nothing_of_the_others_room(engines: l
     said.clear()
     await transport.prepare(5, clients(engines[:1]), full=False, deadline=Deadline(10))
     assert sum(word.startswith("a has") for word in said) == NUM_PARTS, "it is brought beside the model again"
+
+
+async def test_engines_that_may_be_new_get_a_new_buffer_and_others_keep_theirs(said: list[str]) -> None:
+    transport = SharedTransport(Source(said))
+    await transport.prepare(1, [], full=False, deadline=Deadline(5.0))
+    assert said == []
+    await transport.prepare(2, [], full=True, deadline=Deadline(5.0))
+    assert said == ["stop"]
