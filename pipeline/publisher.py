@@ -119,9 +119,9 @@ class WeightPublisher:
         self._sender_is_new = True
 
     @property
-    def serves(self) -> bool:
-        """Whether an engine gets requests."""
-        return bool(self._serving)
+    def serving(self) -> list[str]:
+        """Engines that get requests."""
+        return sorted(self._serving)
 
     @property
     def behind(self) -> list[str]:

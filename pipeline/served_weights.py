@@ -76,11 +76,15 @@ class ServedWeights:
         self._trainer_holds_them = False
 
     async def publish(self) -> Publication:
-        """Publish what the trainer holds, as a new version, once evaluations have what the engines still answer."""
-        if self._publisher.serves:
+        """Publish what the trainer holds, as a new version, once evaluations have what the engines still answer.
+
+        Where trainer and engines take turns the trainer is out afterwards, and whoever may be asked is awake.
+        """
+        if self._publisher.serving:
             await self._evaluations.responses_are_there()
         async with self._commits.trainers_busy:
             publication = await self._publisher.publish()
+        await self._turns.wake(self._publisher.serving)
         self._trainer_holds_them = publication.raised
         return publication
 
@@ -106,21 +110,25 @@ class ServedWeights:
         brings the others back. While an evaluation needs the version that serves, those wait that it can't be given to.
         """
         if self._turns.engines_sleep:
-            if self._publisher.serves:
+            if self._publisher.serving:
                 return
             await self._turns.give_to_trainer()
         publication = None
         if self._trainer_holds_them and self._publisher.repeats():
             async with self._commits.trainers_busy:
                 publication = await self._publisher.catch_up()
-        if (publication is None or self.behind) and not (self._evaluations.hold_versions and self._publisher.serves):
+        if (publication is None or self.behind) and not (self._evaluations.hold_versions and self._publisher.serving):
             await self._trainer.revive()
             publication = await self.publish()
             await self.keep()
             await self._trainer.release()
-        await self._turns.trainer_leaves()
+        await self._turns.wake(self._publisher.serving)
         if publication is not None:
             self._tell(publication)
+
+    async def serve_on(self) -> None:
+        """Engines have the memory, and requests start under the version that serves."""
+        await self._turns.serve(self.version, self._publisher.serving)
 
     async def keep(self) -> None:
         """The next batch is planned under the version that serves."""
@@ -171,5 +179,5 @@ async def start_publisher(
     )
     if kept_version is not None:
         publisher.sender_is_new()
-    workers.keep_engines(publisher)
+    workers.keep_engines(publisher, turns.runs_anew)
     return publisher

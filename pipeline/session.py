@@ -71,6 +71,8 @@ class Session:
         self._view, self._interrupts, self._incidents = view, interrupts, incidents
         self._workers = Workers(settings, folder, cluster, view.note)
         self._turns = MemoryTurns(settings.cluster, self._workers)
+        self._frozen: list[EngineClient] = []
+        """One for each engine that isn't trained."""
         records = OptionalRecords()
         self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note, records)
         self._commits = Commits(settings, folder, start, self._workers, view.note)
@@ -104,8 +106,12 @@ class Session:
             with self._interrupts.finishing_steps():
                 await self._train_all(weights)
                 self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
+                if self._evaluations.are_going_on:
+                    await self._workers.guarded(weights.serve_on())
                 await self._workers.guarded(self._evaluations.finish())
                 self._stages.begin(Stage("the session ends"))
+                if self._last_is_uncommitted:
+                    await self._workers.guarded(self._turns.give_to_trainer())
                 failed = await self._workers.stop_producers()
                 await self._commit_last(weights)
             if failed is not None:
@@ -118,7 +124,7 @@ class Session:
             self._is_done = self._done_rollouts >= self._num_rollout
             return Ending.DONE if self._is_done else Ending.INTERRUPTED
         finally:
-            for client in clients:
+            for client in (*clients, *self._frozen):
                 await client.close()
             await self._commits.abandon()
             await self._workers.stop(keeps_engines=not self._is_done)
@@ -142,6 +148,9 @@ class Session:
         write_engine_targets(self._settings.logging, self._folder, addresses)
         await workers.start_producers(addresses)
         clients.extend(self._turns.engine(each, is_asleep=each in workers.taken_over) for each in addresses)
+        self._frozen.extend(
+            self._turns.engine(each, is_asleep=each in workers.taken_over, is_trained=False) for each in workers.frozen
+        )
         publisher = await start_publisher(
             self._settings, self._folder, self._start, workers, clients, self._turns, kept_version, self._incidents
         )
@@ -328,9 +337,14 @@ class Session:
     async def _commit_last(self, weights: ServedWeights) -> None:
         """Commit the newest rollout batch, unless it is, and wait until that is on disk."""
         await self._workers.guarded(self._commits.settle())
-        if self._commits.newest is None or self._commits.newest[1] != self._done_rollouts - 1:
+        if self._last_is_uncommitted:
             await self._workers.guarded(self._commits.commit(self._start, self._done_rollouts - 1, weights.version))
             await self._workers.guarded(self._commits.settle())
+
+    @property
+    def _last_is_uncommitted(self) -> bool:
+        """Whether the newest rollout batch is in no commit on disk."""
+        return self._commits.newest is None or self._commits.newest[1] != self._done_rollouts - 1
 
     def _stop_asked(self) -> bool:
         return self._interrupts.stop_asked

@@ -141,6 +141,11 @@ class Workers:
         return max(versions, default=None)
 
     @property
+    def frozen(self) -> list[str]:
+        """Base URLs of the engines that aren't trained, once all have started."""
+        return [address for name in self._models[1:] for address in self._addresses[name]]
+
+    @property
     def taken_over(self) -> set[str]:
         """Base URLs of the engines that were taken over, once all have started."""
         return {engine.address for engine in self.engines if engine.is_taken_over}
@@ -175,13 +180,16 @@ class Workers:
             self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
         return addresses
 
-    def keep_engines(self, fences: Fences) -> None:
-        """From now on engines that fail are fenced and replaced, where the settings ask for it."""
+    def keep_engines(self, fences: Fences, frozen_anew: Callable[[str, str], Awaitable[None]]) -> None:
+        """From now on engines that fail are fenced and replaced, where the settings ask for it.
+
+        `frozen_anew` is told where an engine that isn't trained was and is, before it gets requests again.
+        """
         if self.keeper is None:
             return
         by_address: dict[str, Fences] = {}
         for name in self._models[1:]:
-            frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name))
+            frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name), frozen_anew)
             by_address |= dict.fromkeys(self._addresses[name], frozen)
         self.watch.add("engines", self.keeper.run(FencesOfModels(fences, by_address, self._engine_moved)))
         for number in range(len(self.producers.actors)):

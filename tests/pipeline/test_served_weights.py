@@ -16,7 +16,7 @@ class Session:
     """What `ServedWeights` is given; an evaluation goes on until `responses` is set."""
 
     def __init__(self, *, serves: bool = True) -> None:
-        self.serves, self.version, self.behind = serves, 1, list[str]()
+        self.serving, self.version, self.behind = (["http://a"] if serves else []), 1, list[str]()
         self.responses, self.done = asyncio.Event(), list[str]()
         this = cast(Any, self)
         self.weights = ServedWeights(this, this, this, this, this, self.done.append, this)
@@ -42,7 +42,7 @@ class Session:
     async def nothing(self, *_: object) -> None:
         """Of the calls that have no part here."""
 
-    keep_version = record_processes = release = revive = trainer_leaves = nothing
+    keep_version = record_processes = release = revive = wake = nothing
 
     def sender_is_new(self) -> None:
         self.done.append("another trainer")
