@@ -1,0 +1,147 @@
+"""What the output head makes of a block of logits: their softmax statistics, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 2048
+
+
+def update_statistics(
+    logits: torch.Tensor,
+    maximum: torch.Tensor,
+    total: torch.Tensor,
+    weighted: torch.Tensor | None,
+    *,
+    targets: torch.Tensor | None = None,
+    picked: torch.Tensor | None = None,
+) -> None:
+    """Take more logits [r, columns] float32 into the statistics [r] float32 of `OnlineSoftmax`, in one pass.
+
+    With `targets` [r] int64 also adds the logit at each row's column to `picked` [r] float32; a column outside of the
+    block adds nothing.
+    """
+    rows, columns = logits.shape
+    if rows == 0 or columns == 0:
+        return
+    _softmax_statistics[(rows,)](
+        logits,
+        maximum,
+        total,
+        weighted,
+        targets,
+        picked,
+        columns,
+        ENTROPY=weighted is not None,
+        TARGETS=targets is not None,
+        BLOCK=_BLOCK,
+        num_warps=8,
+    )
+
+
+def gradient_parts(
+    logits: torch.Tensor,
+    maximum: torch.Tensor,
+    factor: torch.Tensor,
+    slope: torch.Tensor | None,
+    targets: torch.Tensor,
+    at_target: torch.Tensor,
+) -> torch.Tensor:
+    """[2 r, columns] bfloat16, the parts of `bf16_parts`, of the gradients of a block of logits [r, columns] float32.
+
+    The gradient is e (factor - slope x), e = exp(x - maximum), and `at_target` more at the column of `targets` [r]
+    int64, which may lie outside of the block; all else [r] float32.
+    """
+    rows, columns = logits.shape
+    parts = logits.new_empty(2 * rows, columns, dtype=torch.bfloat16)
+    if rows == 0 or columns == 0:
+        return parts
+    _logit_gradients[(rows, triton.cdiv(columns, _BLOCK))](
+        logits,
+        maximum,
+        factor,
+        slope,
+        targets,
+        at_target,
+        parts,
+        rows,
+        columns,
+        SLOPE=slope is not None,
+        BLOCK=_BLOCK,
+        num_warps=8,
+    )
+    return parts
+
+
+@triton.jit
+def _softmax_statistics(
+    logits_ptr: Any,
+    maximum_ptr: Any,
+    total_ptr: Any,
+    weighted_ptr: Any,
+    targets_ptr: Any,
+    picked_ptr: Any,
+    columns: Any,
+    ENTROPY: tl.constexpr,
+    TARGETS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    maximum, total = tl.load(maximum_ptr + row), tl.load(total_ptr + row)
+    if ENTROPY:
+        weighted = tl.load(weighted_ptr + row)
+    if TARGETS:
+        target, picked = tl.load(targets_ptr + row), tl.load(picked_ptr + row)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        logits = tl.load(logits_ptr + row * columns + column, mask=column < columns, other=-1e38)
+        greater = tl.maximum(maximum, tl.max(logits, 0))
+        change = maximum - greater
+        shrink = tl.exp(change)
+        below = logits - greater
+        exponentials = tl.exp(below)
+        if ENTROPY:
+            weighted = (weighted + change * total) * shrink + tl.sum(exponentials * below, 0)
+        if TARGETS:
+            picked += tl.sum(tl.where((column == target) & (column < columns), logits, 0.0), 0)
+        total = total * shrink + tl.sum(exponentials, 0)
+        maximum = greater
+    tl.store(maximum_ptr + row, maximum)
+    tl.store(total_ptr + row, total)
+    if ENTROPY:
+        tl.store(weighted_ptr + row, weighted)
+    if TARGETS:
+        tl.store(picked_ptr + row, picked)
+
+
+@triton.jit
+def _logit_gradients(
+    logits_ptr: Any,
+    maximum_ptr: Any,
+    factor_ptr: Any,
+    slope_ptr: Any,
+    targets_ptr: Any,
+    at_target_ptr: Any,
+    parts_ptr: Any,
+    rows: Any,
+    columns: Any,
+    SLOPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    logits = tl.load(logits_ptr + row * columns + column, mask=inside, other=0.0)
+    factor = tl.load(factor_ptr + row)
+    if SLOPE:
+        factor = factor - tl.load(slope_ptr + row) * logits
+    gradient = tl.exp(logits - tl.load(maximum_ptr + row)) * factor
+    gradient += tl.where(column == tl.load(targets_ptr + row), tl.load(at_target_ptr + row), 0.0)
+    rounded = gradient.to(tl.bfloat16)
+    tl.store(parts_ptr + row * columns + column, rounded, mask=inside)
+    rest = gradient - rounded.to(tl.float32)
+    tl.store(parts_ptr + (rows + row) * columns + column, rest, mask=inside)
