@@ -13,14 +13,12 @@ _BLOCK = 1024
 
 def swiglu(values: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
     """silu(gates) * linear parts [..., F] of `values` [..., 2 F], and times `scales` [rows] where there are any."""
-    gated: torch.Tensor = _SwiGLU.apply(values, scales)  # type: ignore[no-untyped-call]
+    gated: torch.Tensor = _SwiGLU.apply(values, scales)
     return gated
 
 
 @triton.jit
-def _swiglu_forward(
-    values_ptr: Any, scales_ptr: Any, gated_ptr: Any, size: Any, SCALES: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _swiglu_forward(values_ptr, scales_ptr, gated_ptr, size, SCALES: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     for start in range(0, size, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -35,15 +33,15 @@ def _swiglu_forward(
 
 @triton.jit
 def _swiglu_backward(
-    gradient_ptr: Any,
-    values_ptr: Any,
-    scales_ptr: Any,
-    to_values_ptr: Any,
-    to_scales_ptr: Any,
-    size: Any,
+    gradient_ptr,
+    values_ptr,
+    scales_ptr,
+    to_values_ptr,
+    to_scales_ptr,
+    size,
     SCALES: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     row = tl.program_id(0).to(tl.int64)
     to_scale = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):

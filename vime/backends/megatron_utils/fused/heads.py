@@ -41,7 +41,7 @@ def rotated_heads(
     """
     weights = (None, None) if norms is None else (norms.queries, norms.keys)
     eps = 0.0 if norms is None else norms.eps
-    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _RotatedHeads.apply(  # type: ignore[no-untyped-call]
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _RotatedHeads.apply(
         mixed, *weights, cosines, sines, groups, size, eps
     )
     return parts
@@ -49,15 +49,15 @@ def rotated_heads(
 
 @triton.jit
 def _heads_forward(
-    mixed_ptr: Any,
-    cosines_ptr: Any,
-    sines_ptr: Any,
-    query_weight_ptr: Any,
-    key_weight_ptr: Any,
-    queries_ptr: Any,
-    keys_ptr: Any,
-    values_ptr: Any,
-    eps: Any,
+    mixed_ptr,
+    cosines_ptr,
+    sines_ptr,
+    query_weight_ptr,
+    key_weight_ptr,
+    queries_ptr,
+    keys_ptr,
+    values_ptr,
+    eps,
     GROUPS: tl.constexpr,
     QUERIES: tl.constexpr,
     SIZE: tl.constexpr,
@@ -65,7 +65,7 @@ def _heads_forward(
     NORMS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     SIZE_BLOCK: tl.constexpr,
-) -> None:
+):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)[:, None]
     column = tl.arange(0, SIZE_BLOCK)[None, :]
@@ -109,18 +109,18 @@ def _heads_forward(
 
 @triton.jit
 def _heads_backward(
-    to_queries_ptr: Any,
-    to_keys_ptr: Any,
-    to_values_ptr: Any,
-    mixed_ptr: Any,
-    cosines_ptr: Any,
-    sines_ptr: Any,
-    query_weight_ptr: Any,
-    key_weight_ptr: Any,
-    to_mixed_ptr: Any,
-    to_weights_ptr: Any,
-    num_tokens: Any,
-    eps: Any,
+    to_queries_ptr,
+    to_keys_ptr,
+    to_values_ptr,
+    mixed_ptr,
+    cosines_ptr,
+    sines_ptr,
+    query_weight_ptr,
+    key_weight_ptr,
+    to_mixed_ptr,
+    to_weights_ptr,
+    num_tokens,
+    eps,
     GROUPS: tl.constexpr,
     QUERIES: tl.constexpr,
     SIZE: tl.constexpr,
@@ -128,7 +128,7 @@ def _heads_backward(
     NORMS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     SIZE_BLOCK: tl.constexpr,
-) -> None:
+):
     program = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)[:, None]
     column = tl.arange(0, SIZE_BLOCK)[None, :]

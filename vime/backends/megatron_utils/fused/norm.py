@@ -13,14 +13,12 @@ from vime.backends.megatron_utils.fused.rule import num_programs
 
 def rms_norm(values: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """[..., H], each row over its root mean square, times `weight` [H]."""
-    normed: torch.Tensor = _RMSNorm.apply(values, weight, eps)  # type: ignore[no-untyped-call]
+    normed: torch.Tensor = _RMSNorm.apply(values, weight, eps)
     return normed
 
 
 @triton.jit
-def _rms_norm_forward(
-    values_ptr: Any, weight_ptr: Any, normed_ptr: Any, inverse_ptr: Any, size: Any, eps: Any, BLOCK: tl.constexpr
-) -> None:
+def _rms_norm_forward(values_ptr, weight_ptr, normed_ptr, inverse_ptr, size, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
@@ -33,16 +31,16 @@ def _rms_norm_forward(
 
 @triton.jit
 def _rms_norm_backward(
-    gradient_ptr: Any,
-    values_ptr: Any,
-    weight_ptr: Any,
-    inverse_ptr: Any,
-    to_values_ptr: Any,
-    to_weight_ptr: Any,
-    num_rows: Any,
-    size: Any,
+    gradient_ptr,
+    values_ptr,
+    weight_ptr,
+    inverse_ptr,
+    to_values_ptr,
+    to_weight_ptr,
+    num_rows,
+    size,
     BLOCK: tl.constexpr,
-) -> None:
+):
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
@@ -67,7 +65,9 @@ class _RMSNorm(torch.autograd.Function):
         rows = values.contiguous().view(-1, size)
         normed, inverse = torch.empty_like(rows), rows.new_empty(len(rows), dtype=torch.float32)
         block = triton.next_power_of_2(size)
-        _rms_norm_forward[(len(rows),)](rows, weight, normed, inverse, size, eps, BLOCK=block, num_warps=_num_warps(block))
+        _rms_norm_forward[(len(rows),)](
+            rows, weight, normed, inverse, size, eps, BLOCK=block, num_warps=_num_warps(block)
+        )
         ctx.save_for_backward(rows, weight, inverse)
         return normed.view(values.shape)
 

@@ -15,6 +15,11 @@ def runs_fused(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype in NARROW and tensor.numel() > 0
 
 
+def fuses_blocks(logits: torch.Tensor) -> bool:
+    """Whether a block of the output head's logits, float32 everywhere, goes through fused kernels: on a GPU."""
+    return logits.is_cuda
+
+
 def num_programs(device: torch.device) -> int:
     """Programs that fill a device, for kernels of which each goes over many rows."""
     if device.type != "cuda":  # Triton's interpreter

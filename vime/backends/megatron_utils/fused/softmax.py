@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -29,7 +27,7 @@ def update_statistics(
     if rows == 0 or columns == 0:
         return
     _softmax_statistics[(rows,)](
-        logits,
+        logits.contiguous(),
         maximum,
         total,
         weighted,
@@ -61,7 +59,7 @@ def gradient_parts(
     if rows == 0 or columns == 0:
         return parts
     _logit_gradients[(rows, triton.cdiv(columns, _BLOCK))](
-        logits,
+        logits.contiguous(),
         maximum,
         factor,
         slope,
@@ -79,17 +77,17 @@ def gradient_parts(
 
 @triton.jit
 def _softmax_statistics(
-    logits_ptr: Any,
-    maximum_ptr: Any,
-    total_ptr: Any,
-    weighted_ptr: Any,
-    targets_ptr: Any,
-    picked_ptr: Any,
-    columns: Any,
+    logits_ptr,
+    maximum_ptr,
+    total_ptr,
+    weighted_ptr,
+    targets_ptr,
+    picked_ptr,
+    columns,
     ENTROPY: tl.constexpr,
     TARGETS: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     row = tl.program_id(0).to(tl.int64)
     maximum, total = tl.load(maximum_ptr + row), tl.load(total_ptr + row)
     if ENTROPY:
@@ -120,18 +118,18 @@ def _softmax_statistics(
 
 @triton.jit
 def _logit_gradients(
-    logits_ptr: Any,
-    maximum_ptr: Any,
-    factor_ptr: Any,
-    slope_ptr: Any,
-    targets_ptr: Any,
-    at_target_ptr: Any,
-    parts_ptr: Any,
-    rows: Any,
-    columns: Any,
+    logits_ptr,
+    maximum_ptr,
+    factor_ptr,
+    slope_ptr,
+    targets_ptr,
+    at_target_ptr,
+    parts_ptr,
+    rows,
+    columns,
     SLOPE: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns

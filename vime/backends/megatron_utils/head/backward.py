@@ -83,14 +83,25 @@ def propagate(
     """Gradients of hidden states [R, H] and weights, where wanted. Rows without a gradient cost nothing."""
     active = gradient.is_active.nonzero()[:, 0]
     grid = Grid(len(active), found.shard.size, options.chunk_rows, options.tile_columns)
-    entries = _active_entries(grid, found, active)
     projection = projection_of(hidden if len(active) == len(hidden) else hidden[active], weight, fp32=options.fp32)
+    fused = (
+        _FusedGradient(gradient, found, active)
+        if found.entries.are_targets and projection.takes_parts(weight)
+        else None
+    )
+    entries = None if fused is not None else _active_entries(grid, found, active)
     grad_weight = torch.zeros_like(weight) if to_weight else None
     grad_active = torch.zeros(projection.hidden.shape, device=hidden.device) if to_hidden else None
     for tile, columns in grid.tiles():
         grad_tile = None if grad_weight is None else grad_weight[columns].float()
         for chunk, rows in grid.chunks():
             logits = projection.logits(rows, weight[columns], options.temperature)
+            if fused is not None:
+                parts = fused.parts(logits, rows, columns)
+                projection.add_gradients_of_parts(
+                    rows, parts, weight[columns], to_hidden=grad_active, to_tile=grad_tile
+                )
+                continue
             block = gradient.block(logits, active[rows], found.maximum)
             numbers, places = entries.of_block(tile, chunk)
             block.view(-1).index_add_(0, places, gradient.at_entry[numbers])
@@ -100,6 +111,24 @@ def propagate(
     if grad_active is None:
         return None, grad_weight
     return torch.zeros_like(hidden).index_copy_(0, active, grad_active.to(hidden.dtype)), grad_weight
+
+
+class _FusedGradient:
+    """`LogitGradient` of the active rows where the targets are all that is recorded, by one kernel for each block."""
+
+    def __init__(self, gradient: LogitGradient, found: Evaluation, active: torch.Tensor) -> None:
+        self._maximum, self._factor = found.maximum[active], gradient.factor[active]
+        self._slope = None if gradient.slope is None else gradient.slope[active]
+        self._at_target = gradient.at_entry[active]
+        self._targets = found.shard.local(found.entries.ids)[0][active]
+
+    def parts(self, logits: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
+        """`bf16_parts` of the gradient of a block of logits."""
+        from vime.backends.megatron_utils.fused.softmax import gradient_parts
+
+        slope = None if self._slope is None else self._slope[rows]
+        targets = self._targets[rows] - columns.start
+        return gradient_parts(logits, self._maximum[rows], self._factor[rows], slope, targets, self._at_target[rows])
 
 
 def _active_entries(grid: Grid, found: Evaluation, active: torch.Tensor) -> GridEntries:
