@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from vime.backends.megatron_utils.fused.rule import fuses_blocks
 from vime.backends.megatron_utils.head.forward import Evaluation
 from vime.backends.megatron_utils.head.grid import Grid, GridEntries
-from vime.backends.megatron_utils.head.projection import projection_of
+from vime.backends.megatron_utils.head.projection import Bf16Parts, projection_of
 from vime.backends.megatron_utils.head.scores import Score
 from vime.backends.megatron_utils.head.types import HeadOptions
 
@@ -84,27 +86,15 @@ def propagate(
     active = gradient.is_active.nonzero()[:, 0]
     grid = Grid(len(active), found.shard.size, options.chunk_rows, options.tile_columns)
     projection = projection_of(hidden if len(active) == len(hidden) else hidden[active], weight, fp32=options.fp32)
-    fused = (
-        _FusedGradient(gradient, found, active)
-        if found.entries.are_targets and projection.takes_parts(weight)
-        else None
-    )
-    entries = None if fused is not None else _active_entries(grid, found, active)
+    fused = found.entries.are_targets and fuses_blocks(hidden) and projection.takes_parts(weight)
+    blocks: _Blocks = (_FusedBlocks if fused else _PlainBlocks)(grid, gradient, found, active)
     grad_weight = torch.zeros_like(weight) if to_weight else None
     grad_active = torch.zeros(projection.hidden.shape, device=hidden.device) if to_hidden else None
     for tile, columns in grid.tiles():
         grad_tile = None if grad_weight is None else grad_weight[columns].float()
         for chunk, rows in grid.chunks():
             logits = projection.logits(rows, weight[columns], options.temperature)
-            if fused is not None:
-                parts = fused.parts(logits, rows, columns)
-                projection.add_gradients_of_parts(
-                    rows, parts, weight[columns], to_hidden=grad_active, to_tile=grad_tile
-                )
-                continue
-            block = gradient.block(logits, active[rows], found.maximum)
-            numbers, places = entries.of_block(tile, chunk)
-            block.view(-1).index_add_(0, places, gradient.at_entry[numbers])
+            block = blocks.gradient(logits, (tile, columns), (chunk, rows))
             projection.add_gradients(rows, block, weight[columns], to_hidden=grad_active, to_tile=grad_tile)
         if grad_weight is not None and grad_tile is not None and grad_weight.dtype != torch.float32:
             grad_weight[columns] = grad_tile
@@ -113,22 +103,43 @@ def propagate(
     return torch.zeros_like(hidden).index_copy_(0, active, grad_active.to(hidden.dtype)), grad_weight
 
 
-class _FusedGradient:
-    """`LogitGradient` of the active rows where the targets are all that is recorded, by one kernel for each block."""
+class _Blocks(Protocol):
+    def gradient(
+        self, logits: torch.Tensor, tile: tuple[int, slice], chunk: tuple[int, slice]
+    ) -> torch.Tensor | Bf16Parts:
+        """Of a block of logits [r, columns], by the numbers and places of its columns and of its active rows."""
 
-    def __init__(self, gradient: LogitGradient, found: Evaluation, active: torch.Tensor) -> None:
+
+class _PlainBlocks:
+    def __init__(self, grid: Grid, gradient: LogitGradient, found: Evaluation, active: torch.Tensor) -> None:
+        self._gradient, self._maximum, self._active = gradient, found.maximum, active
+        self._entries = _active_entries(grid, found, active)
+
+    def gradient(self, logits: torch.Tensor, tile: tuple[int, slice], chunk: tuple[int, slice]) -> torch.Tensor:
+        block = self._gradient.block(logits, self._active[chunk[1]], self._maximum)
+        numbers, places = self._entries.of_block(tile[0], chunk[0])
+        block.view(-1).index_add_(0, places, self._gradient.at_entry[numbers])
+        return block
+
+
+class _FusedBlocks:
+    """By one kernel for each block, where targets are all that is recorded."""
+
+    def __init__(self, grid: Grid, gradient: LogitGradient, found: Evaluation, active: torch.Tensor) -> None:  # noqa: ARG002
         self._maximum, self._factor = found.maximum[active], gradient.factor[active]
         self._slope = None if gradient.slope is None else gradient.slope[active]
         self._at_target = gradient.at_entry[active]
         self._targets = found.shard.local(found.entries.ids)[0][active]
 
-    def parts(self, logits: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
-        """`bf16_parts` of the gradient of a block of logits."""
+    def gradient(self, logits: torch.Tensor, tile: tuple[int, slice], chunk: tuple[int, slice]) -> Bf16Parts:
         from vime.backends.megatron_utils.fused.softmax import gradient_parts
 
+        rows = chunk[1]
         slope = None if self._slope is None else self._slope[rows]
-        targets = self._targets[rows] - columns.start
-        return gradient_parts(logits, self._maximum[rows], self._factor[rows], slope, targets, self._at_target[rows])
+        targets = self._targets[rows] - tile[1].start
+        return Bf16Parts(
+            gradient_parts(logits, self._maximum[rows], self._factor[rows], slope, targets, self._at_target[rows])
+        )
 
 
 def _active_entries(grid: Grid, found: Evaluation, active: torch.Tensor) -> GridEntries:

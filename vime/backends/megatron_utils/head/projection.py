@@ -31,7 +31,7 @@ class Projection:
     def add_gradients(
         self,
         rows: slice,
-        gradient: torch.Tensor,
+        gradient: torch.Tensor | Bf16Parts,
         tile: torch.Tensor,
         *,
         to_hidden: torch.Tensor | None,
@@ -40,39 +40,37 @@ class Projection:
         """Add the `gradient` [r, columns] of a block of logits, float32, to what depends on it, where wanted.
 
         Times `tile` to those rows of `to_hidden` [R, H]; transposed, times the hidden states to `to_tile` [columns, H];
-        both float32.
+        both float32. Parts are for where `takes_parts`.
         """
-        if self.takes_parts(tile):
-            self.add_gradients_of_parts(rows, bf16_parts(gradient), tile, to_hidden=to_hidden, to_tile=to_tile)
-            return
         hidden = self.hidden[rows]
+        if isinstance(gradient, torch.Tensor) and self.takes_parts(tile):
+            gradient = Bf16Parts(bf16_parts(gradient))
+        if isinstance(gradient, Bf16Parts):
+            parts = gradient.parts
+            if to_hidden is not None:
+                products = torch.mm(parts, tile, out_dtype=torch.float32)
+                to_hidden[rows] += products.view(2, *hidden.shape).sum(0)
+            if to_tile is not None:
+                to_tile += torch.mm(parts.t(), hidden.repeat(2, 1), out_dtype=torch.float32)
+            return
         gradient, hidden, tile = gradient.to(self.dtype), hidden.to(self.dtype), tile.to(self.dtype)
         if to_hidden is not None:
             _add_product(gradient, tile, to=to_hidden[rows])
         if to_tile is not None:
             _add_product(gradient.t(), hidden, to=to_tile)
 
-    def takes_parts(self, tile: torch.Tensor) -> bool:
-        """Whether gradients go through products of bfloat16 in two parts."""
-        narrow = self.hidden.dtype == tile.dtype == torch.bfloat16
+    def takes_parts(self, weight: torch.Tensor) -> bool:
+        """Whether gradients are multiplied as two parts in bfloat16."""
+        narrow = self.hidden.dtype == weight.dtype == torch.bfloat16
         return self.dtype == torch.float32 and self.hidden.is_cuda and narrow
 
-    def add_gradients_of_parts(
-        self,
-        rows: slice,
-        parts: torch.Tensor,
-        tile: torch.Tensor,
-        *,
-        to_hidden: torch.Tensor | None,
-        to_tile: torch.Tensor | None,
-    ) -> None:
-        """As `add_gradients`, of the `bf16_parts` of a block's gradient."""
-        hidden = self.hidden[rows]
-        if to_hidden is not None:
-            products = torch.mm(parts, tile, out_dtype=torch.float32)
-            to_hidden[rows] += products.view(2, *hidden.shape).sum(0)
-        if to_tile is not None:
-            to_tile += torch.mm(parts.t(), hidden.repeat(2, 1), out_dtype=torch.float32)
+
+@dataclass(frozen=True)
+class Bf16Parts:
+    """A block of gradients as two numbers for each."""
+
+    parts: torch.Tensor
+    """See `bf16_parts`."""
 
 
 def bf16_parts(values: torch.Tensor) -> torch.Tensor:
