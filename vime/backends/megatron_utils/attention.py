@@ -18,23 +18,8 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.module import MegatronModule
 
 from vime.backends.megatron_utils.context import ContextShare, Positions, QueryRun, gathered_order, query_runs
+from vime.backends.megatron_utils.fused.rotation import Rotation
 from vime.errors import SettingsError
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Of each token at its place in its own sequence."""
-
-    cosines: torch.Tensor
-    """[T of this rank, rotated numbers / 2] float32"""
-    sines: torch.Tensor
-    """As `cosines`."""
-
-
-def rotation_of(angles: torch.Tensor) -> Rotation:
-    """From Megatron's angles [T, 1, 1, rotated numbers], whose halves are equal."""
-    half = angles[:, 0, 0, : angles.size(-1) // 2]
-    return Rotation(half.cos(), half.sin())
 
 
 @dataclass
@@ -49,7 +34,7 @@ class Pack(PackedSeqParams):  # type: ignore[misc]
     positions: torch.Tensor | None = None
     """[T of this rank] int64, the place of each token in its own sequence; the model puts it here."""
     rotation: Rotation | None = None
-    """On a GPU, of models that rotate halves of whole heads; the model puts it here."""
+    """On a GPU; the model puts it here."""
     key_order: torch.Tensor | None = None
     """[T] int64, see `gathered_order`; None where this rank holds the whole pack."""
     further_tokens: tuple[torch.Tensor, ...] = ()

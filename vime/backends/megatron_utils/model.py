@@ -19,8 +19,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
 from megatron.training.argument_utils import core_transformer_config_from_args
 
-from vime.backends.megatron_utils.attention import PackedCoreAttention, rotation_of
+from vime.backends.megatron_utils.attention import PackedCoreAttention
 from vime.backends.megatron_utils.further_tokens import further_block
+from vime.backends.megatron_utils.fused.rotation import rotation_of
+from vime.backends.megatron_utils.fused.rule import has_kernels
 from vime.backends.megatron_utils.gated_mlp import GatedMLP
 from vime.backends.megatron_utils.grouped_experts import GroupedExperts
 from vime.backends.megatron_utils.latent_attention import PackedLatentAttention
@@ -64,8 +66,9 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
         if rotary is None:
             return output
         angles = rotary[position_ids[0]]
-        if angles.is_cuda and not self.config.rotary_interleaved and kwargs.get("packed_seq_params") is not None:
-            kwargs["packed_seq_params"].rotation = rotation_of(angles)
+        if has_kernels(angles) and kwargs.get("packed_seq_params") is not None:
+            rotation = rotation_of(angles, interleaved=self.config.rotary_interleaved)
+            kwargs["packed_seq_params"].rotation = rotation
         return (decoder_input, angles, *rest)
 
     def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from megatron.core.transformer.attention import SelfAttention
 
-from vime.backends.megatron_utils.attention import Pack, Rotation
+from vime.backends.megatron_utils.attention import Pack
+from vime.backends.megatron_utils.fused.rotation import Rotation
 from vime.backends.megatron_utils.fused.rule import runs_fused
 from vime.backends.megatron_utils.norm import RMSNorm
 
@@ -53,8 +54,7 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
             norms = HeadNorms(self.q_layernorm.weight, self.k_layernorm.weight, self.q_layernorm.eps)
         parts = rotated_heads(
             mixed[:, 0],
-            self._rotation.cosines,
-            self._rotation.sines,
+            self._rotation,
             groups=self.num_query_groups_per_partition,
             size=self.hidden_size_per_attention_head,
             norms=norms,

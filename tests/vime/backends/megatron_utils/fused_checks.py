@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from vime.backends.megatron_utils.fused.gate import swiglu
 from vime.backends.megatron_utils.fused.heads import HeadNorms, rotated_heads
 from vime.backends.megatron_utils.fused.norm import rms_norm
+from vime.backends.megatron_utils.fused.rotation import Rotation
 from vime.backends.megatron_utils.fused.softmax import gradient_parts, update_statistics
 from vime.backends.megatron_utils.head.softmax import OnlineSoftmax
 
@@ -76,7 +80,7 @@ def check_gate(device: str, dtype: torch.dtype) -> None:
 
 
 def _dense_heads(
-    mixed: torch.Tensor, angles: torch.Tensor, groups: int, size: int, weights: Sequence[torch.Tensor]
+    mixed: torch.Tensor, *weights: torch.Tensor, angles: torch.Tensor, groups: int, size: int, interleaved: bool
 ) -> list[torch.Tensor]:
     """Head by head, and two numbers of it at a time, as the paper on rotary embeddings writes it."""
     heads = mixed.view(len(mixed), groups, -1, size)
@@ -89,8 +93,9 @@ def _dense_heads(
         numbers = list(each.unbind(-1))
         for number in range(half):
             cosine, sine = angles[:, number, None].cos(), angles[:, number, None].sin()
-            one, other = numbers[number], numbers[number + half]
-            numbers[number], numbers[number + half] = one * cosine - other * sine, one * sine + other * cosine
+            first, second = (2 * number, 2 * number + 1) if interleaved else (number, number + half)
+            one, other = numbers[first], numbers[second]
+            numbers[first], numbers[second] = one * cosine - other * sine, one * sine + other * cosine
         return torch.stack(numbers, -1)
 
     return [turned(queries), turned(keys), values]
@@ -98,26 +103,21 @@ def _dense_heads(
 
 def check_heads(device: str, dtype: torch.dtype) -> None:
     tokens = 11
-    shapes: list[tuple[int, int, int, int]] = [(2, 2, 16, 8), (1, 3, 24, 12), (3, 1, 16, 4), (9, 3, 8, 4)]
-    for groups, queries, size, half in shapes:  # the third rotates half of a head, the last has more than 32 heads
+    shapes = [(2, 2, 16, 8), (1, 3, 24, 12), (3, 1, 16, 4), (9, 3, 8, 4)]  # the third rotates half of a head
+    for (groups, queries, size, half), interleaved in itertools.product(shapes, (False, True)):
         mixed, *weights = _random(device, dtype, (tokens, groups * (queries + 2) * size), (size,), (size,))
         angles = torch.rand(tokens, half, generator=torch.Generator().manual_seed(0)).to(device) * 100
+        rotation = Rotation(angles.cos(), angles.sin(), interleaved)
+        sizes = {"groups": groups, "size": size}
         for leaves in ([mixed], [mixed, *weights]):
-
-            def fused(
-                mixed: torch.Tensor, *weights: torch.Tensor, groups: int = groups, size: int = size,
-                angles: torch.Tensor = angles,
-            ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-                norms = HeadNorms(*weights, EPS) if weights else None
-                return rotated_heads(mixed, angles.cos(), angles.sin(), groups=groups, size=size, norms=norms)
-
-            def dense(
-                mixed: torch.Tensor, *weights: torch.Tensor, groups: int = groups, size: int = size,
-                angles: torch.Tensor = angles,
-            ) -> list[torch.Tensor]:  # fmt: skip
-                return _dense_heads(mixed, angles.double(), groups, size, weights)
-
+            fused = partial(_fused_heads, rotation=rotation, **sizes)
+            dense = partial(_dense_heads, angles=angles.double(), interleaved=interleaved, **sizes)
             _compare(fused, dense, leaves, TOLERANCES[dtype])
+
+
+def _fused_heads(mixed: torch.Tensor, *weights: torch.Tensor, rotation: Rotation, groups: int, size: int) -> Any:
+    norms = HeadNorms(*weights, EPS) if weights else None
+    return rotated_heads(mixed, rotation, groups=groups, size=size, norms=norms)
 
 
 def check_statistics(device: str, _dtype: torch.dtype) -> None:

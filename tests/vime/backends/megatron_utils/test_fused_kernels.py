@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from vime.backends.megatron_utils.fused.rule import runs_fused
 
 CHECKS = ("norm", "gate", "heads", "statistics", "gradient_parts")
+ALL = ["rms_norm", "rotated_heads", "swiglu"]
 
 
 def test_interpreted_kernels_equal_dense_float64_with_their_gradients() -> None:
@@ -33,3 +35,27 @@ def test_kernels_on_a_gpu_equal_dense_float64_with_their_gradients(name: str, dt
 
 def test_work_on_a_cpu_is_not_fused() -> None:
     assert not runs_fused(torch.zeros(2, dtype=torch.bfloat16))
+
+
+@pytest.fixture(scope="module")
+def fused_steps(run_world: Any) -> dict[str, Any]:
+    pytest.importorskip("triton")
+    found: dict[str, Any] = run_world(1, ["fused_step"], worker="fused_worker.py")["fused_step"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("qwen3", ALL),
+        ("qwen3_recomputed", ALL),
+        ("qwen2", ALL),
+        ("glm_plain", ALL),
+        ("deepseek_v3", ["rms_norm", "swiglu"]),  # its rotary parts are apart from its heads
+    ],
+)
+def test_a_step_with_fused_kernels_equals_one_without(fused_steps: Any, name: str, kernels: list[str]) -> None:
+    assert fused_steps[name]["kernels"] == kernels
+    assert fused_steps[name]["metrics"] < 1e-4
+    assert fused_steps[name]["weights"] < 2e-5

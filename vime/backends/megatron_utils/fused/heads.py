@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vime.backends.megatron_utils.fused.rotation import Rotation
 from vime.backends.megatron_utils.fused.rule import num_programs
 
 _MOST_HEADS = 32
@@ -27,14 +28,13 @@ class HeadNorms:
 
 
 def rotated_heads(
-    mixed: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, *, groups: int, size: int, norms: HeadNorms | None
+    mixed: torch.Tensor, rotation: Rotation, *, groups: int, size: int, norms: HeadNorms | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries [T, heads, d], normed and rotated, keys [T, groups, d] likewise, and values [T, groups, d].
 
     Args:
         mixed: [T, groups * (queries of a group + 2) * d]; for each group its queries, a key and a value.
-        cosines: [T, rotated numbers / 2] float32, of each token's own position; the rest of a head stays as it is.
-        sines: As `cosines`.
+        rotation: Of each token's own position; the numbers of a head beyond those that are rotated stay as they are.
         groups: Heads of keys on this rank.
         size: d.
         norms: None for models without.
@@ -42,7 +42,7 @@ def rotated_heads(
     weights = (None, None) if norms is None else (norms.queries, norms.keys)
     eps = 0.0 if norms is None else norms.eps
     parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _RotatedHeads.apply(
-        mixed, *weights, cosines, sines, groups, size, eps
+        mixed, *weights, rotation.cosines, rotation.sines, rotation.interleaved, groups, size, eps
     )
     return parts
 
@@ -62,6 +62,7 @@ def _heads_forward(
     QUERIES: tl.constexpr,
     SIZE: tl.constexpr,
     HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     NORMS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     SIZE_BLOCK: tl.constexpr,
@@ -71,10 +72,14 @@ def _heads_forward(
     column = tl.arange(0, SIZE_BLOCK)[None, :]
     group, place = head // (QUERIES + 2), head % (QUERIES + 2)
     inside = (head < GROUPS * (QUERIES + 2)) & (column < SIZE)
-    first = column < HALF
     rotates = column < 2 * HALF
-    partner = tl.where(first, column + HALF, tl.where(rotates, column - HALF, column))
-    angle = tl.where(first, column, column - HALF)
+    if INTERLEAVED:
+        first, angle = column % 2 == 0, column // 2
+        partner = tl.where(rotates, tl.where(first, column + 1, column - 1), column)
+    else:
+        first = column < HALF
+        angle = tl.where(first, column, column - HALF)
+        partner = tl.where(first, column + HALF, tl.where(rotates, column - HALF, column))
 
     start = mixed_ptr + token * (GROUPS * (QUERIES + 2) * SIZE) + head * SIZE
     given = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
@@ -125,6 +130,7 @@ def _heads_backward(
     QUERIES: tl.constexpr,
     SIZE: tl.constexpr,
     HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     NORMS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     SIZE_BLOCK: tl.constexpr,
@@ -135,10 +141,14 @@ def _heads_backward(
     group, place = head // (QUERIES + 2), head % (QUERIES + 2)
     inside = (head < GROUPS * (QUERIES + 2)) & (column < SIZE)
     is_query, is_key, is_value = place < QUERIES, place == QUERIES, place == QUERIES + 1
-    first = column < HALF
     rotates = column < 2 * HALF
-    partner = tl.where(first, column + HALF, tl.where(rotates, column - HALF, column))
-    angle = tl.where(first, column, column - HALF)
+    if INTERLEAVED:
+        first, angle = column % 2 == 0, column // 2
+        partner = tl.where(rotates, tl.where(first, column + 1, column - 1), column)
+    else:
+        first = column < HALF
+        angle = tl.where(first, column, column - HALF)
+        partner = tl.where(first, column + HALF, tl.where(rotates, column - HALF, column))
     if NORMS:
         fits = column < SIZE
         weight = tl.where(
@@ -185,6 +195,7 @@ class _RotatedHeads(torch.autograd.Function):
         key_weight: torch.Tensor | None,
         cosines: torch.Tensor,
         sines: torch.Tensor,
+        interleaved: bool,
         groups: int,
         size: int,
         eps: float,
@@ -193,9 +204,10 @@ class _RotatedHeads(torch.autograd.Function):
         tokens, heads = len(mixed), mixed.size(1) // size
         queries = mixed.new_empty(tokens, heads - 2 * groups, size)
         keys, values = mixed.new_empty(tokens, groups, size), mixed.new_empty(tokens, groups, size)
-        shape = _shape(heads, groups, size, cosines.size(1), norms=query_weight is not None)
+        shape = _shape(heads, groups, size, cosines.size(1))
+        shape |= {"INTERLEAVED": interleaved, "NORMS": query_weight is not None}
         _heads_forward[(tokens, _head_blocks(heads))](
-            mixed, cosines, sines, query_weight, key_weight, queries, keys, values, eps, **shape, num_warps=4
+            mixed, cosines, sines, query_weight, key_weight, queries, keys, values, eps, **shape, num_warps=8
         )
         ctx.save_for_backward(None if query_weight is None else mixed, query_weight, key_weight, cosines, sines)
         ctx.shape, ctx.eps, ctx.mixed_shape = shape, eps, mixed.shape
@@ -228,22 +240,21 @@ class _RotatedHeads(torch.autograd.Function):
             num_warps=8,
         )
         if query_weight is None:
-            return to_mixed, *[None] * 7
+            return to_mixed, *[None] * 8
         of_queries, of_keys = to_weights.sum(0).to(query_weight.dtype)
-        return to_mixed, of_queries, of_keys, *[None] * 5
+        return to_mixed, of_queries, of_keys, *[None] * 6
 
 
 def _head_blocks(heads: int) -> int:
     return -(-heads // _MOST_HEADS)
 
 
-def _shape(heads: int, groups: int, size: int, half: int, *, norms: bool) -> dict[str, int | bool]:
+def _shape(heads: int, groups: int, size: int, half: int) -> dict[str, int | bool]:
     return {
         "GROUPS": groups,
         "QUERIES": heads // groups - 2,
         "SIZE": size,
         "HALF": half,
-        "NORMS": norms,
         "HEADS_BLOCK": min(_MOST_HEADS, triton.next_power_of_2(heads)),
         "SIZE_BLOCK": triton.next_power_of_2(size),
     }

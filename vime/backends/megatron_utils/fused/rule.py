@@ -7,17 +7,16 @@ import torch
 NARROW = (torch.bfloat16, torch.float16)
 
 
+def has_kernels(tensor: torch.Tensor) -> bool:
+    """Whether the tensor lies where the kernels run: on a GPU."""
+    return tensor.is_cuda
+
+
 def runs_fused(tensor: torch.Tensor) -> bool:
-    """Whether work on this tensor is fused: on a GPU in half precision. In float32 the plain operators are the model.
-
-    The kernels compute in float32 and round once, at the end.
+    """Whether work on a model's numbers is fused: on a GPU in half precision. In float32 the plain operators are the
+    reference. The kernels compute in float32 and round once, at the end.
     """
-    return tensor.is_cuda and tensor.dtype in NARROW and tensor.numel() > 0
-
-
-def fuses_blocks(logits: torch.Tensor) -> bool:
-    """Whether a block of the output head's logits, float32 everywhere, goes through fused kernels: on a GPU."""
-    return logits.is_cuda
+    return has_kernels(tensor) and tensor.dtype in NARROW and tensor.numel() > 0
 
 
 def num_programs(device: torch.device) -> int:

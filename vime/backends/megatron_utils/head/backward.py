@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from vime.backends.megatron_utils.fused.rule import fuses_blocks
+from vime.backends.megatron_utils.fused.rule import has_kernels
 from vime.backends.megatron_utils.head.forward import Evaluation
 from vime.backends.megatron_utils.head.grid import Grid, GridEntries
 from vime.backends.megatron_utils.head.projection import Bf16Parts, projection_of
@@ -86,7 +86,7 @@ def propagate(
     active = gradient.is_active.nonzero()[:, 0]
     grid = Grid(len(active), found.shard.size, options.chunk_rows, options.tile_columns)
     projection = projection_of(hidden if len(active) == len(hidden) else hidden[active], weight, fp32=options.fp32)
-    fused = found.entries.are_targets and fuses_blocks(hidden) and projection.takes_parts(weight)
+    fused = found.entries.are_targets and has_kernels(hidden) and projection.takes_parts(weight)
     blocks: _Blocks = (_FusedBlocks if fused else _PlainBlocks)(grid, gradient, found, active)
     grad_weight = torch.zeros_like(weight) if to_weight else None
     grad_active = torch.zeros(projection.hidden.shape, device=hidden.device) if to_hidden else None

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from vime.algorithms.importance import WeightRule
-from vime.backends.megatron_utils.fused.rule import fuses_blocks
+from vime.backends.megatron_utils.fused.rule import has_kernels
 from vime.backends.megatron_utils.head import nucleus as nuclei
 from vime.backends.megatron_utils.head.grid import Grid, GridEntries
 from vime.backends.megatron_utils.head.projection import projection_of
@@ -137,7 +137,7 @@ def _sweep(
     projection = projection_of(hidden, weight, fp32=options.fp32)
     softmax = OnlineSoftmax(hidden.size(0), hidden.device, with_entropy=request.with_entropy)
     picked = torch.zeros(len(entries.ids), device=hidden.device)
-    if entries.are_targets and fuses_blocks(hidden):
+    if entries.are_targets and has_kernels(hidden):
         for _, tile_columns in grid.tiles():
             for _, rows in grid.chunks():
                 logits = projection.logits(rows, weight[tile_columns], options.temperature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vime.backends.megatron_utils.fused.rule import fuses_blocks
+from vime.backends.megatron_utils.fused.rule import has_kernels
 from vime.backends.megatron_utils.head.shard import VocabShard
 
 EXCLUDED = -1e30
@@ -25,7 +25,7 @@ class OnlineSoftmax:
         """Take in more logits [r, columns] float32 of some rows; overwrites them."""
         if logits.numel() == 0:
             return
-        if fuses_blocks(logits):
+        if has_kernels(logits):
             self.update_fused(rows, logits)
             return
         self._raise_maximum(rows, torch.maximum(self.maximum[rows], logits.amax(-1)))
