@@ -13,7 +13,7 @@ from vime.backends.megatron_utils.fused.gate import swiglu
 from vime.backends.megatron_utils.fused.heads import HeadNorms, rotated_heads
 from vime.backends.megatron_utils.fused.norm import rms_norm
 from vime.backends.megatron_utils.fused.rotation import Rotation
-from vime.backends.megatron_utils.fused.softmax import gradient_parts, update_statistics
+from vime.backends.megatron_utils.fused.softmax import gradient_parts, gradients_in_place, parts_of, update_statistics
 from vime.backends.megatron_utils.head.softmax import OnlineSoftmax
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.01}
@@ -148,19 +148,27 @@ def check_statistics(device: str, _dtype: torch.dtype) -> None:
             _assert_near(found, -(probabilities * wide.log_softmax(-1)).nan_to_num().sum(-1), 1e-5)
 
 
-def check_gradient_parts(device: str, _dtype: torch.dtype) -> None:
+def check_gradients(device: str, _dtype: torch.dtype) -> None:
     logits, factor, slope, at_target = _random(device, torch.float32, (6, 2500), (6,), (6,), (6,))
     targets = torch.tensor([0, 2499, 17, -5, 2500, 2048], device=device)  # two lie in other blocks
     maximum = logits.amax(-1)
     for given in (None, slope):
-        parts = gradient_parts(logits, maximum, factor, given, targets, at_target)
         wide = logits.double()
         slopes = torch.zeros_like(factor) if given is None else given
         expected = (wide - maximum[:, None]).exp() * (factor[:, None].double() - slopes[:, None] * wide)
+        in_place = gradients_in_place(logits.clone(), maximum, factor, given)
+        _assert_near(in_place, expected, 1e-6)
+        _assert_parts_of(parts_of(in_place), in_place.double())
+        parts = gradient_parts(logits, maximum, factor, given, targets, at_target)
         for row, target in enumerate(targets.tolist()):
             if 0 <= target < 2500:
                 expected[row, target] += at_target[row]
-        assert ((parts[:6].double() + parts[6:].double() - expected).abs() <= 2**-15 * (expected.abs() + 1e-3)).all()
+        _assert_parts_of(parts, expected)
+
+
+def _assert_parts_of(parts: torch.Tensor, expected: torch.Tensor) -> None:
+    both = parts[: len(expected)].double() + parts[len(expected) :].double()
+    assert ((both - expected).abs() <= 2**-15 * (expected.abs() + 1e-3)).all()
 
 
 CHECKS: Mapping[str, Callable[[str, torch.dtype], None]] = {
@@ -168,7 +176,7 @@ CHECKS: Mapping[str, Callable[[str, torch.dtype], None]] = {
     "gate": check_gate,
     "heads": check_heads,
     "statistics": check_statistics,
-    "gradient_parts": check_gradient_parts,
+    "gradients": check_gradients,
 }
 """By name; each takes a device and the dtype of what is given."""
 

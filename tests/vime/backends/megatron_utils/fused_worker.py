@@ -26,7 +26,7 @@ from tests.vime.backends.megatron_utils.megatron_worker import (
 from vime.backends.megatron_utils import gated_mlp, model, norm, self_attention
 from vime.backends.megatron_utils.fused import gate, heads
 from vime.backends.megatron_utils.fused import norm as norms
-from vime.backends.megatron_utils.head import backward, forward, softmax
+from vime.backends.megatron_utils.head import backward, forward, projection, softmax
 
 FAMILIES = ("qwen3", "qwen2", "glm_plain", "deepseek_v3")
 RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
@@ -38,7 +38,7 @@ def all_fused(*, fused: bool) -> Iterator[dict[str, mock.Mock]]:
     with contextlib.ExitStack() as stack:
         for module in (gated_mlp, norm, self_attention):
             stack.enter_context(mock.patch.object(module, "runs_fused", return_value=fused))
-        for module in (model, backward, forward, softmax):
+        for module in (model, backward, forward, projection, softmax):
             stack.enter_context(mock.patch.object(module, "has_kernels", return_value=fused))
         yield {
             name: stack.enter_context(mock.patch.object(module, name, wraps=getattr(module, name)))

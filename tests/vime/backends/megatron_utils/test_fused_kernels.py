@@ -12,7 +12,7 @@ import torch
 
 from vime.backends.megatron_utils.fused.rule import runs_fused
 
-CHECKS = ("norm", "gate", "heads", "statistics", "gradient_parts")
+CHECKS = ("norm", "gate", "heads", "statistics", "gradients")
 ALL = ["rms_norm", "rotated_heads", "swiglu"]
 
 

@@ -54,24 +54,57 @@ def gradient_parts(
     The gradient is e (factor - slope x), e = exp(x - maximum), and `at_target` more at the column of `targets` [r]
     int64, which may lie outside of the block; all else [r] float32.
     """
+    parts = logits.new_empty(2 * len(logits), logits.size(1), dtype=torch.bfloat16)
+    _launch(logits, maximum, factor, slope, parts, targets, at_target)
+    return parts
+
+
+def gradients_in_place(
+    logits: torch.Tensor, maximum: torch.Tensor, factor: torch.Tensor, slope: torch.Tensor | None
+) -> torch.Tensor:
+    """`logits` [r, columns] float32 turned into their gradients, as in `gradient_parts` but for targets."""
+    _launch(logits, maximum, factor, slope, logits, None, None)
+    return logits
+
+
+def _launch(
+    logits: torch.Tensor,
+    maximum: torch.Tensor,
+    factor: torch.Tensor,
+    slope: torch.Tensor | None,
+    found: torch.Tensor,
+    targets: torch.Tensor | None,
+    at_target: torch.Tensor | None,
+) -> None:
     rows, columns = logits.shape
-    parts = logits.new_empty(2 * rows, columns, dtype=torch.bfloat16)
     if rows == 0 or columns == 0:
-        return parts
+        return
     _logit_gradients[(rows, triton.cdiv(columns, _BLOCK))](
-        logits.contiguous(),
+        logits,
         maximum,
         factor,
         slope,
         targets,
         at_target,
-        parts,
+        found,
         rows,
         columns,
         SLOPE=slope is not None,
+        TARGETS=targets is not None,
+        PARTS=found.dtype == torch.bfloat16,
         BLOCK=_BLOCK,
         num_warps=8,
     )
+
+
+def parts_of(values: torch.Tensor) -> torch.Tensor:
+    """`bf16_parts` of `values` [r, columns] float32 in one pass."""
+    rows, columns = values.shape
+    parts = values.new_empty(2 * rows, columns, dtype=torch.bfloat16)
+    if rows and columns:
+        _bf16_parts[(rows, triton.cdiv(columns, _BLOCK))](
+            values.contiguous(), parts, rows, columns, BLOCK=_BLOCK, num_warps=8
+        )
     return parts
 
 
@@ -124,10 +157,12 @@ def _logit_gradients(
     slope_ptr,
     targets_ptr,
     at_target_ptr,
-    parts_ptr,
+    found_ptr,
     rows,
     columns,
     SLOPE: tl.constexpr,
+    TARGETS: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -138,8 +173,25 @@ def _logit_gradients(
     if SLOPE:
         factor = factor - tl.load(slope_ptr + row) * logits
     gradient = tl.exp(logits - tl.load(maximum_ptr + row)) * factor
-    gradient += tl.where(column == tl.load(targets_ptr + row), tl.load(at_target_ptr + row), 0.0)
-    rounded = gradient.to(tl.bfloat16)
-    tl.store(parts_ptr + row * columns + column, rounded, mask=inside)
-    rest = gradient - rounded.to(tl.float32)
-    tl.store(parts_ptr + (rows + row) * columns + column, rest, mask=inside)
+    if TARGETS:
+        gradient += tl.where(column == tl.load(targets_ptr + row), tl.load(at_target_ptr + row), 0.0)
+    if PARTS:
+        _store_parts(found_ptr + row * columns + column, rows * columns, gradient, inside)
+    else:
+        tl.store(found_ptr + row * columns + column, gradient, mask=inside)
+
+
+@triton.jit
+def _bf16_parts(values_ptr, parts_ptr, rows, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    values = tl.load(values_ptr + row * columns + column, mask=inside, other=0.0)
+    _store_parts(parts_ptr + row * columns + column, rows * columns, values, inside)
+
+
+@triton.jit
+def _store_parts(place_ptr, between, values, inside):
+    rounded = values.to(tl.bfloat16)
+    tl.store(place_ptr, rounded, mask=inside)
+    tl.store(place_ptr + between, values - rounded.to(tl.float32), mask=inside)

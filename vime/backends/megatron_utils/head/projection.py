@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from vime.backends.megatron_utils.fused.rule import has_kernels
+
 _NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -78,6 +80,10 @@ def bf16_parts(values: torch.Tensor) -> torch.Tensor:
 
     The sum of both is off by at most 2**-16 of a value; products with them are made many times as fast as in float32.
     """
+    if has_kernels(values):
+        from vime.backends.megatron_utils.fused.softmax import parts_of
+
+        return parts_of(values)
     num_rows = len(values)
     parts = values.new_empty((2 * num_rows, values.size(1)), dtype=torch.bfloat16)
     parts[:num_rows] = values
