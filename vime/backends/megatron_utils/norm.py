@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from vime.backends.megatron_utils.fused.rule import runs_fused
-
 
 class RMSNorm(torch.nn.RMSNorm):
     """torch's RMSNorm that also works under sequence parallelism.
@@ -20,10 +18,3 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         if config.sequence_parallel:
             self.weight.sequence_parallel = True  # type: ignore[attr-defined,unused-ignore]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not (runs_fused(x) and x.dtype == self.weight.dtype):
-            return super().forward(x)
-        from vime.backends.megatron_utils.fused.norm import rms_norm
-
-        return rms_norm(x, self.weight, self.eps or 0.0)

@@ -85,12 +85,12 @@ def build_learner(
                 part.optimizer = StatelessAdam(part.optimizer.param_groups, decoupled=decoupled)
     for part in optimizer.chained_optimizers:
         if not part.is_stub_optimizer:
-            _fuse(part.optimizer)
+            take_steps_at_once(part.optimizer)
     config.grad_scale_func = optimizer.scale_loss
     return Learner(chunks, optimizer, get_optimizer_param_scheduler(optimizer), saves_state)
 
 
-def _fuse(inner: Any) -> None:
+def take_steps_at_once(inner: Any) -> None:
     """Let torch's Adam take one pass over memory where all is on GPUs; its counts of steps are on the GPU then.
 
     Settings that came with a state give way to what fits this run's devices.
@@ -167,7 +167,7 @@ def load_optimizer_state(learner: Learner, state: Any, *, keep_rates: bool) -> N
         ) from error
     for optimizer, part in pairs:
         if not isinstance(optimizer, DistributedOptimizer):
-            _fuse(optimizer.optimizer)
+            take_steps_at_once(optimizer.optimizer)
             continue
         steps = {int(group["step"]) for group in part["optimizer"]["param_groups"] if group.get("step") is not None}
         if len(steps) != 1:
@@ -175,7 +175,7 @@ def load_optimizer_state(learner: Learner, state: Any, *, keep_rates: bool) -> N
         (step,) = steps
         for parameter_state in optimizer.optimizer.state.values():
             parameter_state["step"] = torch.tensor(float(step))
-        _fuse(optimizer.optimizer)
+        take_steps_at_once(optimizer.optimizer)
 
 
 def _use_current_rates(saved: list[dict[str, Any]], current: list[dict[str, Any]]) -> None:

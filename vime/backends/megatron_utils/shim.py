@@ -266,7 +266,7 @@ def scale_all(_size: int, _overflow: torch.Tensor, lists: list[list[torch.Tensor
     torch._foreach_mul_(targets, scale)
 
 
-def copy_all(this: list[torch.Tensor], that: list[torch.Tensor], _overflow: torch.Tensor | None = None) -> None:
+def copy_all(this: list[torch.Tensor], that: list[torch.Tensor], overflow_buf: torch.Tensor | None = None) -> None:  # noqa: ARG001
     """Copy the tensors of one list into those of another, of any dtypes."""
     if this:
         torch._foreach_copy_(that, this)

@@ -23,9 +23,8 @@ from tests.vime.backends.megatron_utils.megatron_worker import (
     train,
     weights_of,
 )
-from vime.backends.megatron_utils import gated_mlp, model, norm, self_attention
+from vime.backends.megatron_utils import gated_mlp, model, self_attention
 from vime.backends.megatron_utils.fused import gate, heads
-from vime.backends.megatron_utils.fused import norm as norms
 from vime.backends.megatron_utils.head import backward, forward, projection, softmax
 
 FAMILIES = ("qwen3", "qwen2", "glm_plain", "deepseek_v3")
@@ -36,13 +35,13 @@ RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform",
 def all_fused(*, fused: bool) -> Iterator[dict[str, mock.Mock]]:
     """With the choice made for all tensors; how often each kernel is called."""
     with contextlib.ExitStack() as stack:
-        for module in (gated_mlp, norm, self_attention):
+        for module in (gated_mlp, self_attention):
             stack.enter_context(mock.patch.object(module, "runs_fused", return_value=fused))
         for module in (model, backward, forward, projection, softmax):
             stack.enter_context(mock.patch.object(module, "has_kernels", return_value=fused))
         yield {
             name: stack.enter_context(mock.patch.object(module, name, wraps=getattr(module, name)))
-            for module, name in ((gate, "swiglu"), (heads, "rotated_heads"), (norms, "rms_norm"))
+            for module, name in ((gate, "swiglu"), (heads, "rotated_heads"))
         }
 
 

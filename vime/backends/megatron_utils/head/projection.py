@@ -50,10 +50,10 @@ class Projection:
         if isinstance(gradient, Bf16Parts):
             parts = gradient.parts
             if to_hidden is not None:
-                products = torch.mm(parts, tile, out_dtype=torch.float32)
-                to_hidden[rows] += products.view(2, *hidden.shape).sum(0)
+                for part in parts.chunk(2):
+                    _add_narrow_product(part, tile, to=to_hidden[rows])
             if to_tile is not None:
-                to_tile += torch.mm(parts.t(), hidden.repeat(2, 1), out_dtype=torch.float32)
+                _add_narrow_product(parts.t(), hidden.repeat(2, 1), to=to_tile)
             return
         gradient, hidden, tile = gradient.to(self.dtype), hidden.to(self.dtype), tile.to(self.dtype)
         if to_hidden is not None:
@@ -89,6 +89,11 @@ def bf16_parts(values: torch.Tensor) -> torch.Tensor:
     parts[:num_rows] = values
     torch.sub(values, parts[:num_rows], out=parts[num_rows:])
     return parts
+
+
+def _add_narrow_product(left: torch.Tensor, right: torch.Tensor, to: torch.Tensor) -> None:
+    """Of bfloat16 to float32, on a GPU."""
+    torch.addmm(to, left, right, out_dtype=torch.float32, out=to)
 
 
 def _add_product(left: torch.Tensor, right: torch.Tensor, to: torch.Tensor) -> None:
