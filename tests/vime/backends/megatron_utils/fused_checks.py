@@ -105,7 +105,7 @@ def check_heads(device: str, dtype: torch.dtype) -> None:
 
 
 def _fused_heads(mixed: torch.Tensor, *weights: torch.Tensor, rotation: Rotation, groups: int, size: int) -> Any:
-    norms = HeadNorms(*weights, EPS) if weights else None
+    norms = HeadNorms(weights[0], weights[1], EPS) if weights else None
     return rotated_heads(mixed, rotation, groups=groups, size=size, norms=norms)
 
 
