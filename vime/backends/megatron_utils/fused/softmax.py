@@ -176,7 +176,7 @@ def _logit_gradients(
     if TARGETS:
         gradient += tl.where(column == tl.load(targets_ptr + row), tl.load(at_target_ptr + row), 0.0)
     if PARTS:
-        _store_parts(found_ptr + row * columns + column, rows * columns, gradient, inside)
+        _store_parts(found_ptr, (row * columns + column, (rows + row) * columns + column), gradient, inside)
     else:
         tl.store(found_ptr + row * columns + column, gradient, mask=inside)
 
@@ -187,11 +187,11 @@ def _bf16_parts(values_ptr, parts_ptr, rows, columns, BLOCK: tl.constexpr):
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     values = tl.load(values_ptr + row * columns + column, mask=inside, other=0.0)
-    _store_parts(parts_ptr + row * columns + column, rows * columns, values, inside)
+    _store_parts(parts_ptr, (row * columns + column, (rows + row) * columns + column), values, inside)
 
 
 @triton.jit
-def _store_parts(place_ptr, between, values, inside):
+def _store_parts(parts_ptr, places, values, inside):
     rounded = values.to(tl.bfloat16)
-    tl.store(place_ptr, rounded, mask=inside)
-    tl.store(place_ptr + between, values - rounded.to(tl.float32), mask=inside)
+    tl.store(parts_ptr + places[0], rounded, mask=inside)
+    tl.store(parts_ptr + places[1], values - rounded.to(tl.float32), mask=inside)
