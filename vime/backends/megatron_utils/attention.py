@@ -18,6 +18,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.module import MegatronModule
 
 from vime.backends.megatron_utils.context import ContextShare, Positions, QueryRun, gathered_order, query_runs
+from vime.backends.megatron_utils.fused.rotation import Rotation
 from vime.errors import SettingsError
 
 
@@ -32,6 +33,8 @@ class Pack(PackedSeqParams):  # type: ignore[misc]
     """This rank's tokens."""
     positions: torch.Tensor | None = None
     """[T of this rank] int64, the place of each token in its own sequence; the model puts it here."""
+    rotation: Rotation | None = None
+    """On a GPU; the model puts it here."""
     key_order: torch.Tensor | None = None
     """[T] int64, see `gathered_order`; None where this rank holds the whole pack."""
     further_tokens: tuple[torch.Tensor, ...] = ()

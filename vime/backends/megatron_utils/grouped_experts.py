@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.moe.experts import SequentialMLP
 
+from vime.backends.megatron_utils.fused.rule import runs_fused
+
 ALIGNED_NUMBERS = 8
 """bfloat16 numbers in the 16 bytes at whose multiples the kernels of grouped products want each row to begin."""
 
@@ -40,8 +42,13 @@ def grouped_experts(
     """
     ends = counts.to(hidden.device, torch.int32, non_blocking=True).cumsum(0, dtype=torch.int32)
     inner = F.grouped_mm(hidden, torch.stack(list(weights.first)).transpose(1, 2), offs=ends)
-    gate, linear = inner.chunk(2, dim=-1)
-    scaled = (activation(gate) * linear * scales[:, None]).to(hidden.dtype)
+    if activation is F.silu and runs_fused(inner):
+        from vime.backends.megatron_utils.fused.gate import swiglu
+
+        scaled = swiglu(inner, scales)
+    else:
+        gate, linear = inner.chunk(2, dim=-1)
+        scaled = (activation(gate) * linear * scales[:, None]).to(hidden.dtype)
     return F.grouped_mm(scaled, torch.stack(list(weights.second)).transpose(1, 2), offs=ends)
 
 

@@ -21,9 +21,13 @@ from megatron.training.argument_utils import core_transformer_config_from_args
 
 from vime.backends.megatron_utils.attention import PackedCoreAttention
 from vime.backends.megatron_utils.further_tokens import further_block
+from vime.backends.megatron_utils.fused.rotation import rotation_of
+from vime.backends.megatron_utils.fused.rule import has_kernels
+from vime.backends.megatron_utils.gated_mlp import GatedMLP
 from vime.backends.megatron_utils.grouped_experts import GroupedExperts
 from vime.backends.megatron_utils.latent_attention import PackedLatentAttention
 from vime.backends.megatron_utils.norm import RMSNorm
+from vime.backends.megatron_utils.self_attention import PackedSelfAttention
 from vime.backends.megatron_utils.value_head import with_value_head
 from vime.errors import SettingsError
 
@@ -59,7 +63,13 @@ class PackedGPTModel(GPTModel):  # type: ignore[misc]
         if frozen and (self.config.recompute_granularity is not None or self.config.pipeline_model_parallel_size > 1):
             # Recomputation and the backward pass of a stage start from what requires a gradient.
             decoder_input.requires_grad_()
-        return (decoder_input, None if rotary is None else rotary[position_ids[0]], *rest)
+        if rotary is None:
+            return output
+        angles = rotary[position_ids[0]]
+        if has_kernels(angles) and kwargs.get("packed_seq_params") is not None:
+            rotation = rotation_of(angles, interleaved=self.config.rotary_interleaved)
+            kwargs["packed_seq_params"].rotation = rotation
+        return (decoder_input, angles, *rest)
 
     def _postprocess(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As Megatron's; a pass with gradients also tells the output processor what each further depth knows.
@@ -196,7 +206,9 @@ def _layer_spec(config: TransformerConfig, num_experts: int | None, *, groups_ex
         multi_latent_attention=config.multi_latent_attention,
         normalization=config.normalization,
     )
-    if num_experts is not None and groups_experts:  # gathering that overlaps waits in front of each expert's own call
+    if num_experts is None:
+        layer.mlp = partial(GatedMLP.as_mlp_submodule, **layer.mlp.keywords)
+    elif groups_experts:  # gathering that overlaps waits in front of each expert's own call
         parts = layer.mlp.keywords["submodules"]
         grouped = replace(parts, experts=partial(GroupedExperts, **parts.experts.keywords))
         layer.mlp = partial(layer.mlp, submodules=grouped)
@@ -206,6 +218,8 @@ def _layer_spec(config: TransformerConfig, num_experts: int | None, *, groups_ex
     if config.multi_latent_attention:
         layer.self_attention.module = PackedLatentAttention
         attention.q_layernorm = attention.kv_layernorm = RMSNorm
-    elif config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    else:
+        layer.self_attention.module = PackedSelfAttention
+        if config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
     return ModuleSpec(module=TransformerLayer, submodules=layer)

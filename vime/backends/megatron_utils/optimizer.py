@@ -83,8 +83,32 @@ def build_learner(
             if not part.is_stub_optimizer:
                 decoupled = optimizer_config.decoupled_weight_decay
                 part.optimizer = StatelessAdam(part.optimizer.param_groups, decoupled=decoupled)
+    for part in optimizer.chained_optimizers:
+        if not part.is_stub_optimizer:
+            take_steps_at_once(part.optimizer)
     config.grad_scale_func = optimizer.scale_loss
     return Learner(chunks, optimizer, get_optimizer_param_scheduler(optimizer), saves_state)
+
+
+def take_steps_at_once(inner: Any) -> None:
+    """Let torch's Adam take one pass over memory where all is on GPUs; its counts of steps are on the GPU then.
+
+    Settings that came with a state give way to what fits this run's devices.
+    """
+    if not isinstance(inner, torch.optim.Adam):
+        return
+    parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
+    fused = bool(parameters) and all(parameter.is_cuda for parameter in parameters)
+    for group in inner.param_groups:
+        group["fused"] = True if fused else None
+    for parameter, state in inner.state.items():
+        if "step" in state:
+            state["step"] = _step_count(parameter, float(state["step"]), fused=fused)
+
+
+def _step_count(parameter: torch.Tensor, steps: float, *, fused: bool | None) -> torch.Tensor:
+    """A tensor of its own: Adam advances it in place for each parameter."""
+    return torch.tensor(steps, device=parameter.device if fused else "cpu")
 
 
 def ensure_state(learner: Learner) -> None:
@@ -96,11 +120,12 @@ def ensure_state(learner: Learner) -> None:
         inner = optimizer.optimizer
         if not isinstance(inner, torch.optim.Adam):
             continue
-        for parameter in (parameter for group in inner.param_groups for parameter in group["params"]):
-            state = inner.state[parameter]
-            if not state:
-                state["step"] = torch.tensor(0.0)
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                state = inner.state[parameter]
+                if not state:
+                    state["step"] = _step_count(parameter, 0.0, fused=group["fused"])
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
 
 
 def clear_state(learner: Learner) -> None:
@@ -142,6 +167,7 @@ def load_optimizer_state(learner: Learner, state: Any, *, keep_rates: bool) -> N
         ) from error
     for optimizer, part in pairs:
         if not isinstance(optimizer, DistributedOptimizer):
+            take_steps_at_once(optimizer.optimizer)
             continue
         steps = {int(group["step"]) for group in part["optimizer"]["param_groups"] if group.get("step") is not None}
         if len(steps) != 1:
@@ -149,6 +175,7 @@ def load_optimizer_state(learner: Learner, state: Any, *, keep_rates: bool) -> N
         (step,) = steps
         for parameter_state in optimizer.optimizer.state.values():
             parameter_state["step"] = torch.tensor(float(step))
+        take_steps_at_once(optimizer.optimizer)
 
 
 def _use_current_rates(saved: list[dict[str, Any]], current: list[dict[str, Any]]) -> None:

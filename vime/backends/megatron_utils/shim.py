@@ -53,6 +53,8 @@ def prepare_megatron() -> None:
         _fork_cpu_generator()
         _keep_splits_as_lists()
         _exchange_uneven_parts_padded()
+    else:
+        _take_many_tensors_at_once()
     _load_torch_adam_without_step()
 
 
@@ -240,6 +242,34 @@ def _exchange_uneven_parts_padded() -> None:
 
     mappings._gather_along_first_dim = gather_parts
     mappings._reduce_scatter_along_first_dim = reduce_scatter_parts
+
+
+def _take_many_tensors_at_once() -> None:
+    """Megatron without Apex measures, scales and copies gradients tensor by tensor, and waits for each norm."""
+    from megatron.core.optimizer import clip_grads, optimizer
+
+    clip_grads.l2_norm_impl = norm_of_all
+    clip_grads.multi_tensor_scale_impl = optimizer.multi_tensor_scale_impl = scale_all
+    optimizer._multi_tensor_copy_this_to_that = copy_all
+
+
+def norm_of_all(_size: int, _overflow: torch.Tensor, lists: list[list[torch.Tensor]], *_: Any) -> tuple[Any, None]:
+    """Apex's norm: that of all numbers of the tensors in the one list [1]; none of single tensors."""
+    return torch.stack(torch._foreach_norm(lists[0])).norm()[None], None
+
+
+def scale_all(_size: int, _overflow: torch.Tensor, lists: list[list[torch.Tensor]], scale: float) -> None:
+    """Apex's scaling: what is in the tensors of the first list, times `scale`, into those of the second."""
+    sources, targets = lists
+    if any(source is not target for source, target in zip(sources, targets, strict=True)):
+        torch._foreach_copy_(targets, sources)
+    torch._foreach_mul_(targets, scale)
+
+
+def copy_all(this: list[torch.Tensor], that: list[torch.Tensor], overflow_buf: torch.Tensor | None = None) -> None:  # noqa: ARG001
+    """Copy the tensors of one list into those of another, of any dtypes."""
+    if this:
+        torch._foreach_copy_(that, this)
 
 
 def _load_torch_adam_without_step() -> None:

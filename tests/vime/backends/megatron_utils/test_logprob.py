@@ -397,7 +397,8 @@ def test_terms_on_a_gpu_equal_dense_float64(kind: str, dtype: torch.dtype, gradi
     dense_leaves = case.fresh(torch.float64)
     options = HeadOptions(500, 0.8, chunk_rows=16, tile_columns=128)
     found, expected = run(moved, options, rule, leaves), dense_terms(case, *dense_leaves, options, f)
-    loss_of(HeadTerms(*(None if value is None else value.cpu() for value in vars(found).values()))).backward()
+    on_cpu = {name: getattr(found, name) for name in NAMES}
+    loss_of(HeadTerms(**{name: None if value is None else value.cpu() for name, value in on_cpu.items()})).backward()
     loss_of(expected).backward()
     for name in NAMES:
         value = getattr(found, name)

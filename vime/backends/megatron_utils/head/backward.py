@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from vime.backends.megatron_utils.fused.rule import has_kernels
 from vime.backends.megatron_utils.head.forward import Evaluation
 from vime.backends.megatron_utils.head.grid import Grid, GridEntries
-from vime.backends.megatron_utils.head.projection import projection_of
+from vime.backends.megatron_utils.head.projection import Bf16Parts, projection_of
 from vime.backends.megatron_utils.head.scores import Score
 from vime.backends.megatron_utils.head.types import HeadOptions
 
@@ -27,13 +29,31 @@ class LogitGradient:
     is_active: torch.Tensor
     """[R] bool: rows whose gradient isn't zero throughout"""
 
-    def block(self, logits: torch.Tensor, rows: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
-        """[r, columns] without the single entries, for `logits` [r, columns], which it may overwrite."""
-        factor = self.factor[rows, None]
-        if self.slope is None:
-            return logits.sub_(maximum[rows, None]).exp_().mul_(factor)
+    def of_rows(self, rows: torch.Tensor) -> BlockGradient:
+        """Without the single entries, of some rows by their numbers [r] int64."""
+        return BlockGradient(self.factor[rows], None if self.slope is None else self.slope[rows])
+
+
+@dataclass(frozen=True)
+class BlockGradient:
+    """e (factor - slope z) of `LogitGradient`."""
+
+    factor: torch.Tensor
+    """[R] float32"""
+    slope: torch.Tensor | None
+    """[R] float32; None for zeros"""
+
+    def block(self, logits: torch.Tensor, rows: slice, maximum: torch.Tensor) -> torch.Tensor:
+        """[r, columns] for `logits` [r, columns] of some rows, which it may overwrite; `maximum` is of all rows."""
+        factor, slope = self.factor[rows], None if self.slope is None else self.slope[rows]
+        if has_kernels(logits):
+            from vime.backends.megatron_utils.fused.softmax import gradients_in_place
+
+            return gradients_in_place(logits, maximum[rows], factor, slope)
+        if slope is None:
+            return logits.sub_(maximum[rows, None]).exp_().mul_(factor[:, None])
         exponentials = (logits - maximum[rows, None]).exp_()
-        return logits.mul_(-self.slope[rows, None]).add_(factor).mul_(exponentials)
+        return logits.mul_(-slope[:, None]).add_(factor[:, None]).mul_(exponentials)
 
 
 def logit_gradient(
@@ -83,23 +103,70 @@ def propagate(
     """Gradients of hidden states [R, H] and weights, where wanted. Rows without a gradient cost nothing."""
     active = gradient.is_active.nonzero()[:, 0]
     grid = Grid(len(active), found.shard.size, options.chunk_rows, options.tile_columns)
-    entries = _active_entries(grid, found, active)
     projection = projection_of(hidden if len(active) == len(hidden) else hidden[active], weight, fp32=options.fp32)
+    fused = found.entries.are_targets and has_kernels(hidden) and projection.takes_parts(weight)
+    blocks: _Blocks = (_TargetBlocks if fused else _EntryBlocks)(grid, gradient, found, active)
     grad_weight = torch.zeros_like(weight) if to_weight else None
     grad_active = torch.zeros(projection.hidden.shape, device=hidden.device) if to_hidden else None
     for tile, columns in grid.tiles():
         grad_tile = None if grad_weight is None else grad_weight[columns].float()
         for chunk, rows in grid.chunks():
             logits = projection.logits(rows, weight[columns], options.temperature)
-            block = gradient.block(logits, active[rows], found.maximum)
-            numbers, places = entries.of_block(tile, chunk)
-            block.view(-1).index_add_(0, places, gradient.at_entry[numbers])
+            block = blocks.gradient(logits, (tile, columns), (chunk, rows))
             projection.add_gradients(rows, block, weight[columns], to_hidden=grad_active, to_tile=grad_tile)
         if grad_weight is not None and grad_tile is not None and grad_weight.dtype != torch.float32:
             grad_weight[columns] = grad_tile
     if grad_active is None:
         return None, grad_weight
     return torch.zeros_like(hidden).index_copy_(0, active, grad_active.to(hidden.dtype)), grad_weight
+
+
+class _Blocks(Protocol):
+    def gradient(
+        self, logits: torch.Tensor, tile: tuple[int, slice], chunk: tuple[int, slice]
+    ) -> torch.Tensor | Bf16Parts:
+        """Of a block of logits [r, columns], by the numbers and places of its columns and of its active rows.
+
+        May overwrite the logits.
+        """
+
+
+class _EntryBlocks:
+    """Adds what belongs to single entries after the rest."""
+
+    def __init__(self, grid: Grid, gradient: LogitGradient, found: Evaluation, active: torch.Tensor) -> None:
+        self._gradient, self._entries = gradient.of_rows(active), _active_entries(grid, found, active)
+        self._at_entry, self._maximum = gradient.at_entry, found.maximum[active]
+
+    def gradient(self, logits: torch.Tensor, tile: tuple[int, slice], chunk: tuple[int, slice]) -> torch.Tensor:
+        block = self._gradient.block(logits, chunk[1], self._maximum)
+        numbers, places = self._entries.of_block(tile[0], chunk[0])
+        block.view(-1).index_add_(0, places, self._at_entry[numbers])
+        return block
+
+
+class _TargetBlocks:
+    """By one kernel for each block, where targets are all that is recorded."""
+
+    def __init__(self, _: Grid, gradient: LogitGradient, found: Evaluation, active: torch.Tensor) -> None:
+        self._gradient, self._maximum = gradient.of_rows(active), found.maximum[active]
+        self._at_target = gradient.at_entry[active]
+        self._targets = found.shard.local(found.entries.ids)[0][active]
+
+    def gradient(self, logits: torch.Tensor, tile: tuple[int, slice], chunk: tuple[int, slice]) -> Bf16Parts:
+        from vime.backends.megatron_utils.fused.softmax import gradient_parts
+
+        rows, slope = chunk[1], self._gradient.slope
+        return Bf16Parts(
+            gradient_parts(
+                logits,
+                self._maximum[rows],
+                self._gradient.factor[rows],
+                None if slope is None else slope[rows],
+                self._targets[rows] - tile[1].start,
+                self._at_target[rows],
+            )
+        )
 
 
 def _active_entries(grid: Grid, found: Evaluation, active: torch.Tensor) -> GridEntries:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from vime.algorithms.importance import WeightRule
+from vime.backends.megatron_utils.fused.rule import has_kernels
 from vime.backends.megatron_utils.head import nucleus as nuclei
 from vime.backends.megatron_utils.head.grid import Grid, GridEntries
 from vime.backends.megatron_utils.head.projection import projection_of
@@ -41,6 +42,8 @@ class RecordedEntries:
     """[R + N] int64; the first R are the targets"""
     segments: nuclei.Segments | None
     """The rows of a nucleus."""
+    are_targets: bool = False
+    """Whether nothing is recorded but the targets."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def _entries(request: HeadRequest, num_rows: int) -> RecordedEntries:
         check_ids("nucleus id", ids, vocab_size)
         segments = nuclei.segments_of(request.nucleus, num_rows)
         return RecordedEntries(torch.cat([rows, segments.rows]), torch.cat([targets, ids]), segments)
-    return RecordedEntries(rows, targets, None)
+    return RecordedEntries(rows, targets, None, are_targets=True)
 
 
 def _sweep(
@@ -131,10 +134,17 @@ def _sweep(
     options = request.options
     grid = Grid(hidden.size(0), shard.size, options.chunk_rows, options.tile_columns)
     columns, inside = shard.local(entries.ids)
-    grid_entries = GridEntries(grid, entries.rows, columns, inside)
     projection = projection_of(hidden, weight, fp32=options.fp32)
     softmax = OnlineSoftmax(hidden.size(0), hidden.device, with_entropy=request.with_entropy)
     picked = torch.zeros(len(entries.ids), device=hidden.device)
+    if entries.are_targets and has_kernels(hidden):
+        for _, tile_columns in grid.tiles():
+            for _, rows in grid.chunks():
+                logits = projection.logits(rows, weight[tile_columns], options.temperature)
+                softmax.update_fused(rows, logits, columns[rows] - tile_columns.start, picked[rows])
+        softmax.reduce(shard)
+        return softmax, shard.sum(picked).double()
+    grid_entries = GridEntries(grid, entries.rows, columns, inside)
     for tile, tile_columns in grid.tiles():
         for chunk, rows in grid.chunks():
             logits = projection.logits(rows, weight[tile_columns], options.temperature)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vime.backends.megatron_utils.fused.rule import has_kernels
 from vime.backends.megatron_utils.head.shard import VocabShard
 
 EXCLUDED = -1e30
@@ -24,6 +25,9 @@ class OnlineSoftmax:
         """Take in more logits [r, columns] float32 of some rows; overwrites them."""
         if logits.numel() == 0:
             return
+        if has_kernels(logits):
+            self.update_fused(rows, logits)
+            return
         self._raise_maximum(rows, torch.maximum(self.maximum[rows], logits.amax(-1)))
         logits.sub_(self.maximum[rows, None])
         if self.weighted is None:
@@ -32,6 +36,19 @@ class OnlineSoftmax:
         exponentials = logits.exp()
         self.total[rows] += exponentials.sum(-1)
         self.weighted[rows] += exponentials.mul_(logits).sum(-1)
+
+    def update_fused(
+        self,
+        rows: slice,
+        logits: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        picked: torch.Tensor | None = None,
+    ) -> None:
+        """As `update`, by one kernel, which leaves the logits as they are; see `fused.softmax.update_statistics`."""
+        from vime.backends.megatron_utils.fused.softmax import update_statistics
+
+        weighted = None if self.weighted is None else self.weighted[rows]
+        update_statistics(logits, self.maximum[rows], self.total[rows], weighted, targets=targets, picked=picked)
 
     def reduce(self, shard: VocabShard) -> None:
         """Merge with the other parts of the vocabulary."""
