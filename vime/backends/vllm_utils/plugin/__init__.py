@@ -4,7 +4,7 @@
 - methods of the workers that begin a staging and tell how it stands (by `--worker-extension-cls`);
 - repairs of what vLLM computes wrongly (`expert_prepack`, `tied_heads`, `rotary_repair`, `draft_repair`);
 - the residual stream in float32, where the launcher asks for it (`residual`);
-- a faster search for the most probable tokens on a CPU (`top_k`);
+- a faster search for the most probable tokens on a CPU (`top_k`), and faster scores on a GPU (`gpu_scores`);
 - the sample route, which returns what a sample needs as columns (`endpoint`, loaded as an endpoint plug-in);
 - when vime's launcher asks for it, the end of every vLLM process together with its parent.
 """
@@ -36,6 +36,7 @@ def register() -> None:
     from vime.backends.vllm_utils.plugin import (
         core_columns,
         draft_repair,
+        gpu_scores,
         received_columns,
         residual,
         rotary_repair,
@@ -51,6 +52,7 @@ def register() -> None:
         )
     core_columns.install()
     draft_repair.install()
+    gpu_scores.install()
     received_columns.install()
     residual.install()
     rotary_repair.install()
