@@ -184,7 +184,8 @@ def _packed_already(ids: npt.NDArray[Any], log_probs: npt.NDArray[Any]) -> npt.N
     """Both as the int32 [n, 2 w] that they are halves of; None where they lie apart."""
     size = ids.shape[1] * ids.itemsize
     are_halves = (
-        (ids.dtype, log_probs.dtype) == (np.int32, np.float32)
+        ids.dtype == np.int32
+        and log_probs.dtype == np.float32
         and ids.strides == log_probs.strides == (2 * size, ids.itemsize)
         and log_probs.__array_interface__["data"][0] - ids.__array_interface__["data"][0] == size
     )
