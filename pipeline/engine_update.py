@@ -6,7 +6,7 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Sequence
 
-from pipeline.weight_transports.transport import CONTROL_SHARE, Deadline, Failures
+from pipeline.weight_transports.transport import CONTROL_SHARE, WORK_SHARE, Deadline, Failures
 from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import EngineError, PublicationError
 
@@ -33,10 +33,18 @@ class EngineUpdate:
         """Why the engine doesn't take part any more."""
         self.samples = True
         """Whether it is known to sample, as far as nobody has stopped it."""
+        self.was_swapped = False
+        """Whether it was told to change its weights between two steps."""
+        self.was_stopped = False
 
     @property
     def goes_on(self) -> bool:
         return not self.problem
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether its steps may have been kept up."""
+        return self.was_stopped or self.was_swapped
 
     def fail(self, problem: str) -> None:
         """Leave out the engine from here on."""
@@ -44,7 +52,7 @@ class EngineUpdate:
 
     async def stop(self, *, flush: bool) -> None:
         """Stop sampling: freeze running requests, or end them and forget all keys and values."""
-        self.samples = False
+        self.samples, self.was_stopped = False, True
         await self._step("pausing", self.engine.pause("abort" if flush else "keep", timeout_s=self._deadline.left_s()))
         if flush and self.goes_on:
             seconds = self._deadline.left_s(CONTROL_SHARE)
@@ -54,6 +62,27 @@ class EngineUpdate:
     async def open(self) -> None:
         """Open the update; the model may change after it."""
         await self._step("opening the update on", self.engine.start_weight_update())
+
+    async def can_swap(self) -> bool:
+        """Whether a staged version can go into the model without a halt."""
+        if self.weights is not Weights.OLD:
+            return False
+        try:
+            asking, seconds = self.engine.swaps(), self._deadline.left_s(CONTROL_SHARE)
+            return await self._deadline.bound(f"asking {self.engine.address}", asking, at_most_s=seconds)
+        except PublicationError as error:
+            self.fail(error.message)
+            return False
+
+    async def swap(self, version: int) -> None:
+        """Change the weights between two steps; what the engine says of itself counts where the answer is lost."""
+        self.was_swapped, self.weights = True, Weights.UNKNOWN
+        work = self.engine.swap_weights(version)
+        await self._step("changing the weights of", work, share=WORK_SHARE)
+        if self.goes_on or await self._version() == version:
+            self.problem, self.weights = "", Weights.NEW
+        else:
+            self.samples = False
 
     async def close(self, version: int) -> None:
         """Raise the engine's version, and hear that it is raised."""
@@ -70,7 +99,11 @@ class EngineUpdate:
     async def settle(self) -> None:
         """Let an engine whose weights are known sample on; one in doubt ends its requests and stays paused."""
         if self.weights is Weights.UNKNOWN:
+            if self.was_swapped:
+                await self._quietly(self.engine.pause("abort", timeout_s=SETTLE_S))
             await self._quietly(self.engine.abort_all())
+            return
+        if self.was_swapped:
             return
         problem = await self._quietly(self.engine.resume())
         self.samples = not problem
@@ -83,8 +116,8 @@ class EngineUpdate:
         except (EngineError, TimeoutError) as error:
             return f"unknown ({type(error).__name__}: {error})"
 
-    async def _step(self, doing: str, work: Awaitable[object]) -> None:
-        seconds = self._deadline.left_s(CONTROL_SHARE)
+    async def _step(self, doing: str, work: Awaitable[object], *, share: float = CONTROL_SHARE) -> None:
+        seconds = self._deadline.left_s(share)
         try:
             await self._deadline.bound(f"{doing} {self.engine.address}", work, at_most_s=seconds)
         except PublicationError as error:

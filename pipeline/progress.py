@@ -71,6 +71,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     and `--log-reward-category` (`error_cat/...`) ask for."""
     alarms: list[str] = []
     """What is wrong with this batch though it was trained: a sentence each."""
+    publication_s: float = 0.0
+    """Seconds that the publication took, of which the trainer may have waited for none; 0 when there was none."""
     drifted_tokens: int = 0
     """Sampled tokens that a generate function replaced in this session; their samples were set aside."""
     response_tokens_median: float = 0.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipeline.engine_update import EngineUpdate, Weights, note_failures
 from pipeline.flush import publication_flushes
@@ -25,6 +25,7 @@ MAX_FAILED = 3
 PREPARE_SHARE = 0.7
 """Part of a publication's time that preparing may take: the rest is for the engines that stand still."""
 CLEAN_UP_S = 30.0
+ASK_PAUSE_S = 5.0
 MAX_FENCED = 2
 """Publications in a row that may leave out an engine before it is replaced, where engines are."""
 
@@ -53,11 +54,13 @@ class Publication:
     prepare_s: float
     """Seconds in which the engines sampled on."""
     pause_s: float
-    """Seconds in which the engines stood still."""
+    """Seconds in which the engines stood still: as they measure it, where weights change between two steps."""
     fenced: dict[str, str]
     """Engines that get no requests -> why, but for those that were given up."""
     returned: list[str] = field(default_factory=list)
     """Engines that got no requests before, and do now."""
+    change_s: float = 0.0
+    """Seconds in which no request was let in: those of a halt, or of the calls that change weights without one."""
 
 
 class WeightPublisher:
@@ -117,6 +120,11 @@ class WeightPublisher:
     def sender_is_new(self) -> None:
         """The trainer's processes are others than before: the next version builds on nothing that engines hold."""
         self._sender_is_new = True
+
+    @property
+    def next_version(self) -> int:
+        """The number that the next publication tries."""
+        return self._tried + 1
 
     @property
     def serving(self) -> list[str]:
@@ -258,12 +266,12 @@ class WeightPublisher:
         self._why, self._lost, self._is_publishing = "", dict(self._gone), True
         self._num_attempts += 1
         updates = [EngineUpdate(e, deadline, in_doubt=e.address in self._in_doubt) for e in engines]
-        prepared, pause_s, were_fenced = Prepared(), 0.0, set(self.fenced)
+        prepared, change_s, were_fenced = Prepared(), 0.0, set(self.fenced)
         try:
             prepared = await self._prepare(version, updates, deadline)
             prepare_s = time.monotonic() - started
             if any(update.goes_on for update in updates):
-                pause_s = await self._change(version, updates, deadline, flush=flush)
+                change_s = await self._change(version, updates, deadline, flush=flush)
             raised = self._judge(version, updates)
             self._fences_changed()
         except BaseException:
@@ -273,6 +281,7 @@ class WeightPublisher:
             self._is_publishing = False
         if self._serving:
             await self._admission.resume_admission(self.version, sorted(self._serving))
+        pause_s = await _pause_s(updates, change_s, deadline)
         await self._clean_up(version, published=version == self.version)
         self._replace_useless(updates)
         return Publication(
@@ -285,6 +294,7 @@ class WeightPublisher:
             pause_s,
             {address: reason for address, reason in self.fenced.items() if address not in self._given_up},
             sorted(were_fenced & self._serving),
+            change_s,
         )
 
     async def _cut_short(self, updates: Sequence[EngineUpdate]) -> None:
@@ -330,11 +340,37 @@ class WeightPublisher:
             update.samples = update.engine.address not in gone
 
     async def _change(self, version: int, updates: list[EngineUpdate], deadline: Deadline, *, flush: bool) -> float:
-        """Stop, load, raise the version, and let go on; how long the engines stood still."""
+        """Bring the version into the models; how long that took."""
         going = [update for update in updates if update.goes_on]
+        swapping = await self._who_swaps(going, flush=flush)
+        halting = [update for update in going if update not in swapping and update.goes_on]
         if len(updates) >= len(self._left):
             await self._admission.pause_admission()
-        stopped_at = time.monotonic()
+        began = time.monotonic()
+        changes = [self._swap(version, swapping)] if swapping else []
+        if halting:
+            changes.append(self._halt_and_load(version, halting, deadline, flush=flush))
+        await _all_of(changes)
+        return time.monotonic() - began
+
+    async def _who_swaps(self, going: Sequence[EngineUpdate], *, flush: bool) -> list[EngineUpdate]:
+        """Those that need no halt: they serve, so nobody has left them paused, and have the version beside them."""
+        if flush or self._compare_first or not self._transport.stages:
+            return []
+        serving = [update for update in going if update.engine.address in self._serving]
+        can_swap = await asyncio.gather(*(update.can_swap() for update in serving))
+        return [update for update, can in zip(serving, can_swap, strict=True) if can]
+
+    async def _swap(self, version: int, swapping: list[EngineUpdate]) -> None:
+        """Change the weights between two steps."""
+        try:
+            await asyncio.gather(*(update.swap(version) for update in swapping))
+            reach(KillPoint.DURING_WEIGHTS)
+        finally:
+            await asyncio.gather(*(update.settle() for update in swapping))
+
+    async def _halt_and_load(self, version: int, going: list[EngineUpdate], deadline: Deadline, *, flush: bool) -> None:
+        """Stop, load, raise the version, and let go on."""
         try:
             await asyncio.gather(*(update.stop(flush=flush) for update in going))
             if self._compare_first:
@@ -351,7 +387,6 @@ class WeightPublisher:
                 self._compare_first = False
         finally:
             await asyncio.gather(*(update.settle() for update in going))
-        return time.monotonic() - stopped_at
 
     async def _load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
         try:
@@ -420,3 +455,23 @@ class WeightPublisher:
             if self._num_fenced[address] >= MAX_FENCED or not self._serving:
                 self._gone[address] = self.fenced[address]
                 self._replace(address, self.fenced[address])
+
+
+async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Each goes to its end, whatever becomes of the others; raises the first error."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
+
+
+async def _pause_s(updates: Sequence[EngineUpdate], change_s: float, deadline: Deadline) -> float:
+    """The longest time that an engine stood still; that of the change, where an engine was halted or doesn't tell."""
+    if not all(update.was_swapped and update.weights is Weights.NEW for update in updates if update.was_changed):
+        return change_s
+    engines = [update.engine for update in updates if update.was_changed]
+    try:
+        asking = asyncio.gather(*(engine.swap_time_s() for engine in engines))
+        return max(await deadline.bound("asking for the pause", asking, at_most_s=ASK_PAUSE_S), default=0.0)
+    except PublicationError as error:
+        logger.warning("the pause of the engines is not known: %s", error.message)
+        return change_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -44,19 +45,35 @@ class ServedWeights:
         turns: MemoryTurns,
         note: Callable[[str], None],
         evaluations: VersionHolders,
+        *,
+        overlaps: bool = False,
     ) -> None:
         """`note` is told which engines get no requests, and which serve again.
 
-        No new version comes under `evaluations`, while an engine answers them.
+        No new version comes under `evaluations`, while an engine answers them. `overlaps`: the next batch may be
+        trained while a version is published.
         """
         self._publisher, self._workers, self._commits = publisher, workers, commits
         self._trainer, self._turns, self._note = trainer, turns, note
         self._evaluations = evaluations
         self._trainer_holds_them = False
+        self._overlaps = overlaps
+        self._under_way: asyncio.Task[Publication] | None = None
+        self._planned_version = 0
 
     @property
     def version(self) -> int:
         return self._publisher.version
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether a version is published beside the training."""
+        return self._under_way is not None
+
+    @property
+    def planning_version(self) -> int:
+        """The version that the trainer holds, as far as it has one: that which serves, or is about to."""
+        return max(self.version, self._planned_version) if self.is_publishing else self.version
 
     @property
     def fenced(self) -> Mapping[str, str]:
@@ -80,19 +97,56 @@ class ServedWeights:
 
         Where trainer and engines take turns the trainer is out afterwards, and whoever may be asked is awake.
         """
-        if self._publisher.serving:
-            await self._evaluations.responses_are_there()
+        await self._evaluations_have_responses()
         async with self._commits.trainers_busy:
             publication = await self._publisher.publish()
         await self._turns.wake(self._publisher.serving)
         self._trainer_holds_them = publication.raised
         return publication
 
+    async def _evaluations_have_responses(self) -> None:
+        if self._publisher.serving:
+            await self._evaluations.responses_are_there()
+
+    async def _publish_held(self) -> Publication:
+        await self._evaluations_have_responses()
+        return await self._publisher.publish()
+
     async def publish_and_tell(self) -> Publication:
         """Between two batches."""
         publication = await self.publish()
         self._tell(publication)
         return publication
+
+    async def begin_to_publish(self) -> Publication | None:
+        """Between two batches. None when a copy is published while the trainer goes on; `settle` tells of it then."""
+        async with self._commits.trainers_busy:
+            is_held = self._overlaps and await self._workers.trainers.hold_weights()
+        if not is_held:
+            return await self.publish_and_tell()
+        self._planned_version, self._trainer_holds_them = self._publisher.next_version, True
+        self._under_way = asyncio.create_task(self._publish_held())
+        return None
+
+    async def settle(self) -> Publication | None:
+        """Wait for the publication that is under way; None without one. Raises what it failed with."""
+        if self._under_way is None:
+            return None
+        try:
+            publication = await self._under_way
+        finally:
+            self._under_way = None
+        await self._workers.trainers.let_go_weights()
+        self._trainer_holds_them = self._trainer_holds_them and publication.raised
+        self._tell(publication)
+        return publication
+
+    async def abandon(self) -> None:
+        """Give up the publication that is under way; engines that it has changed get no requests."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.cancel()
+            await asyncio.gather(under_way, return_exceptions=True)
 
     async def publish_of_new_trainer(self) -> None:
         """Publish what ranks hold that have started again; the next batch is planned under that version."""
@@ -109,6 +163,10 @@ class ServedWeights:
         Where trainer and engines take turns, those that serve are not stopped for it: the next turn's publication
         brings the others back. While an evaluation needs the version that serves, those wait that it can't be given to.
         """
+        if self.is_publishing:
+            await self.settle()
+            if not self.behind:
+                return
         if self._turns.engines_sleep:
             if self._publisher.serving:
                 return
@@ -132,13 +190,24 @@ class ServedWeights:
 
     async def keep(self) -> None:
         """The next batch is planned under the version that serves."""
-        await self._workers.keep_version(self.version)
+        await self._workers.queue.keep_version(self.version)
 
     def _tell(self, publication: Publication) -> None:
         for address in publication.returned:
             self._note(f"Engine {address} serves again, with version {publication.version}.")
         for address, reason in publication.fenced.items():
             self._note(f"Engine {address} gets no requests until it confirms a version: {reason}")
+
+
+def publications_overlap(settings: Settings, num_gpus: int) -> bool:
+    """Whether the next batch may be trained while a version is published.
+
+    Not where trainer and engines take turns, in generation and training or in memory, or where ranks end after a batch.
+    """
+    wish, cluster = settings.weights.update_weights_while_training, settings.cluster
+    in_memory = cluster.colocate or cluster.engines_leave_memory
+    in_turns = settings.queue.max_staleness == 0 or in_memory or cluster.release_train
+    return not in_turns and (wish == "on" or (wish == "auto" and num_gpus > 0))
 
 
 async def start_publisher(
@@ -165,7 +234,7 @@ async def start_publisher(
             0 if start.commit is None else start.commit.weight_version,
             kept_version or 0,
             highest_evaluated_version(folder.root),
-            await workers.highest_version(),
+            await workers.queue.highest_version(),
             await workers.trainers.highest_version_on_disk(),
         ),
         flush_interval=weights.flush_cache_interval,

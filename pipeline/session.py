@@ -10,6 +10,7 @@ from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
 from pipeline.cluster import Cluster
 from pipeline.commits import Commits
 from pipeline.debug.dumps import RolloutDumps
+from pipeline.devices import visible_gpus
 from pipeline.engine_in_turns import kept_in_turns
 from pipeline.engine_return import engines_brought_back
 from pipeline.evaluation.session import Evaluations
@@ -30,7 +31,7 @@ from pipeline.prometheus.exporter import write_engine_targets
 from pipeline.publisher import Publication
 from pipeline.restarts import RestartBudget
 from pipeline.run_folder import RunFolder
-from pipeline.served_weights import ServedWeights, start_publisher
+from pipeline.served_weights import ServedWeights, publications_overlap, start_publisher
 from pipeline.session_report import SessionReport
 from pipeline.session_start import Start, coordinator_config
 from pipeline.stages import Stage, StageBoard
@@ -105,6 +106,7 @@ class Session:
             weights = await self._start_all(clients)
             with self._interrupts.finishing_steps():
                 await self._train_all(weights)
+                await self._workers.guarded(weights.settle())
                 self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
                 if self._evaluations.are_going_on:
                     await self._workers.guarded(weights.serve_on())
@@ -117,13 +119,15 @@ class Session:
             if failed is not None:
                 raise failed
             self._report.end(
-                await self._workers.identity(),
+                await self._workers.queue.identity(),
                 self._done_rollouts,
                 names_bottleneck=self._workers.has_engines and self._done_rollouts > self._start.plan.start_rollout,
             )
             self._is_done = self._done_rollouts >= self._num_rollout
             return Ending.DONE if self._is_done else Ending.INTERRUPTED
         finally:
+            if self._weights is not None:
+                await self._weights.abandon()
             for client in (*clients, *self._frozen):
                 await client.close()
             await self._commits.abandon()
@@ -133,9 +137,9 @@ class Session:
         """Start every process and publish the first version; `clients` gets one for each engine."""
         workers = self._workers
         await prove_nodes(self._folder.queue, self._settings.queue)
-        await workers.start_coordinator(coordinator_config(self._settings, self._start, self._session))
+        await workers.queue.start(coordinator_config(self._settings, self._start, self._session))
         self._supervise(clients)
-        self._at_start = await workers.identity()
+        self._at_start = await workers.queue.identity()
         self._view.note(f"At start: {self._at_start}")
         kept_version = await workers.guarded(workers.take_over_engines())
         await workers.start_routers()
@@ -155,7 +159,14 @@ class Session:
             self._settings, self._folder, self._start, workers, clients, self._turns, kept_version, self._incidents
         )
         weights = ServedWeights(
-            publisher, workers, self._commits, self._trainer, self._turns, self._view.note, self._evaluations
+            publisher,
+            workers,
+            self._commits,
+            self._trainer,
+            self._turns,
+            self._view.note,
+            self._evaluations,
+            overlaps=publications_overlap(self._settings, visible_gpus()),
         )
         self._weights = weights
         append_branch(
@@ -219,6 +230,7 @@ class Session:
     async def _restart_trainers(self, weights: ServedWeights, which: str, death: TrainerDiedError) -> None:
         self._stages.begin(Stage("the trainer's ranks start again"))
         await self._commits.abandon()
+        await weights.abandon()
         await self._workers.trainers.abandon()
         done = self._done_rollouts
         self._start = go_back(self._start, self._folder, self._commits.newest, weights.version)
@@ -229,7 +241,7 @@ class Session:
         )
         self._evaluations.branch = self._start.branch
         weights.trainer_changed()
-        await self._workers.begin_branch(coordinator_config(self._settings, self._start, self._session))
+        await self._workers.queue.begin_branch(coordinator_config(self._settings, self._start, self._session))
         await self._give_memory_to_trainer()
         await self._workers.guarded(self._trainer.start())
         await weights.publish_of_new_trainer()
@@ -250,7 +262,7 @@ class Session:
         self._stages.begin(Stage("trains", rollout_id + 1))
         samples, reports = await self._workers.guarded(self._read_and_train(plan))
         reach(KillPoint.AFTER_TRAIN)
-        await self._workers.training_completed(plan)
+        await self._workers.queue.training_completed(plan)
         await self._hooks.trained()
         self._done_rollouts = rollout_id + 1
         self._report.clock.trained()
@@ -268,7 +280,8 @@ class Session:
         wanted = groups_to_wait_for(self._settings.data.rollout_batch_size or 0, self._num_rollout - rollout_id)
         self._stages.begin(Stage("", rollout_id + 1, groups_wanted=wanted))
         groups = await wait_for_batch(
-            self._workers,
+            self._workers.queue,
+            self._workers.stats,
             wanted,
             stall_timeout_s=None,
             report=self._view.waiting,
@@ -286,11 +299,11 @@ class Session:
             plan_settings(self._settings, self._trainer.packing),
             branch=self._start.branch,
             rollout_id=rollout_id,
-            policy_version=weights.version,
+            policy_version=weights.planning_version,
             processed=processed,
         )
         reach(KillPoint.BEFORE_PLAN)
-        await self._workers.record_plan(plan, encode(plan))
+        await self._workers.queue.record_plan(plan, encode(plan))
         reach(KillPoint.AFTER_PLAN)
         await self._dumps.save(plan)
         return plan
@@ -307,7 +320,8 @@ class Session:
             return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
 
     async def _commit_and_publish(self, rollout_id: int, weights: ServedWeights) -> Publication | None:
-        """What is due after this rollout batch; the publication, where one was made."""
+        """What is due after this rollout batch; the publication that ended since the one before, where one did."""
+        settled = await self._settled(rollout_id, weights)
         is_last = rollout_id == self._num_rollout - 1
         evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
         interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
@@ -315,21 +329,29 @@ class Session:
             self._stages.begin(Stage("commits", rollout_id + 1))
             await self._workers.guarded(self._commits.commit(self._start, rollout_id, weights.version))
         if (is_last and not evaluates) or self._interrupts.stop_asked:
-            return None
+            return settled
         publication = None
         if evaluates or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
-            publication = await self._publish(rollout_id, weights)
-        if publication is None or not publication.raised:
+            publication = await self._publish(rollout_id, weights, waits=evaluates)
+        if not weights.is_publishing and (publication is None or not publication.raised):
             await weights.keep()
         await self._trainer.release()
         if evaluates:
             self._evaluations.begin(rollout_id + 1)
-        return publication
+        return publication or settled
 
-    async def _publish(self, rollout_id: int, weights: ServedWeights) -> Publication:
+    async def _settled(self, rollout_id: int, weights: ServedWeights) -> Publication | None:
+        """Wait for the publication that is under way beside the training."""
+        if weights.is_publishing:
+            self._stages.begin(Stage("publishes weights", rollout_id + 1))
+        return await self._workers.guarded(weights.settle())
+
+    async def _publish(self, rollout_id: int, weights: ServedWeights, *, waits: bool) -> Publication | None:
+        """The publication, or None where it goes on beside the training, unless it `waits` for the end."""
         self._stages.begin(Stage("publishes weights", rollout_id + 1))
         reach(KillPoint.BEFORE_WEIGHTS)
-        publication = await self._workers.guarded(weights.publish_and_tell())
+        publish = weights.publish_and_tell if waits else weights.begin_to_publish
+        publication = await self._workers.guarded(publish())
         reach(KillPoint.AFTER_WEIGHTS)
         return publication
 
@@ -356,4 +378,4 @@ class Session:
         return HookArgs(self._workers.settings)
 
     def _open_pool(self) -> PayloadPool:
-        return open_pool(self._settings, self._workers.coordinator)
+        return open_pool(self._settings, self._workers.queue.actor)

@@ -66,6 +66,10 @@ class SleepingEngine(EngineClient):
             await self.sleep("wait")
         self._asleep = _EVERYTHING
 
+    async def swaps(self) -> bool:
+        """It wakes at the steps of an update with a halt."""
+        return False
+
     async def start_weight_update(self) -> None:
         """Open an update, once there are weights to change."""
         await self._wake(self._asleep & {"weights"})

@@ -111,6 +111,7 @@ def step_record(
         train_s=clock.train_s,
         publish_s=clock.publish_s,
         pause_s=0.0 if publication is None else publication.pause_s,
+        publication_s=0.0 if publication is None else publication.prepare_s + publication.change_s,
         update_weights_wire_bytes=0 if publication is None else publication.wire_bytes,
         update_weights_density=0.0 if publication is None else publication.density,
         step_s=clock.step_s,

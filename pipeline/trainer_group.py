@@ -116,6 +116,17 @@ class TrainerGroup:
 
     # The trainer's side of a publication.
 
+    async def hold_weights(self) -> bool:
+        """Copy the weights where there is room, so that the calls below publish these while the ranks train."""
+        if not await self._on_first(lambda trainer: trainer.can_hold_weights.remote()):
+            return False
+        await self.on_all(lambda trainer: trainer.hold_weights.remote())
+        return True
+
+    async def let_go_weights(self) -> None:
+        """The calls below publish the ranks' present weights again."""
+        await self.on_all(lambda trainer: trainer.let_go_weights.remote())
+
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         joining: list[dict[str, object]] = await self._on_first(
             lambda trainer: trainer.open_sender.remote(engine_names, timeout_s)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from pipeline.held_weights import HeldWeights, weights_to_send
 from pipeline.weight_transports.disk import PublishedVersion
 from vime.backends.vllm_utils.disk.layout import highest_version, version_folder
 from vime.backends.vllm_utils.disk.writer import VersionWriter
@@ -58,7 +59,22 @@ class TrainerWeights:
         self._sender: WeightSender | None = None
         self._writer = None if settings.disk_dir is None else make_writer(settings.disk_dir)
         self._buffer: SharingBuffer | None = None
+        self._num_bytes = 0
+        """Of the weights, once a version was sent, written or shared."""
+        self.held = HeldWeights(rank)
         self._parts: Iterator[dict[str, object]] | None = None
+
+    def can_hold(self) -> bool:
+        """Whether this rank, the first, has room for a copy of the weights; their size is known after a version."""
+        return self._num_bytes > 0 and self.held.fits(self._num_bytes)
+
+    def hold(self) -> None:
+        """Publish the weights of this moment from now on, until `let_go`. All ranks together."""
+        self.held.hold(self._trainer.named_hf_weights())
+
+    def let_go(self) -> None:
+        """Publish the trainer's present weights again."""
+        self.held.let_go()
 
     def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         """Listen for the engines (rank 0), after closing an earlier group; what each needs to join."""
@@ -80,9 +96,11 @@ class TrainerWeights:
 
     def send(self) -> int:
         """Send the current weights to the engines; bytes sent."""
-        weights = self._trainer.named_hf_weights()
+        weights = self._weights()
         try:
-            return self._opened_sender().send(weights).num_bytes if self._rank == 0 else 0
+            if self._rank == 0:
+                self._num_bytes = self._opened_sender().send(weights).num_bytes
+            return self._num_bytes
         finally:
             _exhaust(weights)  # ranks gather together, to the end
 
@@ -92,7 +110,7 @@ class TrainerWeights:
 
     def write_version(self, version: int, *, full: bool) -> PublishedVersion:
         """Write the current weights as a version on disk; rank 0 writes, and tells of it."""
-        weights = self._trainer.named_hf_weights()
+        weights = self._weights()
         folder = version_folder(self._disk_dir, version)
         if self._rank != 0 or self._writer is None:
             _exhaust(weights)
@@ -102,6 +120,7 @@ class TrainerWeights:
         finally:
             _exhaust(weights)  # ranks gather together, to the end
         receipt = written.receipt
+        self._num_bytes = receipt.num_bytes
         return PublishedVersion(
             str(folder), receipt.names, receipt.digest, receipt.num_bytes, written.wire_bytes, written.changed_bytes
         )
@@ -137,7 +156,7 @@ class TrainerWeights:
 
     def follow_sharing(self) -> None:
         """Take part in the gathering of weights that rank 0 shares."""
-        _exhaust(self._trainer.named_hf_weights())
+        _exhaust(self._weights())
 
     def stop_sharing(self) -> None:
         """Gather the rest of a version for nothing, so that the other ranks come to its end (rank 0).
@@ -159,14 +178,19 @@ class TrainerWeights:
             # The description of a part comes on top of its tensors.
             self._buffer = SharingBuffer(self._settings.buffer_bytes * 9 // 8, device)
         pending: list[tuple[str, torch.Tensor]] | None = None
-        first = True
-        for tensors in collect_packets(self._trainer.named_hf_weights(), self._settings.buffer_bytes):
+        first, num_bytes = True, 0
+        for tensors in collect_packets(self._weights(), self._settings.buffer_bytes):
             if pending is not None:
                 yield self._buffer.fill(version, pending, first=first, last=False)
                 first = False
             pending = [(name, tensor.clone()) for name, tensor in tensors]
+            num_bytes += sum(tensor.nbytes for _, tensor in pending)
+        self._num_bytes = num_bytes
         if pending is not None:
             yield self._buffer.fill(version, pending, first=first, last=True)
+
+    def _weights(self) -> NamedTensors:
+        return weights_to_send(self.held, self._trainer.named_hf_weights)
 
     @property
     def _disk_dir(self) -> Path:

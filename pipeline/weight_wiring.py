@@ -42,11 +42,12 @@ def weight_transport(settings: Settings, source: WeightSource) -> WeightTranspor
             ),
         )
     on_gpus = visible_gpus() > 0
+    is_small = on_gpus and fits_beside(Path(settings.checkpoint.hf_checkpoint or ""))
     if on_gpus and settings.cluster.colocate:
-        return SharedTransport(source)
+        return SharedTransport(source, stages=is_small and not settings.cluster.engines_leave_memory)
     return GroupTransport(
         source,
-        streams=on_gpus and not fits_beside(Path(settings.checkpoint.hf_checkpoint or "")),
+        streams=on_gpus and not is_small,
         streams_after_failure=on_gpus,
         timeout_s=weights.update_weight_timeout,
     )

@@ -77,8 +77,9 @@ MEANINGS = {
     "wait_s": "The trainer waited for enough groups.",
     "train_s": "From there until the batch was trained: planning, storing the plan, starting ranks that were released, "
     "reading, training, recording.",
-    "publish_s": "From there until commit and publication, if any, were done.",
+    "publish_s": "From there until commit and publication, if any, were done, as far as the trainer waits for them.",
     "pause_s": "How long the engines stood still for the publication; 0 when there was none.",
+    "publication_s": "How long the publication took, also where the trainer did not wait; 0 when none ended.",
     "update_weights_wire_bytes": "Bytes that the publication sent, or wrote to disk; 0 when there was none.",
     "update_weights_density": "Share of the weights' bytes that travelled as changed; 1 for whole versions.",
     "step_s": "`wait_s` + `train_s` + `publish_s`.",

@@ -38,17 +38,24 @@ DESCRIPTION = """\
 Publishes the weights of Qwen3-0.6B, in bf16, into an engine with 256 requests of 512 tokens in flight, over NCCL to the
 other of two GPUs, through shared memory on one, over gloo on a CPU (there: a tiny model in float32). MODE is one of
 
-  keep    running requests are frozen and go on afterwards; what vime does
+  keep    running requests go on, and weights change between two steps; what vime does
+  halt    running requests are frozen and go on afterwards, as where weights can't be changed between two steps
   wait    the engine first ends what runs
   abort   running requests are ended, their tokens thrown away, and the cache is dropped
 
   plain_s                     the same bytes by one plain broadcast to the other GPU (or process), or a copy in the GPU
-  MODE_pause_s                seconds in which the engine took no new work, median of the publications
+  MODE_pause_s                seconds in which the engine made no step because of a publication, median: for keep as its
+                              core measures it, the call's time and that of the copies on the GPU; for the others from
+                              the first call that stops it to the last that lets it go on
+  MODE_change_s               seconds in which no request was let in
+  MODE_prepare_s              seconds before that, in which the engine sampled on
   pause_over_plain            keep_pause_s / plain_s; floor 2.0, goal 1.25
-  keep_PART_s                 where that pause goes with keep; PART is stop (running requests halt), open, load
-                              (the weights into the model, over NCCL their sending too unless they were there before),
-                              close (the version is raised and asked for) and resume; means
-  streamed_pause_s            of two GPUs: keep_pause_s when weights are sent in the pause, part by part, as those are
+  keep_swap_s                 the call that changes the weights, as its caller sees it; means
+  halt_PART_s                 where the pause goes with halt; PART is stop (running requests halt), open, load (the
+                              weights into the model), close (the version is raised and asked for) and resume; means
+  ipc_*                       of two GPUs: the same as keep_*, trainer and engine on one of them, through shared memory
+  ipc_pause_over_plain        ipc_pause_s over the plain broadcast between the two
+  streamed_pause_s            of two GPUs: halt_pause_s when weights are sent in the pause, part by part, as those are
                               that have no room beside the model; else they are sent before it
   MODE_lost_tokens            of the WINDOW seconds around a publication: tokens that were not made at the rate of
                               half as many seconds right before, and those that were thrown away; medians
@@ -59,16 +66,16 @@ other of two GPUs, through shared memory on one, over gloo on a CPU (there: a ti
   delta_over_full             bytes
 
 Between versions every CHANGED_EVERY-th weight changes in its last bit, about as many as a step at a learning rate of
-1e-6 changes in bf16; `python -m benchmarks.delta` trains to find out. --only chooses among the modes (running), weights
-that are sent in the pause (streamed), and whole versions and deltas (disk).
+1e-6 changes in bf16; `python -m benchmarks.delta` trains to find out. --only chooses among the modes (running), shared
+memory on two GPUs (ipc), weights that are sent in the pause (streamed), and whole versions and deltas (disk).
 """
 CHANGED_EVERY = 64
 TIMEOUT_S = 120.0
 PUBLICATIONS = 2
 """Of each mode, after one that isn't counted."""
 WINDOW_S, SMALL_WINDOW_S = 10.0, 3.0
-MODES: tuple[PauseMode, ...] = ("keep", "wait", "abort")
-CHOICES = ("running", "streamed", "disk")
+MODES = ("keep", "halt", "wait", "abort")
+CHOICES = ("running", "ipc", "streamed", "disk")
 
 
 class ChangingWeights:
@@ -126,6 +133,9 @@ class TimedClient(EngineClient):
     async def pause(self, mode: PauseMode, *, timeout_s: float | None = None) -> None:
         await self._timed("stop", super().pause(mode, timeout_s=timeout_s))
 
+    async def swap_weights(self, version: int) -> None:
+        await self._timed("swap", super().swap_weights(version))
+
     async def start_weight_update(self) -> None:
         await self._timed("open", super().start_weight_update())
 
@@ -144,7 +154,14 @@ class TimedClient(EngineClient):
         self.seconds.setdefault(part, []).append(time.perf_counter() - started)
 
 
-class WaitingClient(TimedClient):
+class HaltingClient(TimedClient):
+    """Of an engine that can't change weights between two steps."""
+
+    async def swaps(self) -> bool:
+        return False
+
+
+class WaitingClient(HaltingClient):
     """Lets running requests end where others freeze them."""
 
     async def pause(self, mode: PauseMode, *, timeout_s: float | None = None) -> None:
@@ -164,9 +181,9 @@ class Rig:
         """Seconds of the calls of the last mode's publications."""
 
     @asynccontextmanager
-    async def under_load(self, mode: PauseMode) -> Any:
+    async def under_load(self, mode: str) -> Any:
         """Traffic, and a function that publishes one version under it."""
-        kind = WaitingClient if mode == "wait" else TimedClient
+        kind = {"halt": HaltingClient, "wait": WaitingClient}.get(mode, TimedClient)
         admission = Admission()
         async with kind(self._address) as client:
             publisher = WeightPublisher(
@@ -193,7 +210,7 @@ class Rig:
                 yield traffic, publish
             self.parts = {f"{mode}_{part}_s": total(numbers) for part, numbers in client.seconds.items()}
 
-    async def cost(self, mode: PauseMode) -> dict[str, float]:
+    async def cost(self, mode: str) -> dict[str, float]:
         """Pause and lost tokens of one mode."""
         async with self.under_load(mode) as (traffic, publish):
             found = []
@@ -201,8 +218,10 @@ class Rig:
                 undisturbed = await traffic.window(self._window_s / 2)
                 around, publication = await self._around(traffic, publish)
                 tokens = lost_tokens(undisturbed, around)
-                found.append((publication.pause_s, tokens, tokens / undisturbed.tokens_per_s))
-        pairs = zip(("pause_s", "lost_tokens", "lost_s"), zip(*found, strict=True), strict=True)
+                lost = (tokens, tokens / undisturbed.tokens_per_s)
+                found.append((publication.pause_s, publication.change_s, publication.prepare_s, *lost))
+        names = ("pause_s", "change_s", "prepare_s", "lost_tokens", "lost_s")
+        pairs = zip(names, zip(*found, strict=True), strict=True)
         return {f"{mode}_{name}": statistics.median(numbers) for name, numbers in pairs}
 
     async def _around(self, traffic: Traffic, publish: Callable[[], Any]) -> tuple[Window, Publication]:
@@ -222,7 +241,7 @@ class Rig:
             made = [await publish() for _ in range(PUBLICATIONS)]
         return {
             f"{name}_bytes": statistics.median(version.wire_bytes for version in made),
-            f"{name}_s": statistics.median(version.prepare_s + version.pause_s for version in made),
+            f"{name}_s": statistics.median(version.prepare_s + version.change_s for version in made),
             f"{name}_pause_s": statistics.median(version.pause_s for version in made),
         }
 
@@ -243,15 +262,25 @@ def running(stages: Stages, model: Path) -> dict[str, float]:
     async def run(address: str, source: EverySource, weights: ChangingWeights) -> dict[str, float]:
         transport: WeightTransport = GroupTransport(source, streams=False, timeout_s=TIMEOUT_S)
         if stages.gpus == 1:
-            transport = SharedTransport(source)
+            transport = SharedTransport(source, stages=True)
         rig, found = Rig(weights, transport, address, stages), dict[str, float]()
         for mode in MODES:
             found |= await rig.cost(mode)
-            if mode == "keep":
+            if mode in ("keep", "halt"):
                 found |= rig.parts
         return found
 
     return _from_memory(stages, model, run)
+
+
+def through_shared_memory(stages: Stages, model: Path) -> dict[str, float]:
+    """Trainer and engine on the first of two GPUs."""
+
+    async def run(address: str, source: EverySource, weights: ChangingWeights) -> dict[str, float]:
+        rig = Rig(weights, SharedTransport(source, stages=True), address, stages)
+        return {name.replace("keep", "ipc"): value for name, value in (await rig.cost("keep") | rig.parts).items()}
+
+    return _from_memory(stages, model, run, shares=True)
 
 
 def streamed(stages: Stages, model: Path) -> dict[str, float]:
@@ -264,12 +293,12 @@ def streamed(stages: Stages, model: Path) -> dict[str, float]:
     return _from_memory(stages, model, run)
 
 
-def _from_memory(stages: Stages, model: Path, run: Callable[..., Any]) -> dict[str, float]:
+def _from_memory(stages: Stages, model: Path, run: Callable[..., Any], *, shares: bool = False) -> dict[str, float]:
     settings = PublishSettings(backend="nccl" if stages.gpus else "gloo")
     weights = ChangingWeights(model, stages.gpus)
     source = EverySource(TrainerWeights(weights, 0, settings))
     try:
-        return _on_engine(stages, model, partial(run, source=source, weights=weights))
+        return _on_engine(stages, model, partial(run, source=source, weights=weights), shares=shares)
     finally:
         source.rank.close()
 
@@ -293,10 +322,11 @@ def on_disk(stages: Stages, model: Path, name: str) -> dict[str, float]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _on_engine(stages: Stages, model: Path, run: Callable[[str], Any]) -> dict[str, float]:
-    share = ONE_GPU_SHARE if stages.gpus == 1 else None
-    launch = engine_launch(model, stages.gpus, max_model_len=1024, gpu_share=share)
-    with ready_engine(launch, stages.gpus) as server:
+def _on_engine(stages: Stages, model: Path, run: Callable[[str], Any], *, shares: bool = False) -> dict[str, float]:
+    """`shares`: the engine is where the trainer is, also where there are other GPUs."""
+    is_shared = shares or stages.gpus == 1
+    launch = engine_launch(model, stages.gpus, max_model_len=1024, gpu_share=ONE_GPU_SHARE if is_shared else None)
+    with ready_engine(launch, 1 if is_shared else stages.gpus) as server:
         return asyncio.run(run(server.address))
 
 
@@ -309,6 +339,9 @@ def measure(stages: Stages) -> dict[str, float]:
     if stages.wants("running"):
         found |= stages.once("running", lambda: running(stages, model), needs_s=180)
         found["pause_over_plain"] = found["keep_pause_s"] / found["plain_s"]
+    if stages.wants("ipc") and stages.gpus > 1:
+        found |= stages.once("ipc", lambda: through_shared_memory(stages, model), needs_s=90)
+        found["ipc_pause_over_plain"] = found["ipc_pause_s"] / found["plain_s"]
     if stages.wants("streamed") and stages.gpus != 1:
         found |= stages.once("streamed", lambda: streamed(stages, model), needs_s=75)
     if stages.wants("disk"):

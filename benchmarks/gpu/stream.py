@@ -40,7 +40,9 @@ generates alone, the same requests as many at once. So at each of these balances
   turns_ceiling               (g + t) / max(g, t), of the times that generation and training of a step take alone
   ceiling_share               stream_over_turns / turns_ceiling; goal 0.9
   trainer_idle_share          of the stream's steady steps
-  publish_s, pause_s          medians of the stream's steps: a whole publication, and the engine's pause in it
+  publish_s, pause_s          medians of the stream's steps: what the trainer waits for a publication, and the engine's
+                              pause in it
+  publication_s               the same of a whole publication, which may go on while the next batch trains
   parity_mean                 trainer against engine at the start, mean absolute difference of log-probabilities
   stream_over_peer            stream / PEER, of the peer's set-up; goal 1.5 on two H200s
 """
@@ -185,6 +187,7 @@ def summarize(stream: Sequence[dict[str, Any]], turns: Sequence[dict[str, Any]],
         "ceiling_share": streaming / taking_turns / ceiling,
         "trainer_idle_share": waited / sum(record["step_s"] for record in steady(stream)),
         "publish_s": _median(stream, "publish_s"),
+        "publication_s": _median(stream, "publication_s"),
         "pause_s": _median(stream, "pause_s"),
     }
 

@@ -39,6 +39,7 @@ class TrainerActor:
         self._folder = RunFolder.of(self._settings)
         log_to_file(self._folder.log(f"trainer_{rank}"))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._publishing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
         # Torch and Megatron load while the coordinator and the engines start; only the model's thread imports them.
         self._thread.submit(importlib.import_module, "vime.backends.megatron_utils.trainer")
         self._built: TrainerWorker | None = None
@@ -113,36 +114,46 @@ class TrainerActor:
     async def rest(self) -> None:
         await self._on_thread(lambda: self._worker.rest())
 
+    async def can_hold_weights(self) -> bool:
+        return await self._on_thread(lambda: self._worker.weights.can_hold())
+
+    async def hold_weights(self) -> None:
+        """What the calls below publish until `let_go_weights`, which then don't wait for the model's thread."""
+        await self._on_thread(lambda: self._worker.weights.hold(), "copies weights")
+
+    async def let_go_weights(self) -> None:
+        await self._on_publication(lambda: self._worker.weights.let_go())
+
     async def open_sender(self, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:
         address = ray.util.get_node_ip_address()
-        return await self._on_thread(lambda: self._worker.weights.open_sender(address, engine_names, timeout_s))
+        return await self._on_publication(lambda: self._worker.weights.open_sender(address, engine_names, timeout_s))
 
     async def connect_sender(self) -> None:
-        await self._on_thread(lambda: self._worker.weights.connect_sender(), "waits for engines to join")
+        await self._on_publication(lambda: self._worker.weights.connect_sender(), "waits for engines to join")
 
     async def send_weights(self) -> int:
-        return await self._on_thread(lambda: self._worker.weights.send(), "sends weights")
+        return await self._on_publication(lambda: self._worker.weights.send(), "sends weights")
 
     async def highest_version_on_disk(self) -> int:
-        return await self._on_thread(lambda: self._worker.weights.highest_version())
+        return await self._on_publication(lambda: self._worker.weights.highest_version())
 
     async def write_version(self, version: int, full: bool) -> bytes:
-        return encode(await self._on_thread(lambda: self._worker.weights.write_version(version, full=full)))
+        return encode(await self._on_publication(lambda: self._worker.weights.write_version(version, full=full)))
 
     async def run_post_write_hook(self, folder: str, engine_names: list[str]) -> None:
-        await self._on_thread(lambda: self._worker.weights.run_post_write_hook(folder, engine_names))
+        await self._on_publication(lambda: self._worker.weights.run_post_write_hook(folder, engine_names))
 
     async def remove_version(self, version: int) -> None:
-        await self._on_thread(lambda: self._worker.weights.remove_version(version))
+        await self._on_publication(lambda: self._worker.weights.remove_version(version))
 
     async def share_next_part(self, version: int) -> dict[str, object] | None:
-        return await self._on_thread(lambda: self._worker.weights.share_next_part(version))
+        return await self._on_publication(lambda: self._worker.weights.share_next_part(version))
 
     async def follow_sharing(self) -> None:
-        await self._on_thread(lambda: self._worker.weights.follow_sharing())
+        await self._on_publication(lambda: self._worker.weights.follow_sharing())
 
     async def stop_sharing(self) -> None:
-        await self._on_thread(lambda: self._worker.weights.stop_sharing())
+        await self._on_publication(lambda: self._worker.weights.stop_sharing())
 
     async def close(self) -> None:
         """Also of a rank that was not built, because the start failed before."""
@@ -151,12 +162,25 @@ class TrainerActor:
         if self._built is not None:
             await self._on_thread(self._built.close)
         self._thread.shutdown()
+        self._publishing.shutdown()
 
     @property
     def _worker(self) -> TrainerWorker:
         if self._built is None:
             raise RuntimeError("build() has not been called")
         return self._built
+
+    async def _on_publication(self, work: Callable[[], _Result], doing: str = "works on a call") -> _Result:
+        """Work of a publication: beside the model's thread where the weights are held."""
+        held = self._worker.weights.held
+        if not held.is_held:
+            return await self._on_thread(work, doing)
+
+        def beside_training() -> _Result:
+            with held.beside_training():
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._publishing, beside_training)
 
     async def _on_thread(self, work: Callable[[], _Result], doing: str = "works on a call") -> _Result:
         """Work on the model's thread; `doing` is what others are told meanwhile."""

@@ -76,6 +76,10 @@ class DiskTransport:
         )
         return Prepared(failures, published.wire_bytes, published.changed_bytes / max(1, published.num_bytes))
 
+    @property
+    def stages(self) -> bool:
+        return True
+
     def repeats(self, version: int) -> bool:
         """While its folder is there."""
         is_there = version in self._on_disk or self._settings.keep_files

@@ -1,4 +1,4 @@
-"""What the publisher asks of a weight transport. A new transport is one class with these four methods."""
+"""What the publisher asks of a weight transport. A new transport is one class with these methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTROL_SHARE = 0.1
 WORK_SHARE = 0.5
 """Part of the time left that fetching or loading weights may take."""
 
-_POLL_S = 0.05
+_FIRST_POLL_S, _POLL_S = 0.005, 0.05
 
 Failures = dict[str, str]
 """Address of an engine -> what went wrong with it."""
@@ -78,6 +78,11 @@ class WeightTransport(Protocol):
         """Change the models of paused engines, whose updates are open."""
         ...
 
+    @property
+    def stages(self) -> bool:
+        """Whether what `prepare` has brought lies beside the models, staged under its version's number."""
+        ...
+
     def repeats(self, version: int) -> bool:
         """Whether `prepare` can bring this version, the last that was published, to further engines.
 
@@ -122,8 +127,15 @@ async def on_each(
     return failures
 
 
+async def all_are_there(engines: Sequence[EngineClient], failures: Failures, deadline: Deadline) -> bool:
+    """Whether all engines that failed still answer: then they lack something, and have not ended or left the others."""
+    failed = [engine for engine in engines if engine.address in failures]
+    return not await on_each(failed, "asking", [engine.weight_version() for engine in failed], deadline)
+
+
 async def staged(engine: EngineClient, version: int) -> None:
     """Until all workers of the engine have the version; `PublicationError` has the reason of one that failed."""
+    wait_s = _FIRST_POLL_S
     while True:
         workers = await engine.staging()
         for worker in workers:
@@ -131,4 +143,5 @@ async def staged(engine: EngineClient, version: int) -> None:
                 raise PublicationError(worker.reason or f"version {worker.version} is staged, expected {version}")
         if all(worker.state == "staged" for worker in workers):
             return
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, _POLL_S)

@@ -53,7 +53,7 @@ def job(folder: Path, steps: int) -> Job:
 
 def record(step_s: float, train_s: float, tokens: float, **more: float) -> dict[str, Any]:
     """A step that trained so many tokens."""
-    times = {"wait_s": 0.0, "publish_s": 0.1, "pause_s": 0.05} | more
+    times = {"wait_s": 0.0, "publish_s": 0.1, "publication_s": 0.1, "pause_s": 0.05} | more
     return {"step_s": step_s, "train_s": train_s, "trained_tokens_per_s": tokens / step_s, **times}
 
 

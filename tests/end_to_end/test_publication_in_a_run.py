@@ -38,6 +38,20 @@ def test_a_run_publishes_its_changes_through_disk_to_two_engines(tmp_path: Path)
     assert list(published.iterdir()) == [], "what both engines have loaded is deleted"
 
 
+def test_a_run_trains_on_while_it_publishes_under_the_versions_of_one_that_waits(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"--parity-probes": 0, "--update-weights-while-training": "on", "--save-interval": 2}
+    job = Job(tmp_path, num_rollout=5, flags=flags)
+    job.prepare()
+    run_with_standins(job)
+    steps = job.steps()
+    assert [step["policy_version"] for step in steps] == [1, 2, 3, 4, 5]
+    assert [step["update_weights_wire_bytes"] > 0 for step in steps] == [False, True, True, True, True]
+    assert all(step["publication_s"] > 0 for step in steps[1:])
+    report = audit_run(job.run)
+    assert (report.lost, report.trained_twice, report.trained) == ([], [], 5 * 8)
+    assert max(version for s in stored_samples(job) for version, _, _ in s.version_spans) <= 5
+
+
 def test_an_engine_that_dies_is_replaced_and_serves_again_with_the_current_version(tmp_path: Path) -> None:
     flags: dict[str, Any] = {
         "--parity-probes": 0,

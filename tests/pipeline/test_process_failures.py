@@ -109,6 +109,6 @@ async def test_what_does_not_close_in_order_is_named_and_hides_nothing(
 
     given = settings(tmp_path)
     workers = Workers(given, RunFolder.of(given), NoCluster())  # type: ignore[arg-type]
-    workers.engines, workers.trainers.ranks, workers.coordinator = [], [], Coordinator
+    workers.engines, workers.trainers.ranks, workers.queue.actor = [], [], Coordinator
     await workers.stop()
     assert "the queue coordinator did not close in order: close the pool: the disk is full" in caplog.text

@@ -48,6 +48,9 @@ class Chance:
     def __init__(self, seed: int, fault_share: float) -> None:
         self._random, self._fault_share = random.Random(seed), fault_share
 
+    def half(self) -> bool:
+        return self._random.random() < 0.5
+
     async def pass_by(self) -> None:
         await asyncio.sleep(self._random.choice([0.0, 0.0, 0.01, 1.0, 5.0]))
 
@@ -67,8 +70,8 @@ class Chance:
 class Engine:
     """What a publisher sees of an engine."""
 
-    def __init__(self, address: str, chance: Chance) -> None:
-        self.address, self._chance = address, chance
+    def __init__(self, address: str, chance: Chance, *, can_swap: bool) -> None:
+        self.address, self._chance, self._can_swap = address, chance, can_swap
         self.paused = self.open = self.staged = self.loaded = False
         self.version = 0
         self.weights: int | str = 0
@@ -102,6 +105,23 @@ class Engine:
         assert self.weights == version, "a version is never raised on other weights"
         await self._do("finish_weight_update", version=version)
 
+    async def swaps(self) -> bool:
+        await self._do("swaps")
+        return self._can_swap
+
+    async def swap_weights(self, version: int) -> None:
+        assert self._can_swap
+        try:
+            await self._do("swap", weights=version, version=version)
+        except EngineError:
+            if self.weights != version and self._chance.half():
+                self.weights, self.paused = "a mix", True
+            raise
+
+    async def swap_time_s(self) -> float:
+        await self._do("swap_time")
+        return 0.001
+
     async def abort_all(self) -> None:
         await self._do("abort")
 
@@ -112,6 +132,8 @@ class Engine:
 
 class Transport:
     """Stages and loads by calls of the engines."""
+
+    stages = True
 
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
@@ -159,7 +181,7 @@ async def one_schedule(seed: int, fault_share: float) -> str:
     """Some publications; how the last of them ended."""
     chance = Chance(seed, fault_share)
     loop = asyncio.get_running_loop()
-    engines = [Engine(f"engine-{number}", chance) for number in range(3)]
+    engines = [Engine(f"engine-{number}", chance, can_swap=(seed + number) % 3 > 0) for number in range(3)]
     admission = Admission(chance)
     publisher = WeightPublisher(
         cast(list[EngineClient], engines),

@@ -29,6 +29,7 @@ from vime.backends.vllm_utils.receiving import NamedTensors, parse_group_init
 from vime.backends.vllm_utils.updates import LoadStaged, LoadStream, RememberHeld, parse_stage_request, parse_update
 from vime.backends.vllm_utils.wire_columns import (
     SAMPLE,
+    SWAP,
     VERSION,
     DraftCounts,
     NucleusColumn,
@@ -128,8 +129,12 @@ class StandinEngine:
         """What stands for a medium in a prompt; the model gets it three times."""
         self.media: list[str] = []
         """URLs of the media that it was sent."""
+        self.swap_seconds: list[float | None] = []
+        """What it tells of the time of a swap, answer after answer."""
         self.num_drafted = 0
         """Tokens that a step drafts, one of which is accepted; 0: no speculative decoding."""
+        self.swaps = False
+        """Whether staged versions can be loaded between two steps."""
         self.has_sleep = True
         """Whether it says that it can sleep."""
         self.keeps_version = False
@@ -221,6 +226,8 @@ class StandinEngine:
                 web.post(STREAM, self._stream),
                 web.get(VERSION, lambda _: _answer(version=self.version)),
                 web.post(VERSION, self._set_label),
+                web.get(SWAP, lambda _: _answer(seconds=self.swap_seconds.pop(0) if self.swap_seconds else 0.0)),
+                web.post(SWAP, self._swap),
                 web.post("/abort_requests", self._abort),
                 web.post("/pause", self._pause),
                 web.post("/resume", self._resume),
@@ -354,7 +361,8 @@ class StandinEngine:
 
     async def _tell_abilities(self, _request: web.Request) -> web.Response:
         self._require_columns()
-        return web.Response(body=msgspec.json.encode(SampleAbilities(self.vocab_size, True, True, self.keeps_version)))
+        abilities = SampleAbilities(self.vocab_size, True, True, self.keeps_version, self.swaps)
+        return web.Response(body=msgspec.json.encode(abilities))
 
     async def _generate_columns(self, http_request: web.Request) -> web.Response:
         self._require_columns()
@@ -653,6 +661,18 @@ class StandinEngine:
         self._loaded = True
         self.events.append("load")
         return await _answer(message="Weights updated")
+
+    async def _swap(self, request: web.Request) -> web.Response:
+        """Between two steps: no token is made meanwhile; after a failure none is made any more."""
+        label = (await request.json())["version"]
+        try:
+            digest = self._load(msgspec.to_builtins(LoadStaged(int(label))))
+        except PublicationError as error:
+            self._running.clear()
+            return await _error(500, str(error))
+        self.weights_digest, self.version = digest, label
+        self.events.append("swap")
+        return await _answer(version=label)
 
     def _load(self, info: dict[str, Any]) -> str:
         match parse_update(info):

@@ -35,6 +35,9 @@ SCORES_AT_ONCE = 64
 """Requests for the score of one token each that run at once, for one sample."""
 
 
+_SWAP_POLL_S = 0.02
+
+
 class EngineClient:
     """Calls one engine directly, never through a router. Create it inside a running event loop; close it.
 
@@ -300,6 +303,27 @@ class EngineClient:
         await self._http.json("POST", "/finish_weight_update", json={"weight_version": str(version)})
         if await self._keeps_version():
             await self._http.json("POST", wire_columns.VERSION, json={"version": str(version)})
+
+    async def swaps(self) -> bool:
+        """Whether `swap_weights` works."""
+        abilities = await self._sample_abilities()
+        return abilities is not None and abilities.swaps
+
+    async def swap_weights(self, version: int) -> None:
+        """Load a staged version between two steps: running requests go on, and every token has its weights' label.
+
+        When it fails the engine samples no more, or it was not reached.
+        """
+        label = {"version": str(version)}
+        await self._http.json("POST", wire_columns.SWAP, json=label, timeout_s=self._update_timeout_s)
+
+    async def swap_time_s(self) -> float:
+        """How long the newest swap kept the engine from its steps, at most; waits until that is known."""
+        while True:
+            found = (await self._http.json("GET", wire_columns.SWAP))["seconds"]
+            if found is not None:
+                return float(found)
+            await asyncio.sleep(_SWAP_POLL_S)
 
     async def weight_version(self) -> int:
         """Version of the engine's weights; `protocol.START_VERSION` before the first publication."""

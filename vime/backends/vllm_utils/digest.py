@@ -7,6 +7,7 @@ exchanged or changed bytes), not forgery.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -58,7 +59,10 @@ def tensor_digests(tensors: Sequence[torch.Tensor], kind: DigestKind) -> list[st
     sums = [_word_sum(flat_bytes(tensor)) for tensor in tensors]
     # One copy to the host for all of them.
     values = torch.stack(sums).tolist() if sums else []
-    return [f"{value & 0xFFFFFFFFFFFFFFFF:016x}" for value in values]
+    lengths = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    return [
+        f"{(value + length * _SPREAD) & 0xFFFFFFFFFFFFFFFF:016x}" for value, length in zip(values, lengths, strict=True)
+    ]
 
 
 def _xxh3(data: torch.Tensor) -> str:
@@ -66,19 +70,37 @@ def _xxh3(data: torch.Tensor) -> str:
 
 
 def _word_sum(data: torch.Tensor) -> torch.Tensor:
-    """int64 scalar on the device of `data`, a flat uint8 tensor."""
+    """int64 scalar on the device of `data`, a flat uint8 tensor: the sum of its words, without its length.
+
+    Few operations: a model has hundreds of tensors, and on a GPU the start of each operation is what takes time.
+    """
     whole = data.numel() // _WORD * _WORD
-    tail = torch.zeros(_WORD, dtype=torch.uint8, device=data.device)
-    tail[: data.numel() - whole] = data[whole:]
     head = data[:whole]
     words = (head.clone() if head.storage_offset() % _WORD else head).view(torch.int64)
-    length = torch.full((), data.numel(), dtype=torch.int64, device=data.device)
-    total = length * _SPREAD + (tail.view(torch.int64) * (2 * length + 1)).sum()
-    for start in range(0, words.numel(), _CHUNK_WORDS):
+    first = words[:_CHUNK_WORDS]
+    total = (first * _factors(data.device)[: first.numel()]).sum()
+    for start in range(_CHUNK_WORDS, words.numel(), _CHUNK_WORDS):
         part = words[start : start + _CHUNK_WORDS]
-        places = torch.arange(start, start + part.numel(), device=data.device) * _STRIDE
-        total = total + (part * ((places ^ (places >> 29)) * _SPREAD | 1)).sum()
+        total = total + (part * _factors_from(start, part.numel(), data.device)).sum()
+    if whole < data.numel():
+        tail = torch.zeros(_WORD, dtype=torch.uint8, device=data.device)
+        tail[: data.numel() - whole] = data[whole:]
+        total = total + tail.view(torch.int64).sum() * (2 * data.numel() + 1)
     return total
+
+
+@functools.lru_cache(maxsize=4)
+def _factors(device: torch.device) -> torch.Tensor:
+    """Those of the first words of every tensor, int64 [_CHUNK_WORDS]."""
+    factors = _factors_from(0, _CHUNK_WORDS, device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # other streams will read them
+    return factors
+
+
+def _factors_from(start: int, count: int, device: torch.device) -> torch.Tensor:
+    places = torch.arange(start, start + count, device=device) * _STRIDE
+    return (places ^ (places >> 29)) * _SPREAD | 1
 
 
 class WeightDigest:

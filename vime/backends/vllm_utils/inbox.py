@@ -10,30 +10,73 @@ import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from vime.backends.vllm_utils.disk.mirror import HostMirror
 from vime.backends.vllm_utils.receiving import GroupInit, NamedTensors, WeightReceiver
-from vime.backends.vllm_utils.updates import FromFolder, FromGroup, FromMirror, StageRequest, StageState, StageStatus
+from vime.backends.vllm_utils.updates import (
+    FromFolder,
+    FromGroup,
+    FromMirror,
+    FromShared,
+    StageRequest,
+    StageState,
+    StageStatus,
+)
 from vime.backends.vllm_utils.weight_folder import read_weight_folder, verify_weight_folder
 from vime.errors import PublicationError, VimeError
 
 _Result = TypeVar("_Result")
-_Read = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+_Load = Callable[[], None]
+
+
+class PartsInSharedMemory(Protocol):
+    """Buffers of trainers on this machine; see `vime.backends.vllm_utils.gpu_share.SharedBuffers`."""
+
+    def part(self, update: FromShared, device: torch.device) -> NamedTensors:
+        """A copy of one part, verified."""
+        ...
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A version beside the model: its tensors in memory, or how to read them."""
+
+    tensors: NamedTensors | None = None
+    read: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
+    load: _Load | None = None
+    """Puts the tensors into the model, where everything for that was arranged beforehand."""
+    is_whole: bool = True
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self.read() if self.tensors is None else self.tensors)
 
 
 class WeightInbox:
-    """Holds at most one staged version. Its methods return at once, except `receiver` and `take`."""
+    """Holds at most one staged version. Its methods return at once, except `receiver`."""
 
-    def __init__(self, worker_rank: int, device: torch.device | None = None) -> None:
-        """`worker_rank` counts the workers of this engine from 0; `device` is its GPU, if it has one."""
+    def __init__(
+        self,
+        worker_rank: int,
+        device: torch.device | None = None,
+        *,
+        shared: PartsInSharedMemory | None = None,
+        arrange: Callable[[NamedTensors], _Load | None] = lambda _: None,
+    ) -> None:
+        """`worker_rank` counts the workers of this engine from 0; `device` is its GPU, if it has one.
+
+        `arrange`, called with all tensors of a version that is in memory, may give a way to load them at once.
+        """
         self._worker_rank, self._device = worker_rank, device
+        self._shared, self._arrange = shared, arrange
         self._joining: _Task[WeightReceiver] | None = None
-        self._staging: _Task[_Read] | None = None
+        self._staging: _Task[Staged] | None = None
         self._version = 0
+        self._parts: NamedTensors = []
 
     def join(self, init: GroupInit) -> None:
         """Begin to join a sender's group, after leaving an earlier one."""
@@ -63,8 +106,8 @@ class WeightInbox:
             return StageStatus(self._version, "failed", "nothing was staged")
         return StageStatus(self._version, *self._staging.outcome())
 
-    def take(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of a staged version, which is staged no longer.
+    def take(self, version: int) -> Staged:
+        """A staged version, which is staged no longer.
 
         Raises `PublicationError` when another version or none is staged, when its staging failed or isn't done.
         """
@@ -75,33 +118,53 @@ class WeightInbox:
                 f"Version {version} can't be loaded: the engine's staging of version {status.version} is {found}.",
                 next_step="Stage the version first.",
             )
-        read = self._staging.result()
+        staged = self._staging.result()
+        if not staged.is_whole:
+            raise PublicationError(f"Version {version} can't be loaded: parts of it have not come.")
         self._staging = None
-        return iter(read())
+        return staged
 
-    def _gather(self, request: StageRequest) -> _Read:
-        if isinstance(request, FromGroup):
-            tensors: NamedTensors = self.receiver().receive()
-            return lambda: tensors
-        return _from_folder(request) if isinstance(request, FromFolder) else _from_mirror(request)
+    def _gather(self, request: StageRequest) -> Staged:
+        match request:
+            case FromGroup():
+                return self._in_memory(self.receiver().receive())
+            case FromFolder():
+                return _from_folder(request)
+            case FromMirror():
+                return _from_mirror(request)
+            case FromShared():
+                return self._next_part(request)
+
+    def _in_memory(self, tensors: NamedTensors) -> Staged:
+        return Staged(tensors, load=self._arrange(tensors))
+
+    def _next_part(self, request: FromShared) -> Staged:
+        if self._shared is None or self._device is None:
+            raise PublicationError("This engine has no GPU whose memory it could share.")
+        tensors = self._shared.part(request, self._device)
+        self._parts = tensors if request.first else self._parts + tensors
+        if not request.last:
+            return Staged(is_whole=False)
+        tensors, self._parts = self._parts, []
+        return self._in_memory(tensors)
 
 
-def _from_folder(request: FromFolder) -> _Read:
+def _from_folder(request: FromFolder) -> Staged:
     folder = Path(request.path)
     _call_hook(request.pre_read_hook, folder.parent, request.version)
     return _verified(folder, request.names, request.digest)
 
 
-def _from_mirror(request: FromMirror) -> _Read:
+def _from_mirror(request: FromMirror) -> Staged:
     source = Path(request.source)
     _call_hook(request.pre_read_hook, source, request.version)
     folder = HostMirror(Path(request.mirror), lock_timeout_s=request.lock_timeout_s).pull(source, request.version)
     return _verified(folder, request.names, request.digest)
 
 
-def _verified(folder: Path, names: list[str], digest: str) -> _Read:
+def _verified(folder: Path, names: list[str], digest: str) -> Staged:
     verify_weight_folder(folder, names, digest)
-    return lambda: read_weight_folder(folder, names)
+    return Staged(read=lambda: read_weight_folder(folder, names))
 
 
 def _call_hook(path: str | None, source_dir: Path, target_version: int) -> None:

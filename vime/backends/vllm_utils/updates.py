@@ -10,7 +10,7 @@ from vime.errors import PublicationError
 
 
 class FromGroup(msgspec.Struct, frozen=True, tag="group"):
-    """Receive the weights that a joined sender sends next into host memory."""
+    """Receive the weights that a joined sender sends next, beside the model."""
 
     version: int
 
@@ -44,7 +44,21 @@ class FromMirror(msgspec.Struct, frozen=True, tag="mirror"):
     pre_read_hook: str | None = None
 
 
-StageRequest: TypeAlias = FromGroup | FromFolder | FromMirror
+class FromShared(msgspec.Struct, frozen=True, tag="shared"):
+    """Copy and verify one part of a version from memory of a GPU that another process shares.
+
+    Fields are as of `LoadShared`. Parts come in order, each when the one before is staged; the last makes it whole.
+    """
+
+    version: int
+    handles: dict[str, str]
+    meta_bytes: int
+    num_bytes: int
+    first: bool
+    last: bool
+
+
+StageRequest: TypeAlias = FromGroup | FromFolder | FromMirror | FromShared
 
 
 StageState: TypeAlias = Literal["running", "staged", "failed"]

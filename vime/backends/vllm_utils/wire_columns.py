@@ -30,6 +30,9 @@ SAMPLE = "/inference/v1/sample"
 VERSION = "/inference/v1/weight_label"
 """GET and POST of a `WeightLabel`, where `SampleAbilities.keeps_version` says so. Set it while the engine is paused."""
 
+SWAP = "/inference/v1/weight_swap"
+"""POST of the `WeightLabel` of a staged version, where `SampleAbilities.swaps` says so; GET of a `SwapTime`."""
+
 MSGPACK = "application/msgpack"
 
 CAPTURE_ENV = "VIME_ENGINE_CAPTURES"
@@ -110,12 +113,20 @@ class SampleAbilities(msgspec.Struct, frozen=True):
     nucleus: bool
     keeps_version: bool
     """The label of the weights is set and asked for by the plug-in's route, because this vLLM has none."""
+    swaps: bool = False
+    """A staged version can be loaded between two steps."""
 
 
 class WeightLabel(msgspec.Struct, frozen=True):
-    """JSON of the route `VERSION`."""
+    """JSON of the routes `VERSION` and `SWAP`."""
 
     version: str
+
+
+class SwapTime(msgspec.Struct, frozen=True):
+    """How long the newest swap kept the engine from its steps, at most; None while that isn't known yet."""
+
+    seconds: float | None
 
 
 def encode_call(request: GenerateRequest) -> bytes:

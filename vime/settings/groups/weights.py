@@ -36,6 +36,12 @@ class WeightSettings:
         "xxh3-128", "Checksum that engines verify.", choices=("xxh3-128", "blake3", "adler32")
     )
     update_weights_interval: int = flag(1, "Publish after every N rollout batches.", check=at_least(1))
+    update_weights_while_training: str = flag(
+        "auto",
+        "Publish a copy of the weights while the next batch trains; auto: where trainer and engines have GPUs of their "
+        "own and the trainer's have room for it.",
+        choices=("auto", "on", "off"),
+    )
     check_weight_update_equal: bool = flag(False, "Compare the engines' weights with the trainer's at the start.")
     custom_update_weight_post_write_path: str | None = flag(
         None,

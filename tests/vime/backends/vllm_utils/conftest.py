@@ -37,6 +37,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             names = frozenset(name for name, _ in first)
             standin = stack.enter_context(StandinEngine(VOCAB_SIZE, MAX_MODEL_LEN, names))
             standin.load(first)
+            standin.swaps = True
             yield EngineUnderTest(standin.address, VOCAB_SIZE, first, second, standin.greedy)
         else:
             reference = transformers_reference(folder / "first")

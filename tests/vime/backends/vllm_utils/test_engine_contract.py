@@ -294,6 +294,40 @@ class TestWeights:
         assert result.token_ids[:split] == old.token_ids[:split]
         assert result.token_ids[split:] != old.token_ids[split:]
 
+    async def test_a_swap_changes_the_weights_of_a_running_request_without_a_halt(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        assert await client.swaps()
+        old = await client.generate(greedy(_LONG))
+        version = await client.weight_version() + 1
+        task = await started(client, greedy(_LONG))
+        await publisher.stage(engine.second, version)
+        await wait_until_staged(client, version)
+        await client.swap_weights(version)
+        assert not await client.is_paused()
+        assert await client.swap_time_s() >= 0
+        assert await client.weight_version() == version
+        result = await task
+        split = result.version_spans[0].stop
+        assert result.version_spans == [VersionSpan(version - 1, 0, split), VersionSpan(version, split, _LONG)]
+        assert result.token_ids[:split] == old.token_ids[:split]
+        assert result.token_ids[split:] != old.token_ids[split:]
+        fresh = await client.generate(greedy(16, salt="swapped"))
+        assert fresh.token_ids == engine.reference(engine.second, _PROMPT, 16)
+
+    async def test_an_engine_whose_swap_fails_makes_no_token_before_it_is_repaired(
+        self, client: EngineClient, publisher: Publisher, engine: EngineUnderTest
+    ) -> None:
+        version = await client.weight_version()
+        with pytest.raises(EngineError, match=f"Version {version + 1} can't be loaded"):
+            await client.swap_weights(version + 1)
+        assert await client.is_paused()
+        assert await client.weight_version() == version
+        await publisher.publish(engine.second)
+        await client.resume()
+        repaired = await client.generate(greedy(16, salt="repaired"))
+        assert repaired.token_ids == engine.reference(engine.second, _PROMPT, 16)
+
     @pytest.mark.parametrize("sender_type", [DamagingSender, DroppingSender])
     async def test_what_does_not_match_its_digest_is_refused_and_the_old_weights_go_on(
         self, client: EngineClient, engine: EngineUnderTest, sender_type: type[WeightSender]

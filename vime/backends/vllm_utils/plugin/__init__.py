@@ -2,6 +2,7 @@
 
 - the weight-transfer engine `vime`, which stages weights from a process group or from disk, verifies them, and loads;
 - methods of the workers that begin a staging and tell how it stands (by `--worker-extension-cls`);
+- the change of weights between two steps (`core_swap`);
 - repairs of what vLLM computes wrongly (`expert_prepack`, `tied_heads`, `rotary_repair`, `draft_repair`);
 - the residual stream in float32, where the launcher asks for it (`residual`);
 - a faster search for the most probable tokens on a CPU (`top_k`), and faster scores on a GPU (`gpu_scores`);
@@ -35,6 +36,7 @@ def register() -> None:
 
     from vime.backends.vllm_utils.plugin import (
         core_columns,
+        core_swap,
         draft_repair,
         gpu_scores,
         received_columns,
@@ -51,6 +53,7 @@ def register() -> None:
             WEIGHT_BACKEND, "vime.backends.vllm_utils.plugin.weight_engine", "VimeWeightEngine"
         )
     core_columns.install()
+    core_swap.install()
     draft_repair.install()
     gpu_scores.install()
     received_columns.install()

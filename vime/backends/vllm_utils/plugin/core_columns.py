@@ -27,6 +27,8 @@ HAS_LABELS = "set_weight_version" in vars(EngineCore)
 
 _UNUSED = np.zeros(1, np.int32)
 _ATTRIBUTE = "vime_columns"
+_LABEL = "vime_weight_label"
+"""Attribute of vLLM's `SchedulerOutput`."""
 
 
 class CoreColumns:
@@ -35,6 +37,8 @@ class CoreColumns:
     def __init__(self) -> None:
         self.version = UNLABELLED
         """Label of the weights that the next step computes with."""
+        self.step_version = UNLABELLED
+        """Label of those of the step whose results were taken last, and of the rows that have none yet."""
         self._pending: dict[str, Pending] = {}
         self._step: tuple[StepRows, Mapping[str, int]] | None = None
         """Rows of the step that the scheduler works through, and the place of each request in its batch."""
@@ -50,6 +54,7 @@ class CoreColumns:
 
     def begin_step(self, scheduler: Any, step: Any, output: Any) -> None:
         """Take the results of a step that the scheduler is about to work through."""
+        self._label_rows_before(label_of(step, self.version))
         extras = take_extras(output)
         if extras.routes is not None:
             self._add_routes(scheduler, step, output.req_ids, extras.routes)
@@ -72,12 +77,6 @@ class CoreColumns:
         if self._routes is not None:
             self._routes.keep_only(scheduler.requests)
 
-    def relabel(self, version: str) -> None:
-        """The weights have changed; rows that are held were made by those before."""
-        for pending in self._pending.values():
-            pending.label(self.version)
-        self.version = version
-
     def finish(self, output: Any) -> None:
         """Attach everything that is held of a request whose last output this is."""
         pending = self._pending.pop(output.request_id, None)
@@ -88,6 +87,13 @@ class CoreColumns:
         """Forget requests whose answers have gone out."""
         for request_id in request_ids:
             self._pending.pop(request_id, None)
+
+    def _label_rows_before(self, version: str) -> None:
+        """A step's results are there that weights of this label have made."""
+        if version != self.step_version:
+            for pending in self._pending.values():
+                pending.label(self.step_version)
+            self.step_version = version
 
     def _end_output(self, output: Any, pending: Pending, step: tuple[StepRows, Mapping[str, int]] | None) -> None:
         num_tokens = len(output.new_token_ids)
@@ -106,7 +112,7 @@ class CoreColumns:
         if self._routes is not None and pending.request.routes_from is not None:
             rows = self._routes.take(output.request_id, pending.request.routes_from)
             pending.routes += [] if rows is None else [rows]
-        block = pending.take(self.version)
+        block = pending.take(self.step_version)
         if block is not None:
             output.new_logprobs = LogprobsLists(np.frombuffer(block, np.uint8), _UNUSED, _UNUSED, None)
 
@@ -145,12 +151,14 @@ def install() -> None:
     Scheduler.vime_columns = functools.cached_property(lambda _scheduler: CoreColumns())
     Scheduler.vime_columns.__set_name__(Scheduler, _ATTRIBUTE)
     Scheduler.add_request = _adding(Scheduler.add_request)
+    Scheduler.schedule = _labelled(Scheduler.schedule)
     Scheduler.update_from_output = _collecting(Scheduler.update_from_output)
     EngineCore.abort_requests = _dropping(EngineCore.abort_requests)
     EngineCoreProc._send_finish_outputs_to_client = _send_finish_outputs
     EngineCore.vime_weight_version = _weight_version
     if HAS_LABELS:
         EngineCore.set_weight_version = _labelling(EngineCore.set_weight_version)
+        EngineCore._attach_weight_version = _attach_step_version
     else:
         EngineCore.vime_set_weight_version = _set_version
 
@@ -162,6 +170,30 @@ def _adding(add_request: Callable[..., None]) -> Callable[..., None]:
         scheduler.vime_columns.add(request)
 
     return extended
+
+
+def label_of(step: Any, otherwise: str) -> str:
+    """Label of the weights that a step computes with, which may have been swapped since it was scheduled."""
+    label: str = vars(step).get(_LABEL, otherwise)
+    return label
+
+
+def _labelled(schedule: Callable[..., Any]) -> Callable[..., Any]:
+    """Workers take steps and swaps in the order in which the core sends them."""
+
+    @functools.wraps(schedule)
+    def extended(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        step = schedule(scheduler, *args, **kwargs)
+        setattr(step, _LABEL, scheduler.vime_columns.version)
+        return step
+
+    return extended
+
+
+def _attach_step_version(core: Any, outputs: Mapping[int, Any]) -> None:
+    """vLLM's own attaches the newest label, which a step in flight may be older than."""
+    for output in outputs.values():
+        output.weight_version = core.scheduler.vime_columns.step_version
 
 
 def _collecting(update: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,8 +227,16 @@ def _labelling(set_weight_version: Callable[..., None]) -> Callable[..., None]:
     return extended
 
 
+def set_label(core: Any, weight_version: str) -> None:
+    """Label the weights of all steps that are scheduled from now on."""
+    if HAS_LABELS:
+        core.set_weight_version(weight_version)
+    else:
+        _set_version(core, weight_version)
+
+
 def _set_version(core: Any, weight_version: str) -> None:
-    core.scheduler.vime_columns.relabel(weight_version)
+    core.scheduler.vime_columns.version = weight_version
 
 
 def _weight_version(core: Any) -> str:

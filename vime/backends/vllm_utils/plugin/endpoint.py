@@ -17,7 +17,7 @@ from vime.backends.vllm_utils.plugin.self_test import NUM_TOKENS, check_route
 from vime.backends.vllm_utils.plugin.stock_answers import stock_answer
 from vime.backends.vllm_utils.plugin.stream_route import StreamRoute
 from vime.backends.vllm_utils.plugin.worker_methods import START_CAPTURE
-from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV, SAMPLE, VERSION, SampleAbilities
+from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV, SAMPLE, SWAP, VERSION, SampleAbilities
 from vime.backends.vllm_utils.wire_stream import STREAM
 
 
@@ -38,6 +38,8 @@ class SampleEndpoint:
         app.router.add_route(STREAM, self._serve_stream, methods=["POST"])
         app.router.add_route(VERSION, self._tell_label, methods=["GET"])
         app.router.add_route(VERSION, self._set_label, methods=["POST"])
+        app.router.add_route(SWAP, self._tell_swap, methods=["GET"])
+        app.router.add_route(SWAP, self._swap, methods=["POST"])
 
     async def init_state(self, engine_client: Any, _state: Any, args: Any) -> None:
         """Switch on what the launcher asked for, and compare the route with vLLM's own answers.
@@ -55,6 +57,8 @@ class SampleEndpoint:
             routes=bool(args.enable_return_routed_experts) or "routes" in captured,
             nucleus="nucleus" in captured,
             keeps_version=not HAS_LABELS,
+            # Cores that compute experts together would change them at different steps.
+            swaps=config.weight_transfer_config is not None and config.parallel_config.data_parallel_size == 1,
         )
         # What vime captures has no dense layers.
         dense = 0 if "routes" in captured else int(vars(model.hf_text_config).get("first_k_dense_replace") or 0)
@@ -79,6 +83,12 @@ class SampleEndpoint:
 
     async def _set_label(self, request: Request) -> Response:
         return await self._started().set_label(await request.body())
+
+    async def _swap(self, request: Request) -> Response:
+        return await self._started().swap(await request.body())
+
+    async def _tell_swap(self, _request: Request) -> Response:
+        return await self._started().tell_swap()
 
     def _started(self) -> SampleRoute:
         if self._route is None:

@@ -14,6 +14,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from vime.backends.vllm_utils.plugin.columns import OPTION, ROWS_PER_BLOCK, ColumnRequest, Columns
+from vime.backends.vllm_utils.plugin.core_swap import SWAP_SECONDS, SWAP_WEIGHTS
 from vime.backends.vllm_utils.plugin.draft_counts import draft_counts
 from vime.backends.vllm_utils.plugin.stock_answers import last_output, moe_layers
 from vime.backends.vllm_utils.wire_032 import engine_request_id
@@ -25,6 +26,7 @@ from vime.backends.vllm_utils.wire_columns import (
     SampleAnswer,
     SampleCall,
     Span,
+    SwapTime,
     WeightLabel,
     decode_call,
 )
@@ -70,6 +72,25 @@ class SampleRoute:
             return refusal(ValueError("This vLLM labels weights itself: finish_weight_update sets the label."))
         await self._engine.engine_core.call_utility_async("vime_set_weight_version", label.version)
         return await self.tell_label()
+
+    async def swap(self, body: bytes) -> Response:
+        """Load a staged version between two steps; answers with its label."""
+        try:
+            label = msgspec.json.decode(body, type=WeightLabel)
+        except msgspec.MsgspecError as error:
+            return refusal(error)
+        if not self._abilities.swaps:
+            return refusal(ValueError("This engine can't change its weights between two steps; pause it."))
+        try:
+            await self._engine.engine_core.call_utility_async(SWAP_WEIGHTS, label.version)
+        except Exception as error:  # whatever the engine's core has to say of it
+            return refusal(error, status=500)
+        return Response(msgspec.json.encode(label), media_type="application/json")
+
+    async def tell_swap(self) -> Response:
+        """Answer with the time that the newest swap took from the engine."""
+        seconds = await self._engine.engine_core.call_utility_async(SWAP_SECONDS)
+        return Response(msgspec.json.encode(SwapTime(seconds)), media_type="application/json")
 
     def _check(self, call: SampleCall) -> None:
         abilities = self._abilities
@@ -167,10 +188,10 @@ def _nucleus(columns: Columns) -> NucleusColumn | None:
     return NucleusColumn(nuclei.ids.tobytes(), nuclei.offsets.tobytes(), nuclei.log_probs.tobytes())
 
 
-def refusal(error: Exception) -> Response:
-    """Status 400 with the reason."""
-    body = msgspec.json.encode({"error": {"message": str(error), "code": 400}})
-    return Response(body, status_code=400, media_type="application/json")
+def refusal(error: Exception, *, status: int = 400) -> Response:
+    """The reason, as vLLM's server tells it."""
+    body = msgspec.json.encode({"error": {"message": str(error), "code": status}})
+    return Response(body, status_code=status, media_type="application/json")
 
 
 async def left(request: Request) -> None:

@@ -9,15 +9,20 @@ Failures after the first weight was touched are: a set that is whole by its dige
 in the model's own loading code, and a stream that ends early. The engine then holds a mix and must be fenced until a
 later update succeeds, which replaces everything. In all cases the version number stays, because
 `finish_weight_update`, which raises it, refuses unless a version was loaded.
+
+The first version that lies whole in memory is loaded by vLLM, and the load recorded (`copy_plan`). Where it proves to
+be copies, later versions are loaded by these alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -26,11 +31,14 @@ from vllm.distributed.weight_transfer.base import (
 
 from vime.backends.vllm_utils.gpu_share import SharedBuffers
 from vime.backends.vllm_utils.inbox import WeightInbox
+from vime.backends.vllm_utils.plugin.copy_plan import CopyPlan, NotCopies, plan_of
+from vime.backends.vllm_utils.plugin.copy_recorder import CopyRecorder
+from vime.backends.vllm_utils.plugin.copy_time import CopyTime
 from vime.backends.vllm_utils.plugin.expert_prepack import ExpertPrepack
 from vime.backends.vllm_utils.plugin.held_weights import HeldWeights
 from vime.backends.vllm_utils.plugin.layerwise_load import LayerwiseLoad
 from vime.backends.vllm_utils.plugin.tied_heads import TiedHeads
-from vime.backends.vllm_utils.receiving import parse_group_init
+from vime.backends.vllm_utils.receiving import NamedTensors, parse_group_init
 from vime.backends.vllm_utils.updates import (
     CompareHeld,
     LoadShared,
@@ -41,6 +49,8 @@ from vime.backends.vllm_utils.updates import (
     parse_update,
 )
 from vime.errors import PublicationError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -71,9 +81,16 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._shared = SharedBuffers()
         self._loading: LayerwiseLoad | None = None
         self._loaded = False
+        self._plan: CopyPlan | None = None
+        self._may_plan = True
+        self.copy_time = CopyTime(device)
+        self._vllm_config = vllm_config
         parallel = vllm_config.parallel_config
+        self._has_other_workers = parallel.world_size > 1
         worker_rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self.inbox = WeightInbox(worker_rank, device if device.type == "cuda" else None)
+        self.inbox = WeightInbox(
+            worker_rank, device if device.type == "cuda" else None, shared=self._shared, arrange=self._arranged
+        )
 
     def init_transfer_engine(self, init_info: VimeInit) -> None:
         """Begin to join a sender's group, after leaving an earlier one; the sender knows when it stands."""
@@ -98,7 +115,7 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         update = parse_update(update_info.content)
         match update:
             case LoadStaged(version):
-                self._load([self.inbox.take(version)])
+                self._load_staged(version)
             case LoadStream():
                 self._load(self.inbox.receiver().stream())
             case LoadShared():
@@ -116,6 +133,18 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             raise PublicationError("No verified weights have been loaded in this update; the version stays.")
         self._loaded = False
 
+    def swap(self, version: int) -> None:
+        """Load a staged version between two steps, in the order of the steps on the model's stream.
+
+        Errors as of `receive_weights`.
+        """
+        self._loaded = False
+        with set_current_vllm_config(self._vllm_config):
+            was_planned = self._load_staged(version)
+        if self.device.type == "cuda" and (self._has_other_workers or not was_planned):
+            torch.cuda.synchronize(self.device)
+        self._loaded = False
+
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:  # noqa: ARG004
         """vLLM 0.26 wants this of every engine; `vime.backends.vllm_utils.sender.WeightSender` sends instead."""
@@ -124,6 +153,39 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leave the sender's group."""
         self.inbox.leave()
+
+    def _arranged(self, tensors: NamedTensors) -> Callable[[], None] | None:
+        """Runs on the thread that has staged the tensors."""
+        arranged = None if self._plan is None else self._plan.arrange(tensors)
+        return None if arranged is None else lambda: self.copy_time.around(arranged.run, tensors)
+
+    def _load_staged(self, version: int) -> bool:
+        """Load a version that lies beside the model; whether by copies alone."""
+        staged = self.inbox.take(version)
+        if staged.load is not None:
+            self._abandon()
+            staged.load()
+            self._loaded = True
+            return True
+        self.copy_time.forget()
+        if staged.tensors is None or not self._may_plan:
+            self._load([staged])
+        else:
+            self._load_and_plan(staged.tensors)
+        return False
+
+    def _load_and_plan(self, tensors: NamedTensors) -> None:
+        """Load by vLLM, and find out whether copies do the same."""
+        recorder = CopyRecorder(tensors)
+        with recorder:
+            self._load([tensors])
+        try:
+            self._plan = plan_of(self.model, tensors, recorder)
+        except (NotCopies, RuntimeError) as reason:  # torch's own: for want of memory, say
+            self._plan, self._may_plan = None, False
+            logger.warning("Every version is loaded by vLLM, tensor by tensor, since %s.", reason)
+        else:
+            logger.info("Later versions are loaded by %d copies.", self._plan.num_copies)
 
     def _load(self, parts: Iterable[Iterable[tuple[str, torch.Tensor]]]) -> None:
         self._begin()

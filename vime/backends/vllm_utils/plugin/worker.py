@@ -23,6 +23,14 @@ class VimeWorker:
         status: dict[str, Any] = msgspec.to_builtins(self._vime_weight_engine().inbox.status())
         return status
 
+    def vime_swap_weights(self, version: int) -> None:
+        """Load a staged version between two steps; see `VimeWeightEngine.swap`."""
+        self._vime_weight_engine().swap(version)
+
+    def vime_copy_seconds(self) -> float | None:
+        """Time on the GPU of the newest `vime_swap_weights`; None while it may still run."""
+        return self._vime_weight_engine().copy_time.seconds()
+
     def _vime_weight_engine(self) -> VimeWeightEngine:
         if not isinstance(self.weight_transfer_engine, VimeWeightEngine):
             raise RuntimeError("vime's weight-transfer engine is not configured")

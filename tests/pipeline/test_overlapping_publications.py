@@ -1,0 +1,247 @@
+"""A version is published while the next batch trains: what is sent stays what it was, and every end is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.held_weights import HeldWeights
+from pipeline.publisher import Publication
+from pipeline.served_weights import ServedWeights, publications_overlap
+from pipeline.trainer_weights import PublishSettings, TrainerWeights
+from tests.pipeline.publication_rig import Trainer
+from vime.errors import PublicationError
+
+
+class Publisher:
+    """Ends a publication when told to."""
+
+    def __init__(self) -> None:
+        self.version, self.behind, self.num_caught_up = 1, list[str](), 0
+        self.outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.num_at_once = 0
+
+    @property
+    def next_version(self) -> int:
+        return self.version + 1
+
+    @property
+    def serving(self) -> list[str]:
+        return ["http://other"]
+
+    def repeats(self) -> bool:
+        return True
+
+    async def publish(self) -> Publication:
+        self.num_at_once += 1
+        assert self.num_at_once == 1, "one publication at a time"
+        try:
+            raised = await self.outcome
+        finally:
+            self.num_at_once -= 1
+        self.version += raised
+        return published(self.version, raised=raised)
+
+    async def catch_up(self) -> Publication:
+        self.num_caught_up += 1
+        self.behind = []
+        return published(self.version, raised=True)
+
+
+def published(version: int, *, raised: bool) -> Publication:
+    return Publication(version, raised, False, wire_bytes=1, density=1.0, prepare_s=0.0, pause_s=0.0, fenced={})
+
+
+class Ranks:
+    def __init__(self, *, has_room: bool = True) -> None:
+        self.has_room, self.is_held = has_room, False
+
+    async def hold_weights(self) -> bool:
+        self.is_held = self.has_room
+        return self.has_room
+
+    async def let_go_weights(self) -> None:
+        self.is_held = False
+
+
+async def nothing(*_: object) -> None:
+    pass
+
+
+class Evaluations:
+    """Their responses come when told to."""
+
+    def __init__(self) -> None:
+        self.hold_versions, self.responses = False, asyncio.Event()
+        self.responses.set()
+
+    async def responses_are_there(self) -> None:
+        await self.responses.wait()
+
+
+class Rig:
+    def __init__(self, *, overlaps: bool = True, has_room: bool = True) -> None:
+        self.publisher, self.ranks, self.notes = Publisher(), Ranks(has_room=has_room), list[str]()
+        self.evaluations = Evaluations()
+        parts: Any = (
+            self.publisher,
+            SimpleNamespace(trainers=self.ranks),
+            SimpleNamespace(trainers_busy=asyncio.Lock()),
+            SimpleNamespace(revive=nothing, release=nothing),
+            SimpleNamespace(engines_sleep=False, trainer_leaves=nothing, wake=nothing),
+            self.notes.append,
+            self.evaluations,
+        )
+        self.weights = ServedWeights(*parts, overlaps=overlaps)
+
+
+async def test_the_trainer_goes_on_while_a_copy_is_published_and_plans_under_its_version() -> None:
+    rig = Rig()
+    assert await rig.weights.begin_to_publish() is None
+    assert (rig.ranks.is_held, rig.weights.is_publishing) == (True, True)
+    assert (rig.weights.version, rig.weights.planning_version) == (1, 2)
+    rig.publisher.outcome.set_result(True)
+    publication = await rig.weights.settle()
+    assert publication is not None
+    assert (publication.version, rig.weights.planning_version, rig.ranks.is_held) == (2, 2, False)
+    assert await rig.weights.settle() is None
+
+
+async def test_a_version_that_reaches_nobody_is_planned_under_no_longer() -> None:
+    rig = Rig()
+    await rig.weights.begin_to_publish()
+    rig.publisher.outcome.set_result(False)
+    await rig.weights.settle()
+    assert (rig.weights.version, rig.weights.planning_version) == (1, 1)
+
+
+@pytest.mark.parametrize(("overlaps", "has_room"), [(False, True), (True, False)])
+async def test_without_room_or_leave_the_trainer_waits(overlaps: bool, has_room: bool) -> None:
+    rig = Rig(overlaps=overlaps, has_room=has_room)
+    rig.publisher.outcome.set_result(True)
+    publication = await rig.weights.begin_to_publish()
+    assert publication is not None
+    assert publication.version == 2
+    assert not rig.weights.is_publishing
+
+
+async def test_what_a_publication_fails_with_is_raised_where_it_is_waited_for() -> None:
+    rig = Rig()
+    await rig.weights.begin_to_publish()
+    rig.publisher.outcome.set_exception(PublicationError("no engine serves"))
+    with pytest.raises(PublicationError, match="no engine serves"):
+        await rig.weights.settle()
+    assert not rig.weights.is_publishing
+
+
+async def test_an_engine_that_returns_waits_for_the_publication_under_way() -> None:
+    rig = Rig()
+    await rig.weights.begin_to_publish()
+    rig.publisher.behind = ["http://engine"]
+    returning = asyncio.create_task(rig.weights.bring_back())
+    await asyncio.sleep(0)
+    assert rig.publisher.num_caught_up == 0
+    rig.publisher.outcome.set_result(True)
+    await returning
+    assert rig.publisher.num_caught_up == 1
+
+
+async def test_the_trainer_does_not_wait_for_an_evaluation_that_holds_up_a_version() -> None:
+    rig = Rig()
+    rig.evaluations.responses.clear()
+    await rig.weights.begin_to_publish()
+    await asyncio.sleep(0)
+    assert (rig.publisher.num_at_once, rig.ranks.is_held) == (0, True)
+    rig.evaluations.responses.set()
+    rig.publisher.outcome.set_result(True)
+    assert (await rig.weights.settle()) is not None
+
+
+async def test_a_publication_that_is_given_up_has_ended() -> None:
+    rig = Rig()
+    await rig.weights.begin_to_publish()
+    await asyncio.sleep(0)
+    await rig.weights.abandon()
+    assert (rig.publisher.num_at_once, rig.weights.is_publishing) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_gpus", "overlaps"),
+    [
+        ({}, 1, True),
+        ({}, 0, False),
+        ({"update_weights_while_training": "on"}, 0, True),
+        ({"update_weights_while_training": "off"}, 1, False),
+        ({"max_staleness": 0}, 1, False),
+        ({"colocate": True}, 1, False),
+        ({"release_train": True}, 1, False),
+        ({"engines_leave_memory": True}, 1, False),
+    ],
+)
+def test_publications_overlap_only_where_nobody_takes_turns(
+    changes: dict[str, Any], num_gpus: int, overlaps: bool
+) -> None:
+    given = {
+        "update_weights_while_training": "auto",
+        "max_staleness": None,
+        "colocate": False,
+        "release_train": False,
+        "engines_leave_memory": False,
+    } | changes
+    group = SimpleNamespace(**given)
+    settings: Any = SimpleNamespace(weights=group, queue=group, cluster=group)
+    assert publications_overlap(settings, num_gpus) == overlaps
+
+
+def sent_by(rank: TrainerWeights) -> list[tuple[str, list[float]]]:
+    return [(name, tensor.flatten().tolist()) for name, tensor in rank._weights()]
+
+
+@pytest.fixture
+def ranks() -> Callable[[int], tuple[Trainer, TrainerWeights]]:
+    def make(number: int) -> tuple[Trainer, TrainerWeights]:
+        trainer = Trainer()
+        return trainer, TrainerWeights(trainer, number, PublishSettings())
+
+    return make
+
+
+def test_what_is_held_is_sent_whatever_the_trainer_does_meanwhile(
+    ranks: Callable[[int], tuple[Trainer, TrainerWeights]],
+) -> None:
+    trainer, rank = ranks(0)
+    before = sent_by(rank)
+    rank.hold()
+    trainer.step()
+    assert sent_by(rank) == before
+    rank.let_go()
+    after = sent_by(rank)
+    assert after != before
+    rank.hold()
+    trainer.step()
+    assert sent_by(rank) == after, "the memory of the version before is used again"
+
+
+def test_ranks_that_send_nothing_gather_nothing_while_weights_are_held(
+    ranks: Callable[[int], tuple[Trainer, TrainerWeights]],
+) -> None:
+    _, rank = ranks(1)
+    rank.hold()
+    assert sent_by(rank) == []
+
+
+def test_a_rank_holds_nothing_before_it_knows_how_much(ranks: Callable[[int], tuple[Trainer, TrainerWeights]]) -> None:
+    assert not ranks(0)[1].can_hold()
+
+
+def test_a_copy_leaves_a_gpu_its_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 30, 80 << 30))
+    held = HeldWeights(0)
+    assert held.fits(1 << 30)
+    assert not held.fits(2 << 30)
