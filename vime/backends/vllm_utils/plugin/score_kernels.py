@@ -114,7 +114,8 @@ def _finish_kernel(
         is_place = places < k * GROUP
         columns = tl.load(groups + row * k + places // GROUP, mask=is_place, other=0) * GROUP + places % GROUP
         is_token = is_place & (columns < vocab_size)
-        bits = tl.load(logits + row * stride + columns, mask=is_token, other=0.0).to(tl.float32).to(tl.int32, bitcast=True)
+        candidates = tl.load(logits + row * stride + columns, mask=is_token, other=0.0).to(tl.float32)
+        bits = candidates.to(tl.int32, bitcast=True)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the numbers
         keys = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - columns).to(tl.int64)
         best = tl.topk(tl.where(is_token, keys, -0x7FFFFFFFFFFFFFFF), K)
