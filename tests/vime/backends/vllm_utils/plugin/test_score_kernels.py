@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from vime.backends.vllm_utils.plugin import gpu_scores
 from vime.backends.vllm_utils.plugin.columns import StepRows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -83,8 +84,36 @@ def test_a_vocabulary_too_small_to_leave_most_of_it_out_is_left_to_vllm(kernels:
 
 
 @runs_kernels
-def test_scores_are_packed_as_the_engine_core_sends_them(kernels: Any) -> None:
-    found = kernels.score(logits_of("random", 3, 9000), 3, torch.tensor([0, 5, 6], device=DEVICE))
-    on_host = kernels.packed_rows(found.cpu(), 3)
-    rows = StepRows(on_host[:, :4].numpy(), on_host[:, 4:].view(torch.float32).numpy())._pack(3)
-    assert np.shares_memory(np.frombuffer(rows, np.int32), on_host.numpy())
+def test_scores_lie_on_the_host_as_the_engine_core_sends_them() -> None:
+    logits, token_ids = logits_of("random", 3, 9000), torch.tensor([0, 5, 6], device=DEVICE)
+    lists = gpu_scores._scoring(stock_scores)(logits, 3, token_ids, [0, 1, 2]).to_cpu_nonblocking()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    ids, log_probs, ranks, first_rows = lists.tolists()
+    assert (ids[:, 0].tolist(), ids.shape, ranks.shape, first_rows) == ([0, 5, 6], (3, 4), (3,), [0, 1, 2])
+    rows = np.frombuffer(StepRows(ids, log_probs)._pack(3), np.int32)
+    assert np.shares_memory(rows, ids)
+    assert np.shares_memory(rows, log_probs)
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        ((), {}),
+        ((None,), {"logits_mode": True}),
+        ((None,), {"max_per_req_token_ids": 3}),
+        ((torch.zeros(2),), {}),
+        ((None,), {"num_logprobs": 100}),
+    ],
+    ids=["of a prompt", "logits", "of named tokens", "bounds on the device", "most of the vocabulary"],
+)
+def test_scores_that_the_kernels_do_not_give_are_vllms(others: tuple[Any, ...], named: dict[str, Any]) -> None:
+    pytest.importorskip("triton")
+    k = named.pop("num_logprobs", 2)
+    scoring = gpu_scores._scoring(stock_scores)
+    assert scoring(torch.zeros(1, 9000), k, torch.zeros(1, dtype=torch.int64), *others, **named) == "vLLM's"
+
+
+def stock_scores(*_others: Any, **_named: Any) -> Any:
+    """What vLLM's own function gives."""
+    return "vLLM's"
