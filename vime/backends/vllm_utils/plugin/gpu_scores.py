@@ -7,6 +7,7 @@ vLLM reads all logits five times: for their maximum, the sum, the token's rank, 
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 _USERS = tuple(f"vllm.v1.worker.gpu.{name}" for name in ("sample.sampler", "spec_decode.rejection_sampler"))
 """Modules that take the function from its own by name; they may be loaded already."""
 _MARK = "vime_faster"
+_log = logging.getLogger(__name__)
 
 
 def install() -> None:
@@ -33,6 +35,7 @@ def install() -> None:
 
 
 def _scoring(stock: Callable[..., Any]) -> Callable[..., Any]:
+    from triton import TritonError
     from vllm.v1.outputs import LogprobsTensors
 
     from vime.backends.vllm_utils.plugin.score_kernels import can_score, packed_rows, ranks, score
@@ -53,6 +56,8 @@ def _scoring(stock: Callable[..., Any]) -> Callable[..., Any]:
             k = self.logprob_token_ids.shape[1] - 1
             return self.of(self.found.to("cpu", non_blocking=True), k, self.cu_num_generated_tokens)
 
+    refused: list[str] = []
+
     @functools.wraps(stock)
     def compute_topk_scores(
         logits: torch.Tensor, num_logprobs: int, sampled_token_ids: torch.Tensor, *others: Any, **named: Any
@@ -60,9 +65,13 @@ def _scoring(stock: Callable[..., Any]) -> Callable[..., Any]:
         # Samplers pass the first row of each request, None where each has one row; scores of prompts are vLLM's.
         is_special = len(others) != 1 or isinstance(others[0], torch.Tensor)
         is_special = is_special or named.get("max_per_req_token_ids") or named.get("logits_mode")
-        if is_special or not can_score(logits, num_logprobs):
-            return stock(logits, num_logprobs, sampled_token_ids, *others, **named)
-        return PackedScores.of(score(logits, num_logprobs, sampled_token_ids), num_logprobs, others[0])
+        if not (is_special or refused) and can_score(logits, num_logprobs):
+            try:
+                return PackedScores.of(score(logits, num_logprobs, sampled_token_ids), num_logprobs, others[0])
+            except TritonError as error:
+                refused.append(str(error))
+                _log.warning("This Triton doesn't compile vime's kernels; scores are vLLM's, and slower: %s", error)
+        return stock(logits, num_logprobs, sampled_token_ids, *others, **named)
 
     setattr(compute_topk_scores, _MARK, True)
     return compute_topk_scores

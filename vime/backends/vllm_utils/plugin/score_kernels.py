@@ -7,8 +7,6 @@ largest logits lie in the k groups whose largest logits are the largest, so only
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,13 +14,16 @@ import triton.language as tl
 _SPAN = 8192
 """Columns that one program reads."""
 _GROUP = 32
+_MOST_CANDIDATES = 128
+"""For more the search is compiled for longer than it pays."""
 _FEWEST_GROUPS = 4
 """Groups in multiples of k; where there are fewer, most of the logits would be searched."""
 
 
 def can_score(logits: torch.Tensor, k: int) -> bool:
     """Whether `score` takes these logits and is of use."""
-    return logits.stride(1) == 1 and k * _GROUP * _FEWEST_GROUPS <= logits.shape[1]
+    is_small = k <= _MOST_CANDIDATES and k * _GROUP * _FEWEST_GROUPS <= logits.shape[1]
+    return is_small and logits.stride(1) == 1
 
 
 def score(logits: torch.Tensor, k: int, token_ids: torch.Tensor) -> torch.Tensor:
@@ -42,10 +43,15 @@ def score(logits: torch.Tensor, k: int, token_ids: torch.Tensor) -> torch.Tensor
     found = torch.empty(num_rows * (2 * k + 3), dtype=torch.int32, device=logits.device)
     _finish_kernel[(num_rows,)](
         logits, logits.stride(0), token_ids, sums, groups, found, vocab_size, num_spans, k,
-        SPANS=triton.next_power_of_2(num_spans), K=triton.next_power_of_2(k) if k else 0, GROUP=_GROUP,
+        SPANS=triton.next_power_of_2(num_spans), K=_places(k), GROUP=_GROUP,
         num_warps=8 if k else 1,
     )  # fmt: skip
     return found
+
+
+def _places(k: int) -> int:
+    """Triton's search for the largest takes powers of two, in some versions from 2 on."""
+    return max(2, int(triton.next_power_of_2(k))) if k else 0
 
 
 def packed_rows(found: torch.Tensor, k: int) -> torch.Tensor:
@@ -67,7 +73,7 @@ def _num_rows(found: torch.Tensor, k: int) -> int:
 
 @triton.jit
 def _scan_kernel(
-    logits: Any, stride: Any, token_ids: Any, sums: Any, maxima: Any, vocab_size: Any, num_groups: Any,
+    logits, stride, token_ids, sums, maxima, vocab_size, num_groups,
     SPAN: tl.constexpr, GROUP: tl.constexpr, HAS_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Of each row and span, `sums` [3, n, spans]: its largest logit, the sum of exponentials over that, and how many
@@ -91,8 +97,8 @@ def _scan_kernel(
 
 @triton.jit
 def _finish_kernel(
-    logits: Any, stride: Any, token_ids: Any, sums: Any, groups: Any, found: Any, vocab_size: Any, num_spans: Any,
-    k: Any, SPANS: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
+    logits, stride, token_ids, sums, groups, found, vocab_size, num_spans,
+    k, SPANS: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Puts the spans of a row together, sorts the logits of its k groups, and writes its scores."""
     row, num_rows, spans = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, SPANS)

@@ -51,7 +51,7 @@ def logits_of(kind: str, rows: int, vocab_size: int) -> torch.Tensor:
 
 @runs_kernels
 @pytest.mark.parametrize("kind", ["random", "bf16", "neighbours", "nucleus", "equal"])
-@pytest.mark.parametrize(("k", "vocab_size"), [(0, 9000), (20, 9001)])
+@pytest.mark.parametrize(("k", "vocab_size"), [(0, 9000), (1, 9000), (20, 9001)])
 def test_scores_are_those_of_a_log_softmax(kernels: Any, kind: str, k: int, vocab_size: int) -> None:
     logits = logits_of(kind, 3, vocab_size)
     assert kernels.can_score(logits, k)
@@ -80,6 +80,7 @@ def test_rows_that_are_not_a_number_stay_so(kernels: Any) -> None:
 def test_a_vocabulary_too_small_to_leave_most_of_it_out_is_left_to_vllm(kernels: Any) -> None:
     assert kernels.can_score(torch.empty(1, 151936), 128)
     assert not kernels.can_score(torch.empty(1, 1024), 128)
+    assert not kernels.can_score(torch.empty(1, 151936), 129)
     assert not kernels.can_score(torch.empty(9000, 2).T, 0)
 
 
@@ -112,6 +113,24 @@ def test_scores_that_the_kernels_do_not_give_are_vllms(others: tuple[Any, ...], 
     k = named.pop("num_logprobs", 2)
     scoring = gpu_scores._scoring(stock_scores)
     assert scoring(torch.zeros(1, 9000), k, torch.zeros(1, dtype=torch.int64), *others, **named) == "vLLM's"
+
+
+def test_a_triton_that_refuses_the_kernels_leaves_scores_to_vllm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    triton = pytest.importorskip("triton")
+    calls = []
+
+    def refusing(*_others: Any) -> torch.Tensor:
+        calls.append(1)
+        raise triton.TritonError("no such thing as a float")
+
+    monkeypatch.setattr("vime.backends.vllm_utils.plugin.score_kernels.score", refusing)
+    scoring = gpu_scores._scoring(stock_scores)
+    for _ in range(2):
+        assert scoring(torch.zeros(1, 9000), 0, torch.zeros(1, dtype=torch.int64), None) == "vLLM's"
+    assert len(calls) == 1
+    assert "scores are vLLM's, and slower: no such thing as a float" in caplog.text
 
 
 def stock_scores(*_others: Any, **_named: Any) -> Any:
