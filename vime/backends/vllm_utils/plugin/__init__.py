@@ -5,7 +5,7 @@
 - the change of weights between two steps (`core_swap`);
 - repairs of what vLLM computes wrongly (`expert_prepack`, `tied_heads`, `rotary_repair`, `draft_repair`);
 - the residual stream in float32, where the launcher asks for it (`residual`);
-- a faster search for the most probable tokens on a CPU (`top_k`);
+- a faster search for the most probable tokens on a CPU (`top_k`), and faster scores on a GPU (`gpu_scores`);
 - the sample route, which returns what a sample needs as columns (`endpoint`, loaded as an endpoint plug-in);
 - when vime's launcher asks for it, the end of every vLLM process together with its parent.
 """
@@ -38,6 +38,7 @@ def register() -> None:
         core_columns,
         core_swap,
         draft_repair,
+        gpu_scores,
         received_columns,
         residual,
         rotary_repair,
@@ -54,6 +55,7 @@ def register() -> None:
     core_columns.install()
     core_swap.install()
     draft_repair.install()
+    gpu_scores.install()
     received_columns.install()
     residual.install()
     rotary_repair.install()

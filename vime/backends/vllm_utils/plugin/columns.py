@@ -156,14 +156,15 @@ class StepRows:
         self._ids, self._log_probs = ids, log_probs
         self._first_rows, self._nuclei = first_rows, nuclei
         self._packed: dict[int, memoryview] = {}
+        """By the bytes of a row."""
 
     def add_to(self, pending: Pending, index: int, count: int) -> None:
         """Append the `count` rows of the batch's request `index`."""
         start = index if self._first_rows is None else self._first_rows[index]
-        size, num_candidates = pending.row_bytes, pending.request.num_candidates
-        packed = self._packed.get(num_candidates)
+        size = pending.row_bytes
+        packed = self._packed.get(size)
         if packed is None:
-            packed = self._packed[num_candidates] = self._pack(num_candidates)
+            packed = self._packed[size] = self._pack(pending.request.num_candidates)
         pending.rows += packed[start * size : (start + count) * size]
         pending.num_rows += count
         if self._nuclei is not None and pending.request.nucleus:

@@ -67,13 +67,10 @@ class CoreColumns:
 
     def end_step(self, scheduler: Any, outputs: Mapping[int, Any]) -> None:
         """Take the rows of what the scheduler is about to send, and attach blocks that are due."""
-        step, self._step = self._step, None
         if self._pending:
             for batch in outputs.values():
-                for output in batch.outputs:
-                    pending = self._pending.get(output.request_id)
-                    if pending is not None:
-                        self._end_output(output, pending, step)
+                self._end_outputs(batch.outputs)
+        self._step = None
         if self._routes is not None:
             self._routes.keep_only(scheduler.requests)
 
@@ -95,18 +92,25 @@ class CoreColumns:
                 pending.label(self.step_version)
             self.step_version = version
 
-    def _end_output(self, output: Any, pending: Pending, step: tuple[StepRows, Mapping[str, int]] | None) -> None:
-        num_tokens = len(output.new_token_ids)
-        if num_tokens and step is not None:
-            step[0].add_to(pending, step[1][output.request_id], num_tokens)
-        if output.routed_experts is not None:
-            if pending.request.routes_from is not None:
-                pending.routes.append(output.routed_experts)
-            output.routed_experts = None
-        if output.finish_reason is not None:
-            self.finish(output)
-        elif pending.is_due:
-            self._attach(output, pending)
+    def _end_outputs(self, outputs: Iterable[Any]) -> None:
+        """Each output of each step passes here, so there is one loop and little in it."""
+        pending_of = self._pending.get
+        add_rows, places = (self._step[0].add_to, self._step[1]) if self._step is not None else (None, {})
+        for output in outputs:
+            pending = pending_of(output.request_id)
+            if pending is None:
+                continue
+            tokens = output.new_token_ids
+            if tokens and add_rows is not None:
+                add_rows(pending, places[output.request_id], len(tokens))
+            if output.routed_experts is not None:
+                if pending.request.routes_from is not None:
+                    pending.routes.append(output.routed_experts)
+                output.routed_experts = None
+            if output.finish_reason is not None:
+                self.finish(output)
+            elif pending.is_due:
+                self._attach(output, pending)
 
     def _attach(self, output: Any, pending: Pending) -> None:
         if self._routes is not None and pending.request.routes_from is not None:
