@@ -372,7 +372,7 @@ FLOORS: dict[str, list[Row]] = {
         ("moe_grad_norm", "", 0, "of a mixture of experts on one rank in bf16"),
         *(
             (f"chain{ranks}_grad_norm", "", 0, f"of {ranks} ranks whose layout changes at each resume")
-            for ranks in (4, 8)
+            for ranks in (2, 4, 8)
         ),
         *((f"moe_spread{ranks}_grad_norm", "", 0, "of such with experts spread over ranks") for ranks in (4, 8)),
     ],

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.jobs import HEAD
+from benchmarks.gpu.jobs import HEAD, one_at_a_time
 from tests.support.tiny_models import build_tiny_qwen3
 from vime.backends.vllm_utils.launch import EngineLaunch
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
@@ -47,8 +47,9 @@ GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
 def model_in(folder: Path, *, small: bool, experts: bool = False, init_std: float = 0.02) -> Path:
     """A checkpoint with random weights of that spread; one that is there stays."""
     shape = (SMALL_MOE if experts else SMALL_DENSE) if small else (QWEN3_MOE if experts else QWEN3_06B)
-    if not (folder / "tokenizer_config.json").exists():  # written last
-        build_tiny_qwen3(folder, init_std=init_std, **shape)
+    with one_at_a_time(folder.parent):
+        if not (folder / "tokenizer_config.json").exists():  # written last
+            build_tiny_qwen3(folder, init_std=init_std, **shape)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import re
@@ -164,6 +165,15 @@ class Job:
             f"{' '.join(self.command[2:4])} {what}. Last lines:\n{last}",
             next_step=f"Look at {self.log} and {self.run / 'logs'}.",
         )
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Of all calls that make something in `folder`, which may run side by side; the others wait."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "making.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def steady(steps: Sequence[dict[str, Any]], skip: int = 2) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.gpu.jobs import device_flags
+from benchmarks.gpu.jobs import device_flags, one_at_a_time
 from examples.reverse.prepare import prepare
 from vime.cli.demo import train_command
 
@@ -16,5 +16,6 @@ def reverse_command(folder: Path, run: Path, steps: int, gpus: int) -> list[str]
 
 def prepare_example(folder: Path) -> None:
     """Make them; what is there stays."""
-    if not (folder / "example").exists():
-        prepare(folder / "example")
+    with one_at_a_time(folder):
+        if not (folder / "example").exists():
+            prepare(folder / "example")

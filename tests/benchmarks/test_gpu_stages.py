@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from benchmarks.chaos.kills import Victim
-from benchmarks.gpu import publication, sample_path
+from benchmarks.gpu import engines, publication, sample_path
 from benchmarks.gpu.crash import STEPS_BEFORE, Crashes
 from benchmarks.gpu.jobs import BudgetSpentError, Job, RunningJob
 from benchmarks.gpu.learner import make_sequences, step_flops
@@ -80,6 +81,22 @@ def test_stages_of_calls_side_by_side_are_found_by_a_later_one(tmp_path: Path) -
     later = call(tmp_path)
     assert later.once("one", dict) | later.once("two", dict) == {"value": 2.5}
     assert later.once("one", dict) == {"value": 1.5}
+
+
+def test_a_model_is_made_once_while_other_calls_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def build(folder: Path, **_shape: object) -> None:
+        made.append(folder)
+        with (folder.parent / "making.lock").open("w") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.mkdir()
+        (folder / "tokenizer_config.json").touch()
+
+    monkeypatch.setattr(engines, "build_tiny_qwen3", build)
+    models = [engines.model_in(tmp_path / "calls" / "model", small=True) for _ in range(2)]
+    assert models == [tmp_path / "calls" / "model"] * 2
+    assert made == models[:1]
 
 
 def test_only_the_chosen_stages_of_the_sample_path_are_measured(tmp_path: Path) -> None:
