@@ -12,17 +12,29 @@ class FrozenEngines:
 
     moment: int | None = 0
 
-    def __init__(self, addresses: Collection[str], serve_only: Callable[[Collection[str]], Awaitable[None]]) -> None:
-        """`serve_only` has the model's router send requests to these of its engines alone."""
-        self._serving, self._serve_only = set(addresses), serve_only
+    def __init__(
+        self,
+        addresses: Collection[str],
+        serve_only: Callable[[Collection[str]], Awaitable[None]],
+        runs_anew: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        """`serve_only` has the model's router send requests to these of its engines alone.
+
+        `runs_anew` is told where an engine was and is, before it gets requests.
+        """
+        self._serving, self._serve_only, self._runs_anew = set(addresses), serve_only, runs_anew
 
     async def fence(self, address: str, reason: str) -> None:  # noqa: ARG002
         """Send no more requests to the engine."""
         self._serving.discard(address)
         await self._serve_only(self._serving)
 
-    async def readmit(self, address: str, now_at: str) -> None:  # noqa: ARG002
+    async def give_up(self, address: str) -> None:
+        """The engine never comes back; it serves nothing already."""
+
+    async def readmit(self, address: str, now_at: str) -> None:
         """The engine runs anew, with the weights that it always has."""
+        await self._runs_anew(address, now_at)
         self._serving.add(now_at)
         await self._serve_only(self._serving)
 
@@ -42,6 +54,9 @@ class FencesOfModels:
 
     async def fence(self, address: str, reason: str) -> None:
         await self._others.get(address, self._trained).fence(address, reason)
+
+    async def give_up(self, address: str) -> None:
+        await self._others.get(address, self._trained).give_up(address)
 
     async def readmit(self, address: str, now_at: str) -> None:
         fences = self._others.get(address, self._trained)

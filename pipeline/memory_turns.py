@@ -4,7 +4,11 @@ While the trainer trains, engines sleep: their requests are ended, their keys an
 host memory, so that an engine whose publication fails still has those that it had. A publication brings weights back
 first, and the room for keys and values when the trainer has left.
 
-An engine that is replaced starts while the trainer is out, and sleeps until a publication wakes it.
+Engines that aren't trained have nothing to load. They sleep after what they were asked, and wake when the trainer has
+left, before requests start.
+
+An engine that is replaced starts while the trainer is out, and sleeps until a publication wakes it; one that isn't
+trained wakes as soon as the trainer is out.
 """
 
 from __future__ import annotations
@@ -45,11 +49,11 @@ class MemoryTurns:
         self.replace_engine: Callable[[str, str], None] | None = None
         """Asks for another process for the engine at an address, with the reason, in a run that replaces engines."""
 
-    def engine(self, address: str, *, is_asleep: bool = False) -> EngineClient:
+    def engine(self, address: str, *, is_asleep: bool = False, is_trained: bool = True) -> EngineClient:
         """A client of an engine, which wakes it when a publication reaches it."""
         if not self.engines_sleep:
             return EngineClient(address)
-        engine = SleepingEngine(address, self.trainer_leaves, is_asleep=is_asleep)
+        engine = SleepingEngine(address, self.trainer_leaves, is_asleep=is_asleep, is_trained=is_trained)
         self._engines.append(engine)
         return engine
 
@@ -78,7 +82,7 @@ class MemoryTurns:
                 self._changed.notify_all()
 
     async def give_to_trainer(self) -> None:
-        """No request starts any more, those that run are ended, and every engine sleeps or has ended.
+        """No request starts any more, those that run are over, and every engine sleeps or has ended.
 
         One that is starting is waited for. One that keeps its memory is replaced, in a run that replaces engines.
 
@@ -105,7 +109,7 @@ class MemoryTurns:
         await self.trainer_leaves()
         await asyncio.gather(*(self._resume(engine, num_starts) for engine, num_starts in before))
         serving = [engine.address for engine, num_starts in before if _is_same(engine, num_starts) and engine.is_awake]
-        await self._takers.resume_admission(version, sorted(serving))
+        await self.serve(version, serving)
 
     @asynccontextmanager
     async def lent_to_engines(self) -> AsyncIterator[None]:
@@ -116,6 +120,33 @@ class MemoryTurns:
         await self.trainer_leaves()
         yield
         await self.give_to_trainer()
+
+    async def serve(self, version: int, serving: Collection[str]) -> None:
+        """Requests start under `version` at the engines with these addresses, when all are awake; see `wake`."""
+        if self.engines_sleep:
+            await self.wake(serving)
+            await self._takers.resume_admission(version, sorted(serving))
+
+    async def wake(self, serving: Collection[str] = ()) -> None:
+        """The trainer is out; awake are the engines that aren't trained, and those at the addresses `serving`.
+
+        One that stays asleep is replaced, in a run that replaces engines.
+
+        Raises:
+            EngineError: an engine stays asleep.
+        """
+        if self.engines_sleep:
+            asked = [engine for engine in self._engines if not engine.is_trained or engine.address in serving]
+            sleeping = [(engine, engine.num_starts) for engine in asked if not engine.is_awake]
+            await self.trainer_leaves()
+            await asyncio.gather(*(self._resume(engine, num_starts) for engine, num_starts in sleeping))
+
+    async def runs_anew(self, address: str, now_at: str) -> None:
+        """An engine that isn't trained has another process, `now_at` this address; it wakes if the trainer is out."""
+        if self.engines_sleep:
+            engine = self.sleeping(address)
+            engine.move(now_at)
+            await self._resume(engine, engine.num_starts)
 
     async def end_engine(self, engine: SleepingEngine, stop: Callable[[], Awaitable[None]]) -> None:
         """End an engine's process by `stop`; it holds no memory afterwards."""
@@ -150,7 +181,8 @@ class MemoryTurns:
         """Until the engine holds none of the memory that the trainer needs."""
         if engine.process is Process.RUNS:
             try:
-                await engine.fall_asleep()
+                async with engine.turn:
+                    await engine.fall_asleep()
                 return
             except EngineError as error:
                 if self.replace_engine is None:
@@ -162,10 +194,11 @@ class MemoryTurns:
 
     async def _resume(self, engine: SleepingEngine, num_starts: int) -> None:
         """Have an engine go on that is the same process; one that can't is replaced, in a run that replaces engines."""
-        if not _is_same(engine, num_starts):
-            return
         try:
-            await engine.resume()
+            async with engine.turn:
+                if self._trainer_is_in or not _is_same(engine, num_starts):
+                    return
+                await engine.resume()
         except EngineError as error:
             if self.replace_engine is None:
                 raise

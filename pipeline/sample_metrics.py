@@ -17,8 +17,8 @@ MEANINGS: Mapping[str, str] = {
     "rollout/top_p_kept_vocab_per_token": "Tokens that top-p left to sample from, a sampled token; where they are "
     "recorded.",
     "rollout/spec_accept_rate": "Speculative decoding: accepted drafted tokens, of all drafted; where there are any.",
-    "rollout/spec_accept_length": "Speculative decoding: tokens that a verification step adds to a response, the "
-    "accepted ones and the one that it samples itself; where there are any.",
+    "rollout/spec_accept_length": "Speculative decoding: sampled tokens, divided by the steps that verified drafts; "
+    "over the samples that had any. `Sample.spec_info.accept_length` is the same of one sample.",
     "perf/tokens_per_gpu_per_sec": "Response tokens of the batch, divided by `step_s` and the GPUs of the engines; "
     "where vime starts the engines.",
     "perf/effective_tokens_per_gpu_per_sec": "The same of the tokens that count in the loss.",
@@ -57,7 +57,7 @@ def _of_sums(sums: SampleSums, num_samples: int) -> dict[str, float]:
     if sums.num_drafted_tokens:
         found["rollout/spec_accept_rate"] = sums.num_accepted_tokens / sums.num_drafted_tokens
     if sums.num_verify_steps:
-        found["rollout/spec_accept_length"] = 1.0 + sums.num_accepted_tokens / sums.num_verify_steps
+        found["rollout/spec_accept_length"] = sums.num_verified_tokens / sums.num_verify_steps
     return found
 
 

@@ -20,6 +20,7 @@ from pipeline.interrupt import Ending, Interrupts
 from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, TrainReport, encode
 from pipeline.metric_sinks.sinks import MetricSinks
+from pipeline.optional_records import OptionalRecords
 from pipeline.parity_at_start import check_parity
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
@@ -70,10 +71,13 @@ class Session:
         self._view, self._interrupts, self._incidents = view, interrupts, incidents
         self._workers = Workers(settings, folder, cluster, view.note)
         self._turns = MemoryTurns(settings.cluster, self._workers)
-        self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note)
+        self._frozen: list[EngineClient] = []
+        """One for each engine that isn't trained."""
+        records = OptionalRecords()
+        self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note, records)
         self._commits = Commits(settings, folder, start, self._workers, view.note)
         self._trainer = TrainerTurns(settings, self._workers, self._commits, view)
-        self._report = SessionReport(settings, folder, view, sinks, self._hook_args, self._open_pool)
+        self._report = SessionReport(settings, folder, view, sinks, self._hook_args, self._open_pool, records)
         self._hooks = BatchHooks(settings, self._hook_args, self._open_pool, build_conversion(settings))
         self._evaluates_first = evaluates_first
         self._evaluations = Evaluations(
@@ -84,6 +88,7 @@ class Session:
             copy=sinks.evaluation,
             branch=start.branch,
             publication_wait_s=settings.evaluation.eval_publication_wait,
+            stop_asked=self._stop_asked,
         )
         self._session = start.branch
         """Its name for the queue; branches change when the trainer goes back to a commit."""
@@ -101,8 +106,12 @@ class Session:
             with self._interrupts.finishing_steps():
                 await self._train_all(weights)
                 self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
-                await self._workers.guarded(self._evaluations.finish(self._stop_asked))
+                if self._evaluations.are_going_on:
+                    await self._workers.guarded(weights.serve_on())
+                await self._workers.guarded(self._evaluations.finish())
                 self._stages.begin(Stage("the session ends"))
+                if self._last_is_uncommitted:
+                    await self._workers.guarded(self._turns.give_to_trainer())
                 failed = await self._workers.stop_producers()
                 await self._commit_last(weights)
             if failed is not None:
@@ -115,7 +124,7 @@ class Session:
             self._is_done = self._done_rollouts >= self._num_rollout
             return Ending.DONE if self._is_done else Ending.INTERRUPTED
         finally:
-            for client in clients:
+            for client in (*clients, *self._frozen):
                 await client.close()
             await self._commits.abandon()
             await self._workers.stop(keeps_engines=not self._is_done)
@@ -139,10 +148,15 @@ class Session:
         write_engine_targets(self._settings.logging, self._folder, addresses)
         await workers.start_producers(addresses)
         clients.extend(self._turns.engine(each, is_asleep=each in workers.taken_over) for each in addresses)
+        self._frozen.extend(
+            self._turns.engine(each, is_asleep=each in workers.taken_over, is_trained=False) for each in workers.frozen
+        )
         publisher = await start_publisher(
             self._settings, self._folder, self._start, workers, clients, self._turns, kept_version, self._incidents
         )
-        weights = ServedWeights(publisher, workers, self._commits, self._trainer, self._turns, self._view.note)
+        weights = ServedWeights(
+            publisher, workers, self._commits, self._trainer, self._turns, self._view.note, self._evaluations
+        )
         self._weights = weights
         append_branch(
             self._folder.root,
@@ -216,7 +230,7 @@ class Session:
         self._evaluations.branch = self._start.branch
         weights.trainer_changed()
         await self._workers.begin_branch(coordinator_config(self._settings, self._start, self._session))
-        await self._workers.guarded(self._turns.give_to_trainer())
+        await self._give_memory_to_trainer()
         await self._workers.guarded(self._trainer.start())
         await weights.publish_of_new_trainer()
         self._view.note(f"The trainer goes on after rollout {self._done_rollouts}; version {weights.version} serves.")
@@ -284,7 +298,7 @@ class Session:
     async def _give_memory_to_trainer(self) -> None:
         """Where trainer and engines share devices, end requests; those of an evaluation are waited for."""
         if self._settings.cluster.engines_leave_memory:
-            await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
+            await self._workers.guarded(self._evaluations.responses_are_there())
         await self._workers.guarded(self._turns.give_to_trainer())
 
     async def _read_and_train(self, plan: BatchPlan) -> tuple[list[Sample], list[TrainReport]]:
@@ -313,7 +327,6 @@ class Session:
         return publication
 
     async def _publish(self, rollout_id: int, weights: ServedWeights) -> Publication:
-        await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
         self._stages.begin(Stage("publishes weights", rollout_id + 1))
         reach(KillPoint.BEFORE_WEIGHTS)
         publication = await self._workers.guarded(weights.publish_and_tell())
@@ -323,9 +336,14 @@ class Session:
     async def _commit_last(self, weights: ServedWeights) -> None:
         """Commit the newest rollout batch, unless it is, and wait until that is on disk."""
         await self._workers.guarded(self._commits.settle())
-        if self._commits.newest is None or self._commits.newest[1] != self._done_rollouts - 1:
+        if self._last_is_uncommitted:
             await self._workers.guarded(self._commits.commit(self._start, self._done_rollouts - 1, weights.version))
             await self._workers.guarded(self._commits.settle())
+
+    @property
+    def _last_is_uncommitted(self) -> bool:
+        """Whether the newest rollout batch is in no commit on disk."""
+        return self._commits.newest is None or self._commits.newest[1] != self._done_rollouts - 1
 
     def _stop_asked(self) -> bool:
         return self._interrupts.stop_asked

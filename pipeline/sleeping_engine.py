@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Awaitable, Callable
 
@@ -22,11 +23,20 @@ class Process(enum.Enum):
 class SleepingEngine(EngineClient):
     """Wakes the engine when a publication reaches it, so that whoever publishes need not know."""
 
-    def __init__(self, address: str, make_room: Callable[[], Awaitable[None]], *, is_asleep: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        make_room: Callable[[], Awaitable[None]],
+        *,
+        is_asleep: bool = False,
+        is_trained: bool = True,
+    ) -> None:
         """`make_room` returns when the engine may have all its memory."""
         super().__init__(address)
-        self._make_room = make_room
+        self._make_room, self.is_trained = make_room, is_trained
         self._asleep = _EVERYTHING if is_asleep else frozenset[EngineMemory]()
+        self.turn = asyncio.Lock()
+        """Held by whoever has it fall asleep, or wakes it for requests."""
         self.process = Process.RUNS
         self.num_starts = 0
         """Processes that took the place of another."""
@@ -39,13 +49,21 @@ class SleepingEngine(EngineClient):
         self.num_sleeps += 1
 
     async def fall_asleep(self) -> None:
-        """End what runs, and sleep. An engine that a publication has left half awake wakes first."""
+        """Sleep. An engine that a publication has left half awake wakes first.
+
+        A trained one ends what runs. One that isn't answers it first: nobody asks it again, as its answers are scores
+        and verdicts on responses that are there.
+        """
         if self._asleep == _EVERYTHING:
             return
         self.is_awake = False
         self.num_sleeps += 1
         await self._wake(self._asleep)
-        await put_to_sleep(self)
+        if self.is_trained:
+            await put_to_sleep(self)
+        else:
+            await self.finish_requests()
+            await self.sleep("wait")
         self._asleep = _EVERYTHING
 
     async def start_weight_update(self) -> None:

@@ -44,7 +44,7 @@ from storage.files import write_atomically
 from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.counted import counted
-from vime.errors import ProcessDiedError, RunFailedError, VimeError
+from vime.errors import ProcessDiedError, RunFailedError, StorageError, VimeError
 from vime.settings.groups import Settings
 from vime.settings.rules.quantities import engines_are_others, own_engines
 from vime.settings.served_models import EngineSpec, model_names
@@ -159,6 +159,11 @@ class Workers:
         return max(versions, default=None)
 
     @property
+    def frozen(self) -> list[str]:
+        """Base URLs of the engines that aren't trained, once all have started."""
+        return [address for name in self._models[1:] for address in self._addresses[name]]
+
+    @property
     def taken_over(self) -> set[str]:
         """Base URLs of the engines that were taken over, once all have started."""
         return {engine.address for engine in self.engines if engine.is_taken_over}
@@ -193,13 +198,16 @@ class Workers:
             self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
         return addresses
 
-    def keep_engines(self, fences: Fences) -> None:
-        """From now on engines that fail are fenced and replaced, where the settings ask for it."""
+    def keep_engines(self, fences: Fences, frozen_anew: Callable[[str, str], Awaitable[None]]) -> None:
+        """From now on engines that fail are fenced and replaced, where the settings ask for it.
+
+        `frozen_anew` is told where an engine that isn't trained was and is, before it gets requests again.
+        """
         if self.keeper is None:
             return
         by_address: dict[str, Fences] = {}
         for name in self._models[1:]:
-            frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name))
+            frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name), frozen_anew)
             by_address |= dict.fromkeys(self._addresses[name], frozen)
         self.watch.add("engines", self.keeper.run(FencesOfModels(fences, by_address, self._engine_moved)))
         for number in range(len(self.producers.actors)):
@@ -219,7 +227,7 @@ class Workers:
             self.watch.add(f"producer_{number}", self.producers.keep(number))
 
     async def record_processes(self) -> None:
-        """Write the ids of all processes into the run folder."""
+        """Write the ids of all processes into the run folder, for those who look for what a session has left."""
         ids = {
             "driver": os.getpid(),
             "coordinator": await self._pid(self.coordinator),
@@ -229,7 +237,10 @@ class Workers:
             "producers": [await self._pid(producer) for producer in self.producers.actors],
             "ray_folder": str(self._cluster.temporary),
         }
-        write_atomically(self._folder.processes, json.dumps(ids, indent=1).encode())
+        try:
+            write_atomically(self._folder.processes, json.dumps(ids, indent=1).encode())
+        except StorageError as error:
+            self._note(f"warning: the ids of the processes were not kept: {error}")
 
     async def guarded(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """See `ProcessWatch.guarded`."""
@@ -379,7 +390,7 @@ class Workers:
 
         That one must see the queue's folder as all do. Raises `RunFailedError` or `StorageError`.
         """
-        moved = await asyncio.to_thread(self._cluster.leave_lost_nodes, engine)
+        moved = await self._cluster.leave_lost_nodes(engine)
         if moved:
             self._note(moved)
             self._unproven.add(engine)

@@ -27,7 +27,9 @@ class SampleSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_accepted_tokens: int = 0
     """those of them that became part of a response,"""
     num_verify_steps: int = 0
-    """and steps of the model that verified drafts."""
+    """steps of the model that verified drafts,"""
+    num_verified_tokens: int = 0
+    """and all tokens sampled for samples that had such steps."""
 
 
 def sample_sums(samples: Sequence[Sample]) -> SampleSums:
@@ -52,6 +54,7 @@ def _of_one(sample: Sample) -> SampleSums:
         num_drafted_tokens=speculation.spec_draft_token_num,
         num_accepted_tokens=speculation.spec_accept_token_num,
         num_verify_steps=speculation.spec_verify_ct,
+        num_verified_tokens=speculation.completion_token_num if speculation.spec_verify_ct else 0,
     )
 
 

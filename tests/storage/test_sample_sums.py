@@ -28,6 +28,11 @@ def members() -> list[Sample]:
     ]
 
 
+def test_tokens_of_samples_without_a_verification_step_are_not_among_those_of_the_steps() -> None:
+    undrafted = Sample(group_index=0, index=0, response="once", reward=0.0, spec_info=Sample.SpecInfo(0, 0, 0, 7))
+    assert sample_sums([undrafted, members()[0]]).num_verified_tokens == 9
+
+
 def test_sums_are_over_all_members() -> None:
     assert sample_sums(members()) == SampleSums(
         num_repetitive=1,
@@ -37,12 +42,13 @@ def test_sums_are_over_all_members() -> None:
         num_drafted_tokens=8,
         num_accepted_tokens=5,
         num_verify_steps=3,
+        num_verified_tokens=9,
     )
 
 
 def test_sums_add_up_field_by_field() -> None:
-    assert total([SampleSums(1, 2, 3, 4, 5, 6, 7), SampleSums(10, 20), SampleSums()]) == SampleSums(
-        11, 22, 3, 4, 5, 6, 7
+    assert total([SampleSums(1, 2, 3, 4, 5, 6, 7, 8), SampleSums(10, 20), SampleSums()]) == SampleSums(
+        11, 22, 3, 4, 5, 6, 7, 8
     )
     assert total([]) == SampleSums()
 

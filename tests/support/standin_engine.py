@@ -170,6 +170,7 @@ class StandinEngine:
         self.asleep = set()
         self._update_open = self._loaded = False
         self._loop.call_soon_threadsafe(self._running.set)
+        self._loop.call_soon_threadsafe(self._admits.set)
         self.faults = Faults()
 
     def die(self) -> None:
@@ -200,8 +201,9 @@ class StandinEngine:
 
     async def _run(self) -> None:
         self._closing = asyncio.Event()
-        self._running = asyncio.Event()
+        self._running, self._admits = asyncio.Event(), asyncio.Event()
         self._running.set()
+        self._admits.set()
         app = web.Application(client_max_size=1 << 28, middlewares=[self._misbehave])
         app.add_routes(
             [
@@ -332,6 +334,7 @@ class StandinEngine:
 
     async def _score(self, prompt: list[int]) -> web.Response:
         """Of each prompt token but the first: that of the next token where it is that, another elsewhere."""
+        await self._works()
         rows: list[dict[str, Any] | None] = [None]
         for position in range(1, len(prompt)):
             token, log_prob = self._next_token(prompt[:position], self.weights_digest)
@@ -341,6 +344,7 @@ class StandinEngine:
 
     async def _score_one(self, prompt: list[int], wanted: int, temperature: float) -> web.Response:
         """As `_score`, divided by the temperature unless log-probabilities are raw."""
+        await self._works()
         token, log_prob = self._next_token(prompt, self.weights_digest)
         scored = log_prob if token == wanted else log_prob - UNLIKELIER
         scored /= 1.0 if self.has_raw_log_probs else temperature
@@ -467,6 +471,7 @@ class StandinEngine:
             if http_request.transport is not None:
                 http_request.transport.abort()
             raise asyncio.CancelledError
+        await self._admits.wait()
         request = self._requests[request_id] = _Request(http_request.transport)
         self._num_running += 1
         self.num_served += 1
@@ -491,8 +496,7 @@ class StandinEngine:
             if request.aborted.is_set() or len(sampled.tokens) == self.faults.num_tokens_before_abort:
                 sampled.reason = "abort"
                 break
-            if self.asleep:
-                raise web.HTTPInternalServerError(text="A request was worked on by an engine that sleeps.")
+            self._require_memory()
             if not sampled.tokens:
                 sampled.num_cached = self._use_cache(prompt, salt)
             token, log_prob = self._sampled_token(prompt, sampled.tokens, sampling)
@@ -524,6 +528,16 @@ class StandinEngine:
         await asyncio.sleep(self.faults.step_s)
         while not self._running.is_set() and not request.aborted.is_set():
             await asyncio.sleep(0.001)
+
+    async def _works(self) -> None:
+        """Once it isn't paused; it can't work without its memory."""
+        while not self._running.is_set():
+            await asyncio.sleep(0.001)
+        self._require_memory()
+
+    def _require_memory(self) -> None:
+        if self.asleep:
+            raise web.HTTPInternalServerError(text="A request was worked on by an engine that sleeps.")
 
     def next_token(self, tokens: list[int], weights_digest: str) -> int:
         """The token after `tokens` under the weights of a digest."""
@@ -563,9 +577,11 @@ class StandinEngine:
     async def _pause(self, request: web.Request) -> web.Response:
         mode = request.query.get("mode", "abort")
         if mode == "wait":
+            self._admits.clear()
             while self._requests:
                 await asyncio.sleep(0.001)
         self._running.clear()
+        self._admits.set()
         if mode == "abort":
             for running in self._requests.values():
                 running.aborted.set()
@@ -575,7 +591,10 @@ class StandinEngine:
         self._running.set()
         return await _answer(status="resumed")
 
-    async def _sleep(self, _request: web.Request) -> web.Response:
+    async def _sleep(self, request: web.Request) -> web.Response:
+        if request.query.get("mode", "abort") == "abort":
+            for running in self._requests.values():
+                running.aborted.set()
         self.cache.clear()
         self._running.clear()
         self.asleep = {"weights", "kv_cache"}

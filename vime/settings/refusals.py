@@ -31,11 +31,7 @@ def _unserved_groups(settings: Settings) -> str | None:
     if path is None or not engines:
         return None
     kinds = sorted({spec.kind for spec in engines} & {"prefill", "decode"})
-    if kinds:
-        return f"{path} (with groups of worker_type {' and '.join(kinds)})"
-    if settings.cluster.colocate or settings.cluster.engines_leave_memory:
-        return f"{path} (with --colocate or --offload-rollout)"
-    return None if any(spec.is_trained for spec in engines) else f"{path} (with no model that is updated)"
+    return f"{path} (with groups of worker_type {' and '.join(kinds)})" if kinds else None
 
 
 def _trained_media(settings: Settings) -> object:
@@ -65,8 +61,9 @@ REFUSALS: tuple[Refusal, ...] = (
     # Engines and router
     Refusal(
         "--vllm-config",
-        "regular and placeholder groups on devices of their own, and a model with update_weights: true",
-        "Prefill and decode groups need a KV connector, and memory is not handed over between several models.",
+        "regular and placeholder groups",
+        "Prefill engines hand keys and values over through a KV connector (NIXL), and no vLLM that vime is tested with "
+        "has one.",
         "two GPUs and the package nixl",
         refused_value=_unserved_groups,
     ),

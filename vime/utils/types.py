@@ -47,7 +47,7 @@ class Sample:
 
         @property
         def accept_length(self) -> float:
-            """Tokens a verification step; 0 without one."""
+            """Sampled tokens, divided by the steps that verified drafts; 0 without one."""
             return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
 
     @dataclass

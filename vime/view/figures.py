@@ -11,6 +11,8 @@ from vime.view.timeline import Interval
 Figure = dict[str, Any]
 
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+DASHES = ("solid", "dot", "dash", "longdash", "dashdot")
+"""Lines of one run, where several runs are compared."""
 PROCESS_COLOURS = {
     "generate": "#059669",
     "reward": "#4d7c0f",
@@ -36,20 +38,26 @@ MOST_POINTS = 2000
 
 
 def panel_figure(runs: Mapping[str, Sequence[PlottedLine]], unit: str, *, stacked: bool = False) -> Figure:
-    """One panel with the lines of one run, or of several that are compared."""
+    """One panel with the lines of one run, or of several that are compared, each run in a colour of its own."""
     traces: list[Figure] = []
-    colour = 0
-    for run, lines in runs.items():
-        for plotted in lines:
-            name = " ".join(part for part in (run, plotted.line.name) if part)
-            traces += _line_traces(plotted, name, COLOURS[colour % len(COLOURS)], stacked=stacked)
-            colour += 1
+    are_compared = len(runs) > 1
+    for run, (name, lines) in enumerate(runs.items()):
+        for number, plotted in enumerate(lines):
+            traces += _line_traces(
+                plotted,
+                " ".join(part for part in (name, plotted.line.name) if part),
+                COLOURS[(run if are_compared else number) % len(COLOURS)],
+                DASHES[(number if are_compared else plotted.line.second_axis) % len(DASHES)],
+                stacked=stacked and not are_compared,
+            )
     layout = _layout()
+    if not any(trace["x"] for trace in traces):
+        return {"data": [], "layout": layout | _empty()}
     layout["xaxis"] |= {"title": {"text": "rollout batch"}, "rangemode": "tozero"}
     if all(len(plotted.rollouts) < FEW_BATCHES for lines in runs.values() for plotted in lines):
         layout["xaxis"]["dtick"] = 1
     layout["yaxis"] |= {"title": {"text": unit}}
-    layout["showlegend"] = colour > 1
+    layout["showlegend"] = sum(map(len, runs.values())) > 1
     if any(trace.get("yaxis") == "y2" for trace in traces):
         layout["yaxis2"] = {"overlaying": "y", "side": "right", "range": [0, 1], "tickformat": ".0%", "showgrid": False,
                             "tickvals": [0, 0.5, 1],
@@ -104,7 +112,7 @@ def _kind_trace(kind: str, intervals: Sequence[Interval]) -> Figure:
     }
 
 
-def _line_traces(plotted: PlottedLine, name: str, colour: str, *, stacked: bool) -> list[Figure]:
+def _line_traces(plotted: PlottedLine, name: str, colour: str, dash: str, *, stacked: bool) -> list[Figure]:
     keep = _kept(len(plotted.rollouts))
     x, y = [plotted.rollouts[n] for n in keep], [plotted.values[n] for n in keep]
     line: Figure = {
@@ -113,12 +121,11 @@ def _line_traces(plotted: PlottedLine, name: str, colour: str, *, stacked: bool)
         "name": name,
         "x": x,
         "y": y,
-        "line": {"color": colour, "width": 1.6},
+        "line": {"color": colour, "width": 1.6, "dash": dash},
         "marker": {"size": 4},
     }
     if plotted.line.second_axis:
         line["yaxis"] = "y2"
-        line["line"]["dash"] = "dot"
     if stacked:
         line["stackgroup"] = "one"
     if plotted.spreads is None:
@@ -151,8 +158,21 @@ def _faint(colour: str) -> str:
     return f"rgba({red},{green},{blue},0.15)"
 
 
+def _empty() -> Figure:
+    """A layout's part in the place of axes that would measure nothing."""
+    words = {"text": "nothing to plot", "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
+    return {"xaxis": {"visible": False}, "yaxis": {"visible": False}, "annotations": [words]}
+
+
 def _layout() -> Figure:
-    axis = {"gridcolor": "#e4e4e7", "zerolinecolor": "#d4d4d8", "automargin": True}
+    axis = {
+        "gridcolor": "#e4e4e7",
+        "zerolinecolor": "#d4d4d8",
+        "automargin": True,
+        "ticks": "outside",
+        "ticklen": 5,
+        "tickcolor": "rgba(0,0,0,0)",
+    }
     return {
         "margin": {"l": 48, "r": 16, "t": 8, "b": 36},
         "paper_bgcolor": "rgba(0,0,0,0)",

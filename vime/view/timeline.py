@@ -106,7 +106,8 @@ def _of_step(step: StepRecord, fastest: float, committed_s: float | None) -> Ite
         yield Interval("save", trained, committed_s - trained, f"{batch}: committed in {committed_s - trained:.2f} s")
         publish = committed_s if committed_s <= step.time_s else trained
     published_s = step.time_s - publish
-    yield Interval("publish", publish, published_s, f"{batch}: published in {published_s:.2f} s")
+    if step.pause_s > 0 or step.update_weights_wire_bytes > 0:
+        yield Interval("publish", publish, published_s, f"{batch}: published in {published_s:.2f} s")
     if step.pause_s > 0:
         pause = min(step.pause_s, published_s)
         yield Interval("pause", step.time_s - pause, pause, f"{batch}: engines stood still for {step.pause_s:.3f} s")

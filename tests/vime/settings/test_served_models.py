@@ -81,22 +81,14 @@ def test_a_tensor_size_of_a_group_counts(tmp_path: Path) -> None:
     assert engine_workers(spec) == EngineWorkers(tensor=2)
 
 
-@pytest.mark.parametrize(
-    ("groups", "more", "found"),
-    [
-        (
-            "[{worker_type: prefill, num_gpus: 1}, {worker_type: decode, num_gpus: 1}]",
-            "",
-            "worker_type decode and pref",
-        ),
-        ("[{worker_type: regular, num_gpus: 1}]", "--colocate", "with --colocate or"),
-    ],
-)
-def test_groups_that_cannot_run_are_refused_by_name(tmp_path: Path, groups: str, more: str, found: str) -> None:
-    settings = with_file(tmp_path, f"vllm: [{{name: a, server_groups: {groups}}}]", more)
-    assert any("--vllm-config" in row and found in row for row in refused(settings))
+def test_groups_that_cannot_run_are_refused_by_name(tmp_path: Path) -> None:
+    groups = "[{worker_type: prefill, num_gpus: 1}, {worker_type: decode, num_gpus: 1}]"
+    (row,) = refused(with_file(tmp_path, f"vllm: [{{name: a, server_groups: {groups}}}]"))
+    assert row.startswith(f"--vllm-config {tmp_path}/groups.yaml (with groups of worker_type decode and prefill)")
 
 
-def test_a_file_without_a_trained_model_is_refused(tmp_path: Path) -> None:
-    model = "{name: a, update_weights: false, server_groups: [{worker_type: regular, num_gpus: 1}]}"
-    assert "with no model that is updated" in refused(with_file(tmp_path, f"vllm: [{model}]"))[0]
+@pytest.mark.parametrize("words", ["--colocate", "--offload-rollout"])
+def test_models_of_the_file_may_take_turns_with_the_trainer(settings: Settings, tmp_path: Path, words: str) -> None:
+    taking_turns = with_file(tmp_path, FILE, words)
+    assert refused(taking_turns) == []
+    assert own_engines(taking_turns) == own_engines(settings)

@@ -39,6 +39,26 @@ def test_a_long_run_is_thinned_out_and_keeps_its_newest_point() -> None:
     assert figure["data"][0]["x"][-1] == steps[-1].rollout_id
 
 
+def test_runs_that_are_compared_have_a_colour_each_and_never_add_up() -> None:
+    lines = panel_lines(BY_KEY["drops"], [step_record(1, dropped={"timeout": 1, "stale": 2})])
+    alone = panel_figure({"": lines}, "groups", stacked=True)["data"]
+    assert len({trace["line"]["color"] for trace in alone}) == 2
+    assert [trace["stackgroup"] for trace in alone] == ["one", "one"]
+    both = panel_figure({"a": lines, "b": lines}, "groups", stacked=True)["data"]
+    assert [(trace["name"], trace["line"]["color"] == both[0]["line"]["color"]) for trace in both] == [
+        ("a stale", True), ("a timeout", True), ("b stale", False), ("b timeout", False)
+    ]  # fmt: skip
+    assert not any("stackgroup" in trace for trace in both)
+    assert both[0]["line"]["dash"] != both[1]["line"]["dash"]
+
+
+def test_a_panel_without_a_number_says_so_and_has_no_axes() -> None:
+    figure = panel_figure({"": panel_lines(BY_KEY["drops"], [step_record(1)])}, "groups", stacked=True)
+    assert figure["data"] == []
+    assert [words["text"] for words in figure["layout"]["annotations"]] == ["nothing to plot"]
+    assert not figure["layout"]["xaxis"]["visible"]
+
+
 def test_waiting_training_and_publishing_follow_each_other_up_to_the_line() -> None:
     found = {interval.kind: interval for interval in timeline([step_record(1)])}
     ends = {kind: interval.start_s + interval.seconds for kind, interval in found.items()}
@@ -58,6 +78,14 @@ def test_a_commit_comes_between_training_and_publishing_or_goes_on_beside_the_ne
     assert shown(1009.25) == {"save": (1008, 1009.25), "publish": (1009.25, 1010)}
     assert shown(1013.0) == {"save": (1008, 1013), "publish": (1008, 1010)}, "--async-save"
     assert shown(5000.0) == {"publish": (1008, 1010)}, "a copy that did not keep the times of its files"
+
+
+def test_a_batch_that_was_not_published_shows_no_publication() -> None:
+    last = step_record(2, pause_s=0.0, update_weights_wire_bytes=0)
+    found = timeline([step_record(1), last], commits={2: 1019.5})
+    assert [interval.words for interval in found if interval.kind in ("save", "publish")] == [
+        "batch 1: published in 2.00 s", "batch 2: committed in 1.50 s"
+    ]  # fmt: skip
 
 
 def test_an_engine_is_out_until_it_serves_again_and_an_error_that_ended_the_run_has_its_place() -> None:

@@ -24,6 +24,7 @@ from vime.backends.vllm_utils.protocol import (
     GenerateResult,
     PauseMode,
     Sampling,
+    SleepMode,
 )
 from vime.backends.vllm_utils.sample_stream import sample_stream
 from vime.backends.vllm_utils.updates import StageRequest, StageStatus, Update
@@ -223,12 +224,18 @@ class EngineClient:
         """Go on after `pause`; harmless when the engine isn't paused."""
         await self._http.json("POST", "/resume")
 
-    async def sleep(self) -> None:
-        """Leave the device's memory: weights go to the host, keys and values are forgotten. Pause it with abort first.
+    async def sleep(self, mode: SleepMode = "abort") -> None:
+        """Leave the device's memory: weights go to the host, keys and values are forgotten.
 
-        On a CPU keys and values are forgotten, and nothing is freed.
+        Pause it in the same mode first. `abort` ends every request; with `wait` those that have not begun are worked on
+        after `resume`. On a CPU keys and values are forgotten, and nothing is freed.
         """
-        await self._http.call("POST", "/sleep", params={"level": "1"}, timeout_s=self._update_timeout_s)
+        params = {"level": "1", "mode": mode}
+        await self._http.call("POST", "/sleep", params=params, timeout_s=self._update_timeout_s)
+
+    async def finish_requests(self) -> None:
+        """Pause once what runs has been answered, however long that takes; what comes meanwhile is held."""
+        await self.pause("wait", timeout_s=self._generate_timeout_s)
 
     async def wake_up(self, memory: Sequence[EngineMemory]) -> None:
         """Take these parts of the memory back, all where none is named; weights are as before `sleep`.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "abort", "wait"]
+SleepMode = Literal["abort", "wait"]
 EngineMemory = Literal["weights", "kv_cache"]
 """What an engine has in its device's memory besides running work."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from vime.settings.groups import Settings
 from vime.settings.owned_options import OWNED_VLLM_OPTIONS, STRICT_PARITY_OPTIONS, option_name
 from vime.settings.rules.problem import Problem, problem
-from vime.settings.rules.quantities import longest_sequence, num_rollout_gpus, option, size
+from vime.settings.rules.quantities import longest_sequence, num_rollout_gpus, option, own_engines, size
 
 _SIZES = ("--vllm-pipeline-parallel-size", "--vllm-prefill-context-parallel-size", "--vllm-data-parallel-size")
 
@@ -23,6 +23,20 @@ def external_engines_have_no_server_groups(settings: Settings) -> Iterator[Probl
             allowed="one of them",
             reason="--vllm-config describes engines that vime starts.",
             next_step="Leave out one of the two.",
+        )
+
+
+def a_served_model_is_updated(settings: Settings) -> Iterator[Problem]:
+    """Rollouts are sampled from the model that is trained; the others of the file score and judge."""
+    path, engines = settings.engine.vllm_config, own_engines(settings)
+    if path is not None and engines and not any(spec.is_trained and spec.kind != "placeholder" for spec in engines):
+        yield problem(
+            settings,
+            "--vllm-config",
+            found=f"{path} has no engine of a model with update_weights: true",
+            allowed="a regular group of one",
+            reason="Rollouts are sampled from the model that is trained, under the weights that the trainer publishes.",
+            next_step="Set update_weights: true for the model that makes the rollouts.",
         )
 
 
@@ -168,6 +182,7 @@ def router_flags_are_for_an_own_router(settings: Settings) -> Iterator[Problem]:
 
 RULES = (
     external_engines_have_no_server_groups,
+    a_served_model_is_updated,
     prefill_servers_leave_some_to_decode,
     prefill_servers_are_named_once,
     engine_sizes_divide_its_gpus,

@@ -101,14 +101,12 @@ def read_vllm_config(path: str, settings: Settings) -> VllmConfig:
 
 def vllm_config_warnings(path: str, config: VllmConfig) -> list[str]:
     """What is allowed and may surprise."""
-    updatable = [index for index, model in enumerate(config.vllm) if model.update_weights]
-    if not updatable:
-        return [f"{path}: no model has update_weights: true, so no engine receives the trained weights."]
-    first = config.vllm[updatable[0]].name
+    trained = config.trained_model
     return [
-        f"{path}: vllm[{index}] {config.vllm[index].name!r} keeps its weights: only the first updatable model, "
-        f"{first!r}, is trained. Set update_weights: false to say so."
-        for index in updatable[1:]
+        f"{path}: vllm[{index}] {model.name!r} keeps its weights: only the first updatable model, "
+        f"{trained.name!r}, is trained. Set update_weights: false to say so."
+        for index, model in enumerate(config.vllm)
+        if trained is not None and model.update_weights and model is not trained
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dash import dcc, html
 
 from vime.view.figures import PANEL_HEIGHT, Figure, panel_figure
-from vime.view.pages.parts import Component, card, facts, nothing, table
+from vime.view.pages.parts import Component, card, facts, nothing, span, table
 from vime.view.panels import DROPS, PANELS, newest_words, panel_lines
 from vime.view.run_watch import RunState
 from vime.view.words import bottleneck_words, summary
@@ -82,7 +82,7 @@ def _queue(state: RunState) -> Component:
                 "oldest lease": None if status.oldest_lease_s is None else f"{status.oldest_lease_s:.1f} s",
                 "waiting for another attempt": status.num_waiting,
                 "prompts not begun": status.num_fresh,
-                "pending versions": "–" if status.pending_versions is None else _span(status.pending_versions),
+                "pending versions": span(*(status.pending_versions or (None, None))),
                 "newest commit": "none" if status.newest_commit is None else f"of batch {status.newest_commit}",
                 "pool": f"{status.pool_bytes / 2**20:.1f} MiB, {status.free_bytes / 2**30:.1f} GiB free",
             }
@@ -90,7 +90,3 @@ def _queue(state: RunState) -> Component:
         table(["failed for", "letters"], sorted(status.dead_letters.items())) if status.dead_letters else "",
         id_="queue",
     )
-
-
-def _span(pair: tuple[int, int]) -> str:
-    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} to {pair[1]}"

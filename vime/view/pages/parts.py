@@ -47,6 +47,11 @@ def moment(time_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
 
 
+def span(first: int | None, last: int | None) -> str | None:
+    """Numbers from one to another; None where there are none."""
+    return None if first is None else str(first) if first == last else f"{first} to {last}"
+
+
 def nothing(words: str) -> Component:
     """Why there is nothing to show."""
     return html.P(words, className="nothing")

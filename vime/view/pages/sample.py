@@ -8,7 +8,7 @@ from dash import dcc, html
 from pipeline.lineage import SampleTrace
 from pipeline.sample_view import SampleView
 from vime.view.index_builder import prompt_text
-from vime.view.pages.parts import Component, card, facts, group_link, nothing, sample_link, table
+from vime.view.pages.parts import Component, card, facts, group_link, nothing, sample_link, span, table
 from vime.view.panels import shown
 from vime.view.run_watch import RunWatch
 from vime.view.sample_index import Condition, SampleQuery
@@ -52,7 +52,7 @@ def group_page(watch: RunWatch, group_index: int) -> Component:
                         "gap": shown(row["mean_gap"]),
                         "status": row["status"],
                         "tokens": row["response_tokens"],
-                        "versions": f"{row['min_version']} to {row['max_version']}",
+                        "versions": span(row["min_version"], row["max_version"]),
                     }
                 ),
                 html.Pre(row["response"], className="text"),

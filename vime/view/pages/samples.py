@@ -66,7 +66,7 @@ def grid(search: str) -> Component:
         if column["field"] in ("reward", "advantage", "mean_gap"):
             column["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format('.4~g')(params.value)"}
     texts = [
-        {"field": name, "headerName": name, "sortable": False, "filter": False, "width": 300, "tooltipField": name}
+        {"field": name, "headerName": name, "sortable": False, "filter": False, "width": 230, "tooltipField": name}
         for name in ("prompt", "response")
     ]
     found = dash_ag_grid.AgGrid(

@@ -478,6 +478,24 @@ class TestCache:
         assert after.num_cached_tokens == 0
         assert after.token_ids == before.token_ids == engine.reference(engine.first, prompt, 4)
 
+    async def test_before_it_sleeps_it_may_answer_what_it_was_asked_and_what_comes_later_waits(
+        self, client: EngineClient, engine: EngineUnderTest
+    ) -> None:
+        asked = asyncio.create_task(client.generate(greedy(200)))
+        while not (await client.metrics()).num_running:
+            await asyncio.sleep(0.01)
+        finishing = asyncio.create_task(client.finish_requests())
+        assert len((await asked).token_ids) == 200
+        await finishing
+        later = asyncio.create_task(client.generate(greedy(4)))
+        scored = asyncio.create_task(client.score([*_PROMPT, 7], len(_PROMPT)))
+        assert not (await asyncio.wait([later, scored], timeout=0.2))[0]
+        await client.sleep("wait")
+        await client.wake_up([])
+        await client.resume()
+        assert (await later).token_ids == engine.reference(engine.first, _PROMPT, 4)
+        assert len(await scored) == 1
+
 
 COLUMNS = SampleColumns(num_candidates=4)
 

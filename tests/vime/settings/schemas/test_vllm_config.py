@@ -61,14 +61,6 @@ def test_only_the_first_updatable_model_is_trained(file: Path) -> None:
     assert "vllm[2] 'c' keeps its weights: only the first updatable model, 'b', is trained" in warning
 
 
-def test_a_file_without_a_trained_model_is_warned_about(file: Path) -> None:
-    file.write_text("vllm: [{name: a, update_weights: false, server_groups: [{worker_type: regular, num_gpus: 1}]}]")
-    assert (
-        "no engine receives the trained weights"
-        in vllm_config_warnings(str(file), read_vllm_config(str(file), SETTINGS))[0]
-    )
-
-
 def test_placeholders_count_as_gpus_and_groups_may_set_parallel_sizes(file: Path) -> None:
     groups = """
       - {worker_type: prefill, num_gpus: 4, num_gpus_per_engine: 4, overrides: {data_parallel_size: 2}}

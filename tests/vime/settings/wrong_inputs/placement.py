@@ -51,6 +51,11 @@ CASES = (
          "--rollout-external-engine-addrs node3:8000 with --vllm-config", "one of them", "Leave out one of the two.",
          "external_engines_have_no_server_groups",
          files={"groups.yaml": "vllm: [{name: a, server_groups: [{worker_type: regular, num_gpus: 1}]}]"}),
+    *(Case("--vllm-config $DIR/groups.yaml", "groups.yaml has no engine of a model with update_weights: true",
+           "a regular group of one", "Set update_weights: true", "a_served_model_is_updated",
+           files={"groups.yaml": f"vllm: [{model}]"})
+      for model in ("{name: a, update_weights: false, server_groups: [{worker_type: regular, num_gpus: 1}]}",
+                    "{name: a, server_groups: [{worker_type: placeholder, num_gpus: 1}]}")),
     Case("--prefill-num-servers 2 --rollout-num-gpus 2", "--prefill-num-servers is 2, with 2 engines in all",
          "fewer than the engines", "Lower --prefill-num-servers", "prefill_servers_leave_some_to_decode"),
     Case("--prefill-num-servers 1 --vllm-config $DIR/groups.yaml", "--prefill-num-servers 1 with --vllm-config",
