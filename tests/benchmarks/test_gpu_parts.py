@@ -163,11 +163,16 @@ def test_a_killed_run_is_measured_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.engine
 @pytest.mark.multiproc
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_stream_is_measured_on_a_cpu_at_every_balance(tmp_path: Path) -> None:
-    values = stream.measure(small(tmp_path))
-    assert values["stream_over_peer"] == values["stream_tokens_per_s"] / stream.PEER_TOKENS_PER_S
-    assert min(values[f"{name}stream_tokens_per_s"] for name in ("", "long_answers_", "long_prompts_")) > 0
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("balance", stream.BALANCES)
+def test_the_stream_is_measured_on_a_cpu_at_every_balance(tmp_path: Path, balance: str) -> None:
+    values = stream.measure(small(tmp_path, balance))
+    prefix = "" if balance == stream.PEER else f"{balance}_"
+    assert values[f"{prefix}parity_mean"] < 1e-4
+    rates = [values[f"{prefix}{what}_tokens_per_s"] for what in ("stream", "generation", "training")]
+    assert values[f"{prefix}stream_over_slower"] == rates[0] / min(rates[1:]) > 0
+    if balance == stream.PEER:
+        assert values["stream_over_peer"] == values["stream_tokens_per_s"] / stream.PEER_TOKENS_PER_S
 
 
 @pytest.mark.engine
@@ -199,9 +204,9 @@ def test_gaps_of_a_rank_and_an_engine_in_bf16_are_measured_on_a_cpu(tmp_path: Pa
     assert values["moe_k3_replayed"] < values["moe_k3"]
 
 
-def small(folder: Path) -> Stages:
-    """A call of any length, on the CPU."""
-    return Stages(folder, small=True, gpus=0)
+def small(folder: Path, *only: str) -> Stages:
+    """A call of any length, on the CPU, of all that a part has or of some of it."""
+    return Stages(folder, small=True, gpus=0, only=only)
 
 
 @pytest.mark.engine
@@ -218,11 +223,22 @@ def test_publications_are_measured_on_a_cpu_in_every_mode_and_on_disk(tmp_path: 
 @pytest.mark.engine
 @pytest.mark.multiproc
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_sample_path_is_measured_on_a_cpu_by_the_engine_and_through_the_queue(tmp_path: Path) -> None:
-    values = sample_path.measure(small(tmp_path))
-    assert {"logprob_ratio", "stock_logprob_ratio", "head_over_stock", "routes_ratio"} <= values.keys()
+@pytest.mark.timeout(900)
+def test_the_sample_path_is_measured_on_a_cpu_by_engines(tmp_path: Path) -> None:
+    values = sample_path.measure(small(tmp_path, "heads", "routes"))
+    assert min(values[name] for name in ("logprob_ratio", "stock_logprob_ratio", "head_ratio", "routes_ratio")) > 0
+    assert values["head_over_stock"] > 1, "columns are faster than JSON"
+
+
+@pytest.mark.engine
+@pytest.mark.multiproc
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_sample_path_is_measured_on_a_cpu_through_the_queue(tmp_path: Path) -> None:
+    values = sample_path.measure(small(tmp_path, *map(sample_path.queued, sample_path.SIDES)))
     assert min(values[f"queued_tokens_per_s_{side}"] for side in sample_path.SIDES) > 0
+    ratio = values["queued_tokens_per_s_head"] / values["queued_tokens_per_s_logprob"]
+    assert values["queued_head_over_logprob"] == ratio
 
 
 @pytest.mark.multiproc

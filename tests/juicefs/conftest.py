@@ -42,7 +42,7 @@ def session_volume(volume_folder: Path) -> Iterator[TwoMounts]:
         yield volume
     finally:
         gc.collect()  # straw closes some files only when its objects go, and a failed write leaves them in a cycle
-        done = call("down.sh", volume_folder, "--purge")
+        done = call("down.sh", volume_folder)  # its data, of whole test suites, goes with the folder
         if done.returncode != 0:
             _end_by_force(Volume.of(volume_folder))
         assert own_processes(volume_folder) == [], done.stderr
