@@ -12,7 +12,7 @@ class Alarm(msgspec.Struct, frozen=True):
 
     name: str
     """A word: ended, engine, stall, gap, prefix, reward, staleness, replay, failures, truncation, entropy, signal,
-    numbers, disk, batch."""
+    numbers, disk, batch, records."""
     text: str
     """What was found, and the threshold."""
     what_to_do: str

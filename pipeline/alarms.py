@@ -77,6 +77,7 @@ def find_alarms(
             for text in steps[-1].alarms
             if ROUTES_WORDS not in text
         ]
+        alarms += _unwritten(steps[-1])
     alarms += _failures(steps, dead_letters, messages or {}, chosen)
     if disk is not None:
         alarms += _disk(*disk, chosen)
@@ -247,6 +248,15 @@ def _disk(free: int, total: int, limits: AlarmLimits) -> Iterator[Alarm]:
             f"{needed / 2**30:.1f} GiB.",
             "Free space, or resume with --rollout-queue-online-gc and a smaller --rollout-queue-keep-commits.",
             level_below(free, min(needed, total)),
+        )
+
+
+def _unwritten(step: StepRecord) -> Iterator[Alarm]:
+    if step.unwritten:
+        yield Alarm(
+            "records",
+            " ".join(step.unwritten),
+            "Training goes on without them. Free space or repair the mount; a resume writes them again.",
         )
 
 

@@ -140,9 +140,9 @@ class Cluster:
         """Where the engine's parts run, one for each node that it lies on; its actor runs at the first."""
         return self._seats.of_engine(number)
 
-    def leave_lost_nodes(self, engine: int | None = None) -> str:
+    async def leave_lost_nodes(self, engine: int | None = None) -> str:
         """See `Seats.leave_lost_nodes`."""
-        return self._seats.leave_lost_nodes(engine)
+        return await self._seats.leave_lost_nodes(engine)
 
     def end(self, actor: Any) -> None:
         """End an actor's process; its place is free for another one then."""

@@ -18,6 +18,7 @@ from recovery.pointer import point_to
 from recovery.retention import last_releasable_rollout, releasable
 from storage.files import make_folder
 from storage.positions import PositionRanges
+from vime.errors import StorageError
 from vime.settings.groups import Settings
 
 
@@ -119,10 +120,16 @@ class Commits:
         if queue.rollout_queue_online_gc:
             kept = (self._folder.root, start.plan.directory, queue.rollout_queue_keep_commits)
             released = releasable(*kept)
-            await asyncio.to_thread(remove_token_logs, self._folder.token_log, last_releasable_rollout(*kept))
+            await self._remove_token_logs(last_releasable_rollout(*kept))
         await self._workers.rotate_queue(state, released)
         how = ", written in the background" if self._settings.checkpoint.async_save else ""
         self._note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s{how}: {_relative(path)}")
+
+    async def _remove_token_logs(self, last_rollout: int | None) -> None:
+        try:
+            await asyncio.to_thread(remove_token_logs, self._folder.token_log, last_rollout)
+        except StorageError as error:
+            self._note(f"warning: old token logs stay: {error}")
 
     async def _record(self, start: Start, rollout_id: int, weight_version: int, state: QueueState) -> Path:
         """Write the record; its path."""

@@ -72,6 +72,10 @@ class Fences(Protocol):
         """Send no more requests to the engine."""
         ...
 
+    async def give_up(self, address: str) -> None:
+        """The engine, which is fenced, never runs again."""
+        ...
+
     async def readmit(self, address: str, now_at: str) -> None:
         """The engine runs anew, `now_at` this address; it gets requests once it has the version that others serve."""
         ...
@@ -112,6 +116,7 @@ class EngineKeeper:
                     engine = keeping.pop(task)
                     given_up.append(_why_given_up(engine, task))
                     self._note(given_up[-1])
+                    await fences.give_up(engine.address)
         finally:
             for task in keeping:
                 task.cancel()

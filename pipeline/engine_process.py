@@ -15,10 +15,10 @@ from vime.errors import EngineStartError, RunFailedError, StorageError
 
 logger = logging.getLogger(__name__)
 
-START_S = 900.0
-"""How long an engine and its actor may take to start: the engine itself has a shorter limit in its actor."""
-TAKE_OVER_S = 300.0
-"""How long an actor may take to take over an engine, or to end it."""
+START_S = 780.0
+"""What an engine and its actor may take to start, while nothing has to end: the engine has a shorter limit there."""
+TAKE_OVER_S = 240.0
+"""What an actor may take to take over an engine that needn't be ended."""
 STOP_MARGIN_S = 15.0
 """What an actor may take to stop an engine beyond the time that the engine has for it."""
 
@@ -57,13 +57,14 @@ class EngineProcess:
 
     async def start(self) -> str:
         """Start the engine and wait until it answers; its address. Raises `EngineStartError`."""
-        self.address = await answer(self.actor.start.remote(0), self.name, within_s=START_S, doing="start")
+        self.address = await self._started(0)
         return self.address
 
     async def take_over(self) -> Takeover:
         """Take over the engine that outlived a driver before, or end it, before `start`."""
+        within_s = TAKE_OVER_S + self._cleanup_timeout_s
         taken: bytes = await answer(
-            self.actor.take_over.remote(), self.name, within_s=TAKE_OVER_S, doing="say whether it goes on"
+            self.actor.take_over.remote(), self.name, within_s=within_s, doing="say whether it goes on"
         )
         takeover = decode(taken, Takeover)
         self.is_taken_over = takeover.version is not None
@@ -97,14 +98,19 @@ class EngineProcess:
             await self._leave_lost_node()
             moves = self._node() != self._started_on
             self.actor, self._is_stopped = self._spawn(), False
-            starting = self.actor.start.remote(0 if moves else urlsplit(self.address).port)
-            started = await answer(starting, self.name, within_s=START_S, doing="start")
+            started = await self._started(0 if moves else urlsplit(self.address).port or 0)
         except (RunFailedError, StorageError) as error:
             raise EngineStartError(error.message) from error
         if started != self.address and not moves:
             raise EngineStartError(f"{self.name} started at {started}, expected {self.address}.")
         self.address, self._started_on = started, self._node()
         await self._on_restart()
+
+    async def _started(self, port: int) -> str:
+        """Its address. An engine before it may have to end first, and it itself where it isn't ready in time."""
+        within_s = START_S + 2 * self._cleanup_timeout_s
+        address: str = await answer(self.actor.start.remote(port), self.name, within_s=within_s, doing="start")
+        return address
 
     async def pids(self) -> list[int]:
         """The actor's process and the engine's; none when the actor has ended."""

@@ -29,6 +29,9 @@ class FrozenEngines:
         self._serving.discard(address)
         await self._serve_only(self._serving)
 
+    async def give_up(self, address: str) -> None:
+        """The engine never comes back; it serves nothing already."""
+
     async def readmit(self, address: str, now_at: str) -> None:
         """The engine runs anew, with the weights that it always has."""
         await self._runs_anew(address, now_at)
@@ -51,6 +54,9 @@ class FencesOfModels:
 
     async def fence(self, address: str, reason: str) -> None:
         await self._others.get(address, self._trained).fence(address, reason)
+
+    async def give_up(self, address: str) -> None:
+        await self._others.get(address, self._trained).give_up(address)
 
     async def readmit(self, address: str, now_at: str) -> None:
         fences = self._others.get(address, self._trained)

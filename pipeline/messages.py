@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from pipeline.optional_records import Unwritten
 from storage.queue_types import GroupResult, Stage
 from storage.refs import PoolRef
 
@@ -133,3 +134,5 @@ class TrainReport(msgspec.Struct, frozen=True):
     tokens: int
     samples_without_routes: list[int] = []
     """`Sample.index` of the rank's samples that lack what routing replay replays."""
+    unwritten: list[Unwritten] = []
+    """Of the rank's optional records."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import ray
 from ray._private.state import available_resources_per_node
+from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from vime.errors import SettingsError
@@ -66,7 +67,7 @@ def reserve(placement: Placement, nodes: Sequence[RayNode], resource: str) -> li
     """Reserve each share on its node in one placement group; the places, each with all devices of its share.
 
     Raises:
-        SettingsError: the devices were free a moment ago and are not any more.
+        SettingsError: the devices were free a moment ago and are not any more, or a node does not answer.
     """
     taken = [nodes[share.number] for share in placement.shares]
     bundles = [{resource: share.num_devices} for share in placement.shares]
@@ -89,7 +90,15 @@ def reserve(placement: Placement, nodes: Sequence[RayNode], resource: str) -> li
         .remote()
         for number, share in enumerate(placement.shares)
     ]
-    assigned: list[list[str]] = ray.get(asking, timeout=_RESERVE_S)
+    try:
+        assigned: list[list[str]] = ray.get(asking, timeout=_RESERVE_S)
+    except GetTimeoutError as error:
+        ray.util.remove_placement_group(group)
+        names = ", ".join(node.name for node in taken)
+        raise SettingsError(
+            f"Ray reserved {bundles}, but did not say within {_RESERVE_S:g} s which devices of {names} these are.",
+            next_step="A node may have left, or starts no process (`ray status`, and its Ray logs, tell); start again.",
+        ) from error
     return [
         ProcessPlace(node.id, _address(node, nodes), tuple(devices))
         for node, devices in zip(taken, assigned, strict=True)

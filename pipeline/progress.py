@@ -92,6 +92,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     """What is wrong with the run after this batch: each with name, text, what to do, and level."""
     alarm_levels: dict[str, float] = {}
     """Name of a standing alarm -> how many times past its threshold."""
+    unwritten: list[str] = []
+    """Records beside the run that lack batches of this session, since they can't be written: a sentence each."""
     sample_metrics: dict[str, float] = {}
     """What else is known of the batch's samples, by the names of its series; listed below."""
 

@@ -55,7 +55,7 @@ class Publication:
     pause_s: float
     """Seconds in which the engines stood still."""
     fenced: dict[str, str]
-    """Engines that get no requests -> why."""
+    """Engines that get no requests -> why, but for those that were given up."""
     returned: list[str] = field(default_factory=list)
     """Engines that got no requests before, and do now."""
 
@@ -99,6 +99,8 @@ class WeightPublisher:
         """Engines that get no requests -> why."""
         self._gone: dict[str, str] = {}
         """Engines without a process that could take a version -> why."""
+        self._given_up: set[str] = set()
+        """Those of them that never come back."""
         self._lost: dict[str, str] = {}
         """Engines that were fenced from outside since the publication began -> why."""
         self._returned = asyncio.Event()
@@ -147,6 +149,12 @@ class WeightPublisher:
             self._fences_changed()
         self._returned.set()
 
+    async def give_up(self, address: str) -> None:
+        """A fenced engine never comes back: from now on publications are for the others."""
+        self._given_up.add(address)
+        self._in_doubt.discard(address)
+        self._num_fenced.pop(address, None)
+
     async def someone_is_behind(self) -> None:
         """Until an engine that gets no requests can take a version."""
         while not self.behind:
@@ -188,7 +196,7 @@ class WeightPublisher:
         while True:
             self._tried += 1
             flush = publication_flushes(self._tried, self._start_version, self._flush_interval)
-            publication = await self._attempt(self._tried, self._engines, deadline, flush=flush)
+            publication = await self._attempt(self._tried, self._left, deadline, flush=flush)
             if publication.raised:
                 self._num_failed = 0
                 return publication
@@ -199,6 +207,15 @@ class WeightPublisher:
                 raise self._failed(publication)
             if self._replace:
                 deadline = await self._someone_is_there()
+
+    @property
+    def _left(self) -> list[EngineClient]:
+        """Engines that were not given up."""
+        return [engine for engine in self._engines if engine.address not in self._given_up]
+
+    @property
+    def _all_are_replaced(self) -> bool:
+        return all(engine.address in self._gone for engine in self._left)
 
     def _fences_changed(self) -> None:
         if self._tell_fenced is not None:
@@ -216,10 +233,10 @@ class WeightPublisher:
 
     async def _someone_is_there(self) -> Deadline:
         """Wait for an engine to return when all are being replaced; the deadline of what follows."""
-        if len(self._gone) == len(self._engines):
+        if self._all_are_replaced:
             async with self._lend_to_engines():
                 waiting = Deadline(self._timeout_s)
-                while len(self._gone) == len(self._engines) and waiting.left_s():
+                while self._all_are_replaced and waiting.left_s():
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._next_return(), waiting.left_s())
         return Deadline(self._timeout_s)
@@ -266,7 +283,7 @@ class WeightPublisher:
             prepared.density,
             prepare_s,
             pause_s,
-            dict(self.fenced),
+            {address: reason for address, reason in self.fenced.items() if address not in self._given_up},
             sorted(were_fenced & self._serving),
         )
 
@@ -292,7 +309,8 @@ class WeightPublisher:
         present = [update.engine for update in updates if update.goes_on]
         if not present:
             return Prepared()
-        full = self._sender_is_new or self._num_failed > 0 or bool(self.fenced) or len(present) < len(self._engines)
+        someone_missed_one = bool(self.fenced.keys() - self._given_up) or len(present) < len(self._left)
+        full = self._sender_is_new or self._num_failed > 0 or someone_missed_one
         try:
             preparing = self._transport.prepare(version, present, full=full, deadline=deadline)
             prepared = await deadline.bound("preparing", preparing, at_most_s=deadline.left_s(PREPARE_SHARE))
@@ -314,7 +332,7 @@ class WeightPublisher:
     async def _change(self, version: int, updates: list[EngineUpdate], deadline: Deadline, *, flush: bool) -> float:
         """Stop, load, raise the version, and let go on; how long the engines stood still."""
         going = [update for update in updates if update.goes_on]
-        if len(updates) == len(self._engines):
+        if len(updates) >= len(self._left):
             await self._admission.pause_admission()
         stopped_at = time.monotonic()
         try:
@@ -386,6 +404,8 @@ class WeightPublisher:
             else:
                 self.fenced[address] = update.problem or f"holds {update.weights.value}"
         for address, reason in self.fenced.items():
+            if address in self._given_up:
+                continue
             logger.warning(
                 "engine %s gets no requests, since version %d was not confirmed: %s", address, version, reason
             )

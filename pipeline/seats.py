@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 
@@ -23,7 +23,7 @@ class Seats:
     """The places that a run has reserved in the connected cluster."""
 
     def __init__(self, demand: Demand, room_s: float = ROOM_S) -> None:
-        self._demand, self._room_s, self._moving = demand, room_s, threading.Lock()
+        self._demand, self._room_s, self._moving = demand, room_s, asyncio.Lock()
         self.trainers: list[ProcessPlace] = []
         """Of each rank."""
         self._engines: list[list[ProcessPlace]] = []
@@ -47,25 +47,25 @@ class Seats:
         lender = self.trainers[0] if self._demand.shared and self.trainers else None
         return [_seeing(part, lender) for part in self._engines[number]]
 
-    def leave_lost_nodes(self, engine: int | None = None) -> str:
+    async def leave_lost_nodes(self, engine: int | None = None) -> str:
         """Give the trainer's ranks, or those of an engine's parts, that have lost their node a place on another one.
 
-        Where trainer and engines share devices, all that is lost moves together. Waits for room, so call it in a
-        thread. What moved where, in words; empty where nothing is lost.
+        Where trainer and engines share devices, all that is lost moves together. Waits for room, one call after the
+        other. What moved where, in words; empty where nothing is lost.
 
         Raises:
             RunFailedError: no other node has room.
         """
-        with self._moving:
-            lost = self._lost(engine)
+        async with self._moving:
+            lost = await asyncio.to_thread(self._lost, engine)
             if not lost:
                 return ""
             deadline = time.monotonic() + self._room_s
-            while (missing := self._moved(lost)) is not None:
+            while (missing := await asyncio.to_thread(self._moved, lost)) is not None:
                 if time.monotonic() > deadline:
-                    offers = [node.offer(self._resource) for node in live_nodes()]
+                    offers = [node.offer(self._resource) for node in await asyncio.to_thread(live_nodes)]
                     raise no_room_left(lost, self._node_names, offers, missing, self._room_s)
-                time.sleep(_POLL_S)
+                await asyncio.sleep(_POLL_S)
             return self._moved_words(lost)
 
     def _lost(self, engine: int | None) -> Lost:

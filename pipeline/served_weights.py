@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from pipeline.commits import Commits
 from pipeline.evaluation.start import highest_evaluated_version
@@ -18,6 +19,19 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.settings.groups import Settings
 
 
+class VersionHolders(Protocol):
+    """Those whose results are of one version."""
+
+    @property
+    def hold_versions(self) -> bool:
+        """Whether a new version would mix with that of a result under way."""
+        ...
+
+    async def responses_are_there(self) -> None:
+        """Return when they don't, at the latest after some time."""
+        ...
+
+
 class ServedWeights:
     """Has engines serve what the trainer holds, those that come back included."""
 
@@ -29,10 +43,15 @@ class ServedWeights:
         trainer: TrainerTurns,
         turns: MemoryTurns,
         note: Callable[[str], None],
+        evaluations: VersionHolders,
     ) -> None:
-        """`note` is told which engines get no requests, and which serve again."""
+        """`note` is told which engines get no requests, and which serve again.
+
+        No new version comes under `evaluations`, while an engine answers them.
+        """
         self._publisher, self._workers, self._commits = publisher, workers, commits
         self._trainer, self._turns, self._note = trainer, turns, note
+        self._evaluations = evaluations
         self._trainer_holds_them = False
 
     @property
@@ -57,14 +76,16 @@ class ServedWeights:
         self._trainer_holds_them = False
 
     async def publish(self) -> Publication:
-        """Publish what the trainer holds, as a new version.
+        """Publish what the trainer holds, as a new version, once evaluations have what the engines still answer.
 
         Where trainer and engines take turns the trainer is out afterwards, and whoever may be asked is awake.
         """
+        if self._publisher.serving:
+            await self._evaluations.responses_are_there()
         async with self._commits.trainers_busy:
             publication = await self._publisher.publish()
-        await self._turns.wake(self._publisher.serving)
         self._trainer_holds_them = publication.raised
+        await self._turns.wake(self._publisher.serving)
         return publication
 
     async def publish_and_tell(self) -> Publication:
@@ -86,7 +107,7 @@ class ServedWeights:
         """Give engines that were replaced the version that serves; a new one to all where that can't be repeated.
 
         Where trainer and engines take turns, those that serve are not stopped for it: the next turn's publication
-        brings the others back.
+        brings the others back. While an evaluation needs the version that serves, those wait that it can't be given to.
         """
         if self._turns.engines_sleep:
             if self._publisher.serving:
@@ -96,13 +117,14 @@ class ServedWeights:
         if self._trainer_holds_them and self._publisher.repeats():
             async with self._commits.trainers_busy:
                 publication = await self._publisher.catch_up()
-        if publication is None or self.behind:
+        if (publication is None or self.behind) and not (self._evaluations.hold_versions and self._publisher.serving):
             await self._trainer.revive()
             publication = await self.publish()
             await self.keep()
             await self._trainer.release()
         await self._turns.wake(self._publisher.serving)
-        self._tell(publication)
+        if publication is not None:
+            self._tell(publication)
 
     async def serve_on(self) -> None:
         """Engines have the memory, and requests start under the version that serves."""

@@ -20,6 +20,7 @@ from pipeline.interrupt import Ending, Interrupts
 from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, TrainReport, encode
 from pipeline.metric_sinks.sinks import MetricSinks
+from pipeline.optional_records import OptionalRecords
 from pipeline.parity_at_start import check_parity
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
@@ -72,10 +73,11 @@ class Session:
         self._turns = MemoryTurns(settings.cluster, self._workers)
         self._frozen: list[EngineClient] = []
         """One for each engine that isn't trained."""
-        self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note)
+        records = OptionalRecords()
+        self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note, records)
         self._commits = Commits(settings, folder, start, self._workers, view.note)
         self._trainer = TrainerTurns(settings, self._workers, self._commits, view)
-        self._report = SessionReport(settings, folder, view, sinks, self._hook_args, self._open_pool)
+        self._report = SessionReport(settings, folder, view, sinks, self._hook_args, self._open_pool, records)
         self._hooks = BatchHooks(settings, self._hook_args, self._open_pool, build_conversion(settings))
         self._evaluates_first = evaluates_first
         self._evaluations = Evaluations(
@@ -86,6 +88,7 @@ class Session:
             copy=sinks.evaluation,
             branch=start.branch,
             publication_wait_s=settings.evaluation.eval_publication_wait,
+            stop_asked=self._stop_asked,
         )
         self._session = start.branch
         """Its name for the queue; branches change when the trainer goes back to a commit."""
@@ -105,7 +108,7 @@ class Session:
                 self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
                 if self._evaluations.are_going_on:
                     await self._workers.guarded(weights.serve_on())
-                await self._workers.guarded(self._evaluations.finish(self._stop_asked))
+                await self._workers.guarded(self._evaluations.finish())
                 self._stages.begin(Stage("the session ends"))
                 if self._last_is_uncommitted:
                     await self._workers.guarded(self._turns.give_to_trainer())
@@ -151,7 +154,9 @@ class Session:
         publisher = await start_publisher(
             self._settings, self._folder, self._start, workers, clients, self._turns, kept_version, self._incidents
         )
-        weights = ServedWeights(publisher, workers, self._commits, self._trainer, self._turns, self._view.note)
+        weights = ServedWeights(
+            publisher, workers, self._commits, self._trainer, self._turns, self._view.note, self._evaluations
+        )
         self._weights = weights
         append_branch(
             self._folder.root,
@@ -225,7 +230,7 @@ class Session:
         self._evaluations.branch = self._start.branch
         weights.trainer_changed()
         await self._workers.begin_branch(coordinator_config(self._settings, self._start, self._session))
-        await self._workers.guarded(self._turns.give_to_trainer())
+        await self._give_memory_to_trainer()
         await self._workers.guarded(self._trainer.start())
         await weights.publish_of_new_trainer()
         self._view.note(f"The trainer goes on after rollout {self._done_rollouts}; version {weights.version} serves.")
@@ -293,7 +298,7 @@ class Session:
     async def _give_memory_to_trainer(self) -> None:
         """Where trainer and engines share devices, end requests; those of an evaluation are waited for."""
         if self._settings.cluster.engines_leave_memory:
-            await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
+            await self._workers.guarded(self._evaluations.responses_are_there())
         await self._workers.guarded(self._turns.give_to_trainer())
 
     async def _read_and_train(self, plan: BatchPlan) -> tuple[list[Sample], list[TrainReport]]:
@@ -322,7 +327,6 @@ class Session:
         return publication
 
     async def _publish(self, rollout_id: int, weights: ServedWeights) -> Publication:
-        await self._workers.guarded(self._evaluations.responses_are_there(self._stop_asked))
         self._stages.begin(Stage("publishes weights", rollout_id + 1))
         reach(KillPoint.BEFORE_WEIGHTS)
         publication = await self._workers.guarded(weights.publish_and_tell())

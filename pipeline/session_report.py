@@ -12,6 +12,7 @@ from pipeline.alarm_log import AlarmLog, disk_of
 from pipeline.batch_report import BatchReport
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport
 from pipeline.metric_sinks.sinks import MetricSinks
+from pipeline.optional_records import OptionalRecords
 from pipeline.planner import BatchPlan
 from pipeline.producer_wiring import reward_name
 from pipeline.progress import ProgressView, bottleneck
@@ -38,8 +39,13 @@ class SessionReport:
         sinks: MetricSinks,
         hook_args: Callable[[], Any],
         open_pool: Callable[[], PayloadPool],
+        records: OptionalRecords,
     ) -> None:
-        """`hook_args` and `open_pool` serve the user's own functions and the flags that look at samples."""
+        """`hook_args` and `open_pool` serve the user's own functions and the flags that look at samples.
+
+        `records` are the session's own: what they lack is told with each batch.
+        """
+        self._records = records
         self._folder, self._view, self._sinks = folder, view, sinks
         self._num_rollout = settings.data.num_rollout or 0
         has_own_engines = settings.engine.rollout_external_engine_addrs is None
@@ -76,9 +82,11 @@ class SessionReport:
                 self.clock,
                 numbers,
                 num_engine_gpus=self._num_engine_gpus,
+                unwritten=self._records.unwritten,
             )
         )
-        append_durably(self._folder.metrics, msgspec.json.encode(record))
+        line = partial(append_durably, self._folder.metrics, msgspec.json.encode(record))
+        self._records.write(self._folder.metrics.name, line, tries_again=True)
         is_told, warning = await self._batch.tell(record, samples)
         if warning:
             self._view.note(f"warning: {warning}")

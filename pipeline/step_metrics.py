@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport
+from pipeline.optional_records import Unwritten, unwritten_words
 from pipeline.planner import BatchPlan
 from pipeline.progress import ROUTES_WORDS, StepRecord
 from pipeline.publisher import Publication
@@ -78,10 +79,11 @@ def step_record(
     reports: Mapping[str, float],
     *,
     num_engine_gpus: int = 0,
+    unwritten: Sequence[Unwritten] = (),
 ) -> StepRecord:
     """Assemble the record of one rollout batch; updates the clock's view of the generators.
 
-    `num_engine_gpus` 0 where vime has started no engine.
+    `num_engine_gpus` 0 where vime has started no engine. `unwritten` is of the driver's records.
     """
     rewards = np.asarray([sample.reward for sample in plan.samples])
     ages = [sample.age_versions for sample in plan.samples if not sample.is_of_unknown_version] or [0]
@@ -136,6 +138,7 @@ def step_record(
         train=train_reports[0].metrics,
         reports=dict(reports),
         alarms=[alarm] if (alarm := routes_alarm(train_reports)) else [],
+        unwritten=unwritten_words([*(each for report in train_reports for each in report.unwritten), *unwritten]),
         sample_metrics=sample_metrics(plan, step_s=clock.step_s, num_engine_gpus=num_engine_gpus),
     )
 

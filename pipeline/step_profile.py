@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.optional_records import OptionalRecords
 from storage.files import make_folder
 
 
@@ -37,8 +38,9 @@ class ProfileSettings:
 class StepProfile:
     """Traces what the calling thread does on CPU and GPU."""
 
-    def __init__(self, settings: ProfileSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: ProfileSettings, records: OptionalRecords) -> None:
+        """A trace that can't be written is noted in `records`."""
+        self._settings, self._records = settings, records
 
     @contextmanager
     def traced(self, rollout_id: int) -> Iterator[None]:
@@ -55,6 +57,10 @@ class StepProfile:
             activities=wanted, record_shapes=settings.with_shapes, with_stack=settings.with_stacks
         ) as profiler:
             yield
-        make_folder(settings.folder)
-        name = f"rollout_{rollout_id}_rank_{settings.rank}.json.gz"
-        profiler.export_chrome_trace(str(settings.folder / name))
+        path = settings.folder / f"rollout_{rollout_id}_rank_{settings.rank}.json.gz"
+
+        def write() -> None:
+            make_folder(settings.folder)
+            profiler.export_chrome_trace(str(path))
+
+        self._records.write("profile", write)

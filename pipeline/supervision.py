@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from pipeline.messages import QueueCounts
 from pipeline.stages import StageBoard
 from pipeline.stall_chain import RankActivity, RunReport, Silent, chain_words
 from storage.files import append_durably
-from vime.errors import EngineError, RunFailedError, StalledError, VimeError
+from vime.errors import EngineError, RunFailedError, StalledError, StorageError, VimeError
+
+logger = logging.getLogger(__name__)
 
 ASK_S = 5.0
 """How long a process may take to say what it is at."""
@@ -140,8 +143,11 @@ class Supervisor:
 
 
 def write_stall(path: Path, record: StallRecord) -> None:
-    """Keep a stall in the run folder, for whoever looks in."""
-    append_durably(path, msgspec.json.encode(record))
+    """Keep a stall in the run folder, for whoever looks in; where it can't be written the log says so."""
+    try:
+        append_durably(path, msgspec.json.encode(record))
+    except StorageError as error:
+        logger.warning("a stall was not kept: %s", error)
 
 
 def _first_line(error: VimeError) -> str:

@@ -9,7 +9,7 @@ from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.backends.vllm_utils.protocol import SampleColumns
 
-TAKE_OVER_S = 60.0
+USABLE_S = 60.0
 """How long it may take to be usable again."""
 
 
@@ -21,15 +21,15 @@ async def make_usable(address: str, needs: SampleColumns, *, sleeps: bool) -> in
 
     Raises:
         EngineError: it can't be used.
-        TimeoutError: it was not usable within `TAKE_OVER_S`.
+        TimeoutError: it was not usable within `USABLE_S`.
     """
-    async with asyncio.timeout(TAKE_OVER_S), EngineClient(address) as client:
+    async with asyncio.timeout(USABLE_S), EngineClient(address) as client:
         check_engine(address, await client.capabilities(), needs, sleeps=sleeps)
         await client.abort_all()
         if sleeps:
             await client.wake_up([])
         await client.resume()
-        await client.check(TAKE_OVER_S)
+        await client.check(USABLE_S)
         if sleeps:
             await put_to_sleep(client)
         return await client.weight_version()

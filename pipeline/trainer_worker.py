@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pipeline.memory_record import MemoryRecord
 from pipeline.messages import TrainReport
+from pipeline.optional_records import OptionalRecords
 from pipeline.planner import BatchPlan
 from pipeline.probe_sequence import ProbeSequence, pack_probe
 from pipeline.shard_needs import NO_NEEDS, ShardNeeds
@@ -53,6 +57,7 @@ class TrainerWorker:
         rank: int = 0,
         checks: StepChecks | None = None,
         memory: MemoryRecord | None = None,
+        records: OptionalRecords | None = None,
         traced: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         """`weights` is this rank's part in publications; `needs` is what the objective needs of each sample.
@@ -63,6 +68,7 @@ class TrainerWorker:
         and what the actor is about to train on, `results` what the rollout came to on `rank`, and `tokens`, on one of
         the ranks that share samples, what the actor's steps made of their tokens. `checks` look at each step's metrics,
         `memory` is told of each rollout that was trained, and all work on one is done in `traced(rollout_id)`.
+        What `dump`, `results`, `tokens` and `memory` can't write is noted in `records`, which the reports tell of.
         """
         self._trainer, self._pool, self._training_log = trainer, pool, training_log
         self._needs = needs
@@ -70,6 +76,7 @@ class TrainerWorker:
         self._replica, self._postprocess = trainer.data_parallel_rank, postprocess
         self._dump, self._results, self._tokens, self._rank = dump, results, tokens, rank
         self._checks, self._memory, self._traced = checks, memory, traced
+        self._records = records or OptionalRecords()
         self._saving: BackgroundSave | None = None
         self.weights = weights
         self.num_steps = 0
@@ -87,8 +94,8 @@ class TrainerWorker:
         with self._traced(plan.rollout_id):
             report = self._train(plan)
         if self._memory is not None:
-            self._memory.batch_trained()
-        return report
+            self._records.write("memory record", self._memory.batch_trained)
+        return msgspec.structs.replace(report, unwritten=self._records.unwritten)
 
     def _train(self, plan: BatchPlan) -> TrainReport:
         started = time.monotonic()
@@ -106,7 +113,7 @@ class TrainerWorker:
                 if self._postprocess is not None:
                     prepared = self._postprocess(prepared, plan.rollout_id)
                 if self._dump is not None:
-                    self._dump(plan.rollout_id, prepared)
+                    self._records.write("dump of training data", partial(self._dump, plan.rollout_id, prepared))
                 actor_steps = self._train_actor(plan, prepared)
             read_s, without_routes = shard.waited_s, shard.samples_without_routes
         self._log_results(plan, actor_steps, critic_steps)
@@ -143,7 +150,7 @@ class TrainerWorker:
             log_step(self._training_log, plan, number, self._replica)
             reach(KillPoint.AFTER_STEP)
         if self._tokens is not None and tokens:
-            self._tokens(plan, tokens)
+            self._records.write("token log", partial(self._tokens, plan, tokens))
         self._trainer.rollout_trained(plan.rollout_id)
         return results
 
@@ -167,17 +174,16 @@ class TrainerWorker:
         parameters = self._trainer.parameter_digests()
         if self._critic is not None:
             parameters |= {f"critic.{name}": digest for name, digest in self._critic.parameter_digests().items()}
-        self._results(
-            RolloutResult(
-                branch=plan.branch,
-                rollout_id=plan.rollout_id,
-                rank=self._rank,
-                layout=self._trainer.layout,
-                steps=steps,
-                critic_steps=critic_steps,
-                parameters=parameters,
-            )
+        result = RolloutResult(
+            branch=plan.branch,
+            rollout_id=plan.rollout_id,
+            rank=self._rank,
+            layout=self._trainer.layout,
+            steps=steps,
+            critic_steps=critic_steps,
+            parameters=parameters,
         )
+        self._records.write("log of results", partial(self._results, result), tries_again=True)
 
     def save(self, directory: Path, rollout_id: int) -> None:
         """Write this rank's part of a checkpoint."""
@@ -233,7 +239,7 @@ class TrainerWorker:
 
     def close(self) -> None:
         if self._memory is not None:
-            self._memory.close()
+            self._records.write("memory record", self._memory.close)
         self.weights.close()
         self._trainer.close()
         self._pool.close()

@@ -13,6 +13,7 @@ from pipeline.enqueue_needs import enqueue_needs
 from pipeline.frozen_sources import reference_source, teacher_source
 from pipeline.memory_record import memory_record
 from pipeline.model_config import model_config
+from pipeline.optional_records import OptionalRecords
 from pipeline.prompt_source import build_prompt_source
 from pipeline.queue_data_source import DataSourceSettings, QueueDataSource
 from pipeline.run_folder import RunFolder
@@ -262,7 +263,7 @@ def build_trainer_worker(
     from pipeline.weight_wiring import trainer_weights
     from vime.backends.megatron_utils.trainer import MegatronTrainer
 
-    memory = memory_record(settings, rank)
+    memory, records = memory_record(settings, rank), OptionalRecords()
     config = trainer_config(settings, world_size)
     model = MegatronTrainer(config, rank, world_size, init_method)
     critic = None
@@ -287,7 +288,8 @@ def build_trainer_worker(
         postprocess=_data_postprocess(settings, config.objective),
         checks=StepChecks(CheckSettings.of(settings, rank, starts_elsewhere=config.start is not None)),
         memory=memory,
-        traced=StepProfile(ProfileSettings.of(model.megatron_args, folder.profiles, rank)).traced,
+        records=records,
+        traced=StepProfile(ProfileSettings.of(model.megatron_args, folder.profiles, rank), records).traced,
     )
 
 

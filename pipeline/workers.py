@@ -44,7 +44,7 @@ from storage.files import write_atomically
 from storage.positions import PositionRanges
 from storage.queue_types import AcceptedGroup
 from vime.counted import counted
-from vime.errors import ProcessDiedError, RunFailedError, VimeError
+from vime.errors import ProcessDiedError, RunFailedError, StorageError, VimeError
 from vime.settings.groups import Settings
 from vime.settings.rules.quantities import engines_are_others, own_engines
 from vime.settings.served_models import EngineSpec, model_names
@@ -227,7 +227,7 @@ class Workers:
             self.watch.add(f"producer_{number}", self.producers.keep(number))
 
     async def record_processes(self) -> None:
-        """Write the ids of all processes into the run folder."""
+        """Write the ids of all processes into the run folder, for those who look for what a session has left."""
         ids = {
             "driver": os.getpid(),
             "coordinator": await self._pid(self.coordinator),
@@ -237,7 +237,10 @@ class Workers:
             "producers": [await self._pid(producer) for producer in self.producers.actors],
             "ray_folder": str(self._cluster.temporary),
         }
-        write_atomically(self._folder.processes, json.dumps(ids, indent=1).encode())
+        try:
+            write_atomically(self._folder.processes, json.dumps(ids, indent=1).encode())
+        except StorageError as error:
+            self._note(f"warning: the ids of the processes were not kept: {error}")
 
     async def guarded(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """See `ProcessWatch.guarded`."""
@@ -387,7 +390,7 @@ class Workers:
 
         That one must see the queue's folder as all do. Raises `RunFailedError` or `StorageError`.
         """
-        moved = await asyncio.to_thread(self._cluster.leave_lost_nodes, engine)
+        moved = await self._cluster.leave_lost_nodes(engine)
         if moved:
             self._note(moved)
             self._unproven.add(engine)

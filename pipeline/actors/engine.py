@@ -11,7 +11,7 @@ from pipeline.messages import Takeover, decode, encode
 from pipeline.node_devices import ProcessPlace, spawn_at
 from pipeline.process_log import log_to_file
 from pipeline.run_folder import RunFolder
-from pipeline.takeover import TAKE_OVER_S, make_usable
+from pipeline.takeover import USABLE_S, make_usable
 from pipeline.wiring import (
     build_engine_server,
     engine_columns,
@@ -65,7 +65,7 @@ class EngineActor:
             version = await make_usable(self._server.address, self._needs, sleeps=self._sleeps)
         except (EngineError, TimeoutError) as error:
             await asyncio.to_thread(self._server.stop)
-            return encode(Takeover(None, str(error) or f"it was not usable within {TAKE_OVER_S:g} s"))
+            return encode(Takeover(None, str(error) or f"it was not usable within {USABLE_S:g} s"))
         self._is_taken_over = True
         return encode(Takeover(version, ""))
 

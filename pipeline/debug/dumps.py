@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from pipeline.optional_records import OptionalRecords
 from pipeline.planner import BatchPlan, PlannedSample
 from storage.archive import (
     OWN_POOL,
@@ -30,15 +32,28 @@ OpenPool = Callable[[], PayloadPool]
 class RolloutDumps:
     """Writes one file for each rollout batch."""
 
-    def __init__(self, template: str | None, open_pool: OpenPool, note: Callable[[str], None]) -> None:
-        """`template` is a path with `{rollout_id}`, None for no file; `note` is told what the user should know."""
-        self._template, self._open_pool, self._note = template, open_pool, note
+    def __init__(
+        self,
+        template: str | None,
+        open_pool: OpenPool,
+        note: Callable[[str], None],
+        records: OptionalRecords | None = None,
+    ) -> None:
+        """`template` is a path with `{rollout_id}`, None for no file; `note` is told what the user should know.
+
+        A file that can't be written is noted in `records`, where the files aren't all that the job is for.
+        """
+        self._template, self._open_pool, self._note, self._records = template, open_pool, note, records
 
     async def save(self, plan: BatchPlan) -> None:
-        """Write the samples of a planned batch. Raises `DataError` or `StorageError`."""
-        if self._template is not None:
-            path = Path(self._template.format(rollout_id=plan.rollout_id)).absolute()
-            await asyncio.to_thread(self._save, plan, path)
+        """Write the samples of a planned batch. Raises `DataError` and, without `records`, `StorageError`."""
+        if self._template is None:
+            return
+        work = partial(self._save, plan, Path(self._template.format(rollout_id=plan.rollout_id)).absolute())
+        if self._records is None:
+            await asyncio.to_thread(work)
+        else:
+            await asyncio.to_thread(self._records.write, "dump of rollout data", work)
 
     def _save(self, plan: BatchPlan, path: Path) -> None:
         with closing(self._open_pool()) as pool:

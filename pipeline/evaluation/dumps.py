@@ -13,7 +13,7 @@ from storage.archive import OWN_POOL, SUFFIX, ArchivedGroup, create_or_open_pool
 from storage.columns import encode_group
 from storage.debug_samples import write_pt
 from storage.pool import Pool
-from vime.errors import DataError, SampleError
+from vime.errors import DataError, SampleError, StorageError
 from vime.utils.types import Sample
 
 FLAG = "--save-debug-rollout-data"
@@ -29,11 +29,11 @@ class EvaluationDumps:
         self._template, self._open_pool = template, open_pool
 
     async def save(self, step: int, branch: str, samples: Mapping[str, Sequence[Sample]]) -> list[str]:
-        """Write the samples of each data set, in order; what to tell of it, a sentence each. Raises `StorageError`."""
+        """Write the samples of each data set, in order; what to tell of it, a sentence each."""
         path = Path(self._template.format(rollout_id=_EvaluationNumber(step))).absolute()
         try:
             told = await asyncio.to_thread(self._save, path, step, branch, _named(samples))
-        except (DataError, SampleError) as error:
+        except (DataError, SampleError, StorageError) as error:
             return [f"{FLAG}: the samples of the evaluation after step {step} are not in {path}: {error.message}"]
         return [told] if told else []
 

@@ -15,6 +15,7 @@ from pipeline.evaluation.dumps import EvaluationDumps
 from pipeline.evaluation.log_function import EvalLog
 from pipeline.evaluation.records import EvalAnswer, EvaluationRecord
 from pipeline.evaluation.scores import evaluation_record
+from vime.errors import StorageError
 
 AnswersBySet = Mapping[str, Sequence[EvalAnswer]]
 DataBySet = Mapping[str, Mapping[str, Any]]
@@ -41,21 +42,22 @@ class ResultKeeper:
     ) -> EvaluationRecord:
         """Write the answers to `evaluations/<step>.jsonl`; the record, after dump and report.
 
-        `started` is of `time.monotonic`. With a `problem` there is neither. Raises `StorageError`.
+        `started` is of `time.monotonic`. With a `problem` there is neither. What can't be written is a
+        warning of the record.
         """
         path = self._run_folder / "evaluations" / f"{step}.jsonl"
-        if answers:
-            await asyncio.to_thread(write_answers, path, [answer for of_set in answers.values() for answer in of_set])
+        lost = await asyncio.to_thread(_written, path, answers) if answers else []
         record = evaluation_record(
             answers,
             evaluation=step,
             branch=branch,
             generate_s=generate_s,
             seconds=time.monotonic() - started,
-            answers_file=str(path.relative_to(self._run_folder)) if answers else "",
+            answers_file=str(path.relative_to(self._run_folder)) if answers and not lost else "",
             more_metrics=more_metrics,
             problem=problem,
         )
+        record = msgspec.structs.replace(record, warnings=[*record.warnings, *lost])
         if problem:
             return record
         if self._dumps is not None:
@@ -63,3 +65,12 @@ class ResultKeeper:
             warnings = await self._dumps.save(step, branch, samples)
             record = msgspec.structs.replace(record, warnings=[*record.warnings, *warnings])
         return record if self._log is None else await self._log(record, data)
+
+
+def _written(path: Path, answers: AnswersBySet) -> list[str]:
+    """Write the answers; a warning where they can't be."""
+    try:
+        write_answers(path, [answer for of_set in answers.values() for answer in of_set])
+    except StorageError as error:
+        return [f"the answers were not kept: {error}"]
+    return []

@@ -16,7 +16,7 @@ from pipeline.evaluation.words import evaluation_words
 from pipeline.progress import ProgressView
 from pipeline.run_folder import RunFolder
 from storage.files import append_durably
-from vime.errors import TooManyFailuresError
+from vime.errors import StorageError, TooManyFailuresError
 
 POLL_S = 1.0
 
@@ -51,13 +51,14 @@ class Evaluations:
         copy: Callable[[EvaluationRecord], None],
         branch: str,
         publication_wait_s: float,
+        stop_asked: Callable[[], bool],
     ) -> None:
         """`copy` is given each record after it was written. `publication_wait_s`: how long after its beginning an
-        evaluation may hold up publications.
+        evaluation may hold up publications. Nothing is waited for when `stop_asked`.
         """
         self._producers, self._folder, self._view = producers, folder, view
         self.schedule, self.branch, self._publication_wait_s = schedule, branch, publication_wait_s
-        self._copy = copy
+        self._copy, self._stop_asked = copy, stop_asked
         self._running: list[_Running] = []
 
     @property
@@ -70,21 +71,27 @@ class Evaluations:
         generating = asyncio.create_task(self._producers.evaluation_generated(step, self.branch))
         self._running.append(_Running(step, task, generating, time.monotonic()))
 
-    async def responses_are_there(self, stop_asked: Callable[[], bool]) -> None:
+    @property
+    def hold_versions(self) -> bool:
+        """Whether responses are missing that a publication should wait for."""
+        return any(self._left_s(running) > 0 for running in self._running)
+
+    async def responses_are_there(self) -> None:
         """Wait until every response is there, so that one policy makes all; after a time the result may be mixed.
 
         Rewards aren't waited for, nor is anything when the user asks to stop.
         """
         for running in self._running:
-            until = running.started + self._publication_wait_s
             waited_for = [running.task, running.generating]
-            while (left_s := until - time.monotonic()) > 0 and not stop_asked():
-                done, _ = await asyncio.wait(
-                    waited_for, timeout=min(left_s, POLL_S), return_when=asyncio.FIRST_COMPLETED
-                )
-                if done:
-                    break
+            while (left_s := self._left_s(running)) > 0 and not self._stop_asked():
+                await asyncio.wait(waited_for, timeout=min(left_s, POLL_S), return_when=asyncio.FIRST_COMPLETED)
         self.collect()
+
+    def _left_s(self, running: _Running) -> float:
+        """How long its responses may still hold up a publication."""
+        if running.task.done() or running.generating.done():
+            return 0.0
+        return running.started + self._publication_wait_s - time.monotonic()
 
     def collect(self) -> None:
         """Write down and tell those that have ended. Raises what ended one."""
@@ -93,9 +100,9 @@ class Evaluations:
             running.generating.cancel()
             self._keep(running.task.result())
 
-    async def finish(self, stop_asked: Callable[[], bool]) -> None:
+    async def finish(self) -> None:
         """Wait for all, rewards included, or until the user asks to stop. Raises what ended one."""
-        while self._running and not stop_asked():
+        while self._running and not self._stop_asked():
             tasks = [running.task for running in self._running]
             await asyncio.wait(tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
             self.collect()
@@ -106,7 +113,10 @@ class Evaluations:
         self._running.clear()
 
     def _keep(self, record: EvaluationRecord) -> None:
-        append_durably(self._folder.metrics, msgspec.json.encode(record))
+        try:
+            append_durably(self._folder.metrics, msgspec.json.encode(record))
+        except StorageError as error:
+            self._view.note(f"warning: the evaluation after step {record.evaluation} was not kept: {error}")
         self._copy(record)
         for warning in record.warnings:
             self._view.note(f"warning: {warning}")

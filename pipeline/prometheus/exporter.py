@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from pipeline.prometheus.families import families
 from pipeline.run_folder import RunFolder
 from storage.files import make_folder, write_atomically
+from vime.errors import StorageError
 from vime.settings.groups.logging import LoggingSettings
 
 logger = getLogger(__name__)
@@ -61,9 +62,12 @@ class _Records(Collector):
 
 
 def write_target(path: Path, target: str, labels: Mapping[str, str]) -> None:
-    """A file of Prometheus's `file_sd_configs`: one target and its labels."""
-    make_folder(path.parent)
-    write_atomically(path, msgspec.json.encode([{"targets": [target], "labels": dict(labels)}]))
+    """A file of Prometheus's `file_sd_configs`: one target and its labels. One that can't be written stops nothing."""
+    try:
+        make_folder(path.parent)
+        write_atomically(path, msgspec.json.encode([{"targets": [target], "labels": dict(labels)}]))
+    except StorageError as error:
+        logger.warning("Prometheus does not find %s: %s", target, error)
 
 
 def write_engine_targets(logging: LoggingSettings, folder: RunFolder, addresses: Sequence[str]) -> None:

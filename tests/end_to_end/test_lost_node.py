@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,24 +19,37 @@ FLAGS = {"--parity-probes": 0, "--save-interval": 2}  # no trainer agrees with a
 NUM_ROLLOUT = 12
 
 
-def start(job: Job, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[str]:
+@pytest.fixture
+def nodes() -> Iterator[RayNodes]:
+    """A cluster whose first node has room for the whole job."""
+    with RayNodes() as nodes:
+        nodes.add("first", 2)
+        yield nodes
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    job = Job(tmp_path, NUM_ROLLOUT, FLAGS, ("--use-fault-tolerance",))
+    job.prepare()
+    return job
+
+
+def started(job: Job, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch, num_steps: int) -> subprocess.Popen[str]:
+    """The job, after some steps."""
     monkeypatch.setenv("RAY_ADDRESS", nodes.address)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
-    return job.start_with_standins()
+    running = job.start_with_standins()
+    wait_until(lambda: len(job.steps()) >= num_steps, running)
+    return running
 
 
 def test_a_job_that_loses_a_node_goes_on_on_another_one_with_its_rank_and_its_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job(tmp_path, NUM_ROLLOUT, FLAGS, ("--use-fault-tolerance",))
-    job.prepare()
-    with RayNodes() as nodes:
-        nodes.add("first", 2)
-        running = start(job, nodes, monkeypatch)
-        wait_until(lambda: len(job.steps()) >= 3, running)
-        nodes.add("second", 2)
-        nodes.kill("first")
-        output, _ = running.communicate(timeout=600)
+    running = started(job, nodes, monkeypatch, num_steps=3)
+    nodes.add("second", 2)
+    nodes.kill("first")
+    output, _ = running.communicate(timeout=600)
     assert running.returncode == 0, output
     assert "A trainer rank died: the ranks go back from rollout" in output
     assert "Lost from the Ray cluster: first. Started on second instead: trainer rank 0." in output
@@ -48,16 +62,11 @@ def test_a_job_that_loses_a_node_goes_on_on_another_one_with_its_rank_and_its_en
 
 
 def test_a_job_that_loses_a_node_and_has_no_room_elsewhere_ends_naming_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job(tmp_path, NUM_ROLLOUT, FLAGS, ("--use-fault-tolerance",))
-    job.prepare()
-    with RayNodes() as nodes:
-        nodes.add("first", 2)
-        running = start(job, nodes, monkeypatch)
-        wait_until(lambda: len(job.steps()) >= 1, running)
-        nodes.kill("first")
-        output, _ = running.communicate(timeout=600)
+    running = started(job, nodes, monkeypatch, num_steps=1)
+    nodes.kill("first")
+    output, _ = running.communicate(timeout=600)
     assert running.returncode == 4, output
     assert "1 node (first) left the Ray cluster with trainer rank 0." in output
     assert "Training node 1 of 1 with 1 GPUs finds no room" in output

@@ -47,6 +47,7 @@ def test_a_healthy_run_has_no_alarm() -> None:
             "Routes",
         ),
         ("batch", {"alarms": ["Sample 7 is odd."]}, "Sample 7 is odd.", "Look"),
+        ("records", {"unwritten": ["The token log lacks 1 batch."]}, "The token log lacks 1 batch.", "Free space"),
     ],
 )
 def test_an_alarm_names_what_was_found_and_what_to_do(name: str, changes: Any, words: str, advice: str) -> None:

@@ -60,6 +60,9 @@ class Fences:
     async def fence(self, address: str, reason: str) -> None:
         self.said.append(f"fence {address}: {reason}")
 
+    async def give_up(self, address: str) -> None:
+        self.said.append(f"give up {address}")
+
     async def readmit(self, address: str, now_at: str) -> None:
         self.said.append(f"readmit {address}" + (f" at {now_at}" if now_at != address else ""))
         self.back.set()
@@ -180,6 +183,7 @@ async def test_an_engine_that_fails_again_and_again_is_given_up_and_the_others_g
         assert not watched.running.done()
         assert engine.is_stopped, "what can't serve holds nothing"
         assert "engine 0 (http://e0) is given up: status 1, after 3 restarts." in watched.notes[-1]
+        assert watched.fences.said[-1] == "give up http://e0"
 
 
 async def test_a_run_whose_last_engine_is_given_up_ends_with_the_reason() -> None:

@@ -11,6 +11,7 @@ from ray.exceptions import RayActorError
 
 from pipeline import engine_process
 from pipeline.engine_process import EngineProcess
+from pipeline.messages import Takeover, encode
 from vime.errors import EngineStartError, RunFailedError
 
 ADDRESS = "http://127.0.0.1:4000"
@@ -30,6 +31,7 @@ class Actor:
         self.address, self.is_dead, self.is_deaf = address, False, False
         self.ports: list[int] = []
         self.start, self.stop, self.watch, self.pids = map(Call, (self._start, self._stop, self._watch, self._pids))
+        self.take_over = Call(self._live_on)
 
     async def _start(self, port: int) -> str:
         self.ports.append(port)
@@ -48,13 +50,17 @@ class Actor:
         self._live()
         return [1, 2]
 
+    async def _live_on(self) -> bytes:
+        self._live()
+        return encode(Takeover(3, ""))
+
     def _live(self) -> None:
         if self.is_dead:
             raise RayActorError(error_msg="The actor died.")
 
 
 class Rig:
-    def __init__(self, *actors: Actor) -> None:
+    def __init__(self, *actors: Actor, cleanup_timeout_s: float = 0.0) -> None:
         self.waiting, self.ended, self.num_restarts = list(actors), list[Actor](), 0
         self.node, self.moves_to = "first", ["first"]
         """Where engines start, and where they start after each time that a lost node is left."""
@@ -63,7 +69,7 @@ class Rig:
             "default",
             lambda: self.waiting.pop(0),
             self.ended.append,
-            cleanup_timeout_s=0.0,
+            cleanup_timeout_s=cleanup_timeout_s,
             log_tail=lambda: ["out of memory"],
             on_restart=self.count,
             node=lambda: self.node,
@@ -94,6 +100,26 @@ async def test_a_successor_starts_at_the_same_port_after_the_process_before_has_
     assert (first.ports, second.ports) == ([0], [4000])
     assert rig.engine.actor is second
     assert rig.num_restarts == 1
+
+
+async def test_an_engine_has_its_own_time_to_end_before_its_successors_start_counts_as_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_process, "START_S", 0.1)
+    monkeypatch.setattr(engine_process, "TAKE_OVER_S", 0.1)
+    slow = Actor()
+    slow.start, slow.take_over = Call(lambda _port: late(ADDRESS)), Call(lambda: late(encode(Takeover(3, ""))))
+    rig = Rig(slow, cleanup_timeout_s=5.0)
+    assert (await rig.engine.take_over()).version == 3
+    assert await rig.engine.start() == ADDRESS
+    hasty = Rig(slow, cleanup_timeout_s=0.0)
+    with pytest.raises(RunFailedError, match=r"engine 0 did not start within 0\.1 s"):
+        await hasty.engine.start()
+
+
+async def late(answer: Any) -> Any:
+    await asyncio.sleep(0.3)
+    return answer
 
 
 async def test_a_successor_elsewhere_counts_as_one_that_did_not_start() -> None:

@@ -16,6 +16,9 @@ class Trained:
     async def fence(self, address: str, reason: str) -> None:
         self.said.append(f"fence {address}: {reason}")
 
+    async def give_up(self, address: str) -> None:
+        self.said.append(f"give up {address}")
+
     async def readmit(self, address: str, now_at: str) -> None:
         self.said.append(f"readmit {address} at {now_at}")
 
@@ -33,8 +36,10 @@ async def test_a_frozen_engine_serves_as_soon_as_it_runs_again_and_a_trained_one
     await fences.readmit("r1", "r1")
     await fences.fence("a", "died")
     await fences.readmit("a", "a")
+    await fences.give_up("a")
+    await fences.give_up("r2")
     assert served == [["r2"], ["r1", "r2"]]
-    assert trained.said == ["fence a: died", "readmit a at a"]
+    assert trained.said == ["fence a: died", "readmit a at a", "give up a"]
     assert fences.moment == 7
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.frozen_sources import check_sources, reference_source, teacher_source
 from pipeline.wiring import trainer_config
-from recovery.commit import QueueState, write_commit
+from recovery.commit import QueueState
+from tests.recovery.commits import commit
 from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.errors import CommitError, RestoreError, SettingsError
 from vime.settings.groups import Settings
@@ -18,14 +19,7 @@ from vime.settings.parse import parse_settings
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder with a commit of rollout 4."""
-    checkpoint = tmp_path / "iter_0000004"
-    checkpoint.mkdir()
-    (checkpoint / "weights.distcp").write_bytes(bytes(range(200)))
-    state = QueueState(trained=[(0, 3)], next_group_index=4, identity={})
-    write_commit(
-        tmp_path, rollout_id=4, branch="b", parent=None, weight_version=5, run_id="r", rollout_data_dir="d",
-        queue_state=state,
-    )  # fmt: skip
+    commit(tmp_path, 4, QueueState(trained=[(0, 3)], next_group_index=4, identity={}))
     return tmp_path
 
 
@@ -56,8 +50,8 @@ def test_they_reach_every_rank_with_what_goes_with_them(run: Path) -> None:
 @pytest.mark.parametrize("flag", ["--ref-load", "--use-opd --opd-type megatron --opd-teacher-load"])
 def test_a_damaged_commit_is_refused_before_anything_is_loaded(run: Path, flag: str) -> None:
     check_sources(settings(f"{flag} $DIR", run))
-    (run / "iter_0000004" / "weights.distcp").write_bytes(bytes(200))
-    with pytest.raises(CommitError, match=r"weights.distcp: SHA-256 is"):
+    (run / "iter_0000004" / "model.distcp").write_bytes(bytes(200))
+    with pytest.raises(CommitError, match=r"model.distcp: SHA-256 is"):
         check_sources(settings(f"{flag} $DIR", run))
 
 

@@ -1,12 +1,18 @@
 """What a killed driver leaves is ended; what isn't its own is left alone."""
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import psutil
+import pytest
 
+from pipeline import guard
+
+LINGERS = "100"
+"""When a process began that is still there."""
 DRIVER = """
 import subprocess, sys, time
 from pathlib import Path
@@ -34,11 +40,11 @@ def test_children_of_a_killed_driver_end_and_its_folder_goes(tmp_path: Path) -> 
     driver, child = start(tmp_path / "ray", "stay")
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        (guard,) = [p for p in psutil.Process(driver.pid).children() if p.pid != child.pid]
+        (beside,) = [p for p in psutil.Process(driver.pid).children() if p.pid != child.pid]
         time.sleep(1.0)  # the guard looks twice a second
         driver.kill()
         driver.wait()
-        gone, alive = psutil.wait_procs([child, guard], timeout=8)
+        gone, alive = psutil.wait_procs([child, beside], timeout=8)
         assert alive == []
         assert len(gone) == 2
         assert not (tmp_path / "ray").exists()
@@ -46,6 +52,23 @@ def test_children_of_a_killed_driver_end_and_its_folder_goes(tmp_path: Path) -> 
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_a_killed_process_is_waited_for_until_the_kernel_has_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([LINGERS, LINGERS, LINGERS, None])
+    killed: list[int] = []
+    monkeypatch.setattr(guard, "start_time", lambda _pid: next(looks))
+    monkeypatch.setattr(os, "kill", lambda pid, _number: killed.append(pid))
+    guard.kill_and_wait({4: LINGERS})
+    assert killed == [4]
+    assert next(looks, "none is left") == "none is left"
+
+
+def test_a_process_that_can_not_be_ended_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "KILLED_S", 0.2)
+    monkeypatch.setattr(guard, "start_time", lambda _pid: LINGERS)
+    monkeypatch.setattr(os, "kill", lambda _pid, _number: None)
+    guard.kill_and_wait({4: LINGERS})
 
 
 def test_a_process_that_outlives_its_session_is_ended(tmp_path: Path) -> None:

@@ -46,6 +46,25 @@ async def test_a_dead_engine_gets_no_requests_and_publications_go_on_without_it(
         assert rig.publisher.behind == [], "nothing can be published to a process that isn't there"
 
 
+async def test_an_engine_that_was_given_up_makes_no_later_version_whole(
+    engines: list[StandinEngine], tmp_path: Path
+) -> None:
+    async with Rig(engines, folder=tmp_path) as rig:
+        await rig.publish()
+        engines[1].faults.dead = True
+        await rig.publisher.fence(engines[1].address, "it died")
+        await rig.publish()
+        await rig.publisher.give_up(engines[1].address)
+        rig.admission.said.clear()
+        publication = await rig.publish()
+        assert rig.source.written == [(1, False), (2, True), (3, False)]
+        assert (publication.version, publication.raised, publication.fenced) == (3, True, {})
+        assert rig.admission.said == ["pause", "resume 3"]
+        assert rig.publisher.behind == []
+        assert rig.publisher.fenced == {engines[1].address: "it died"}, "whoever asks is still told why it is silent"
+        await rig.check_standing()
+
+
 async def test_whoever_follows_the_engines_is_told_who_gets_no_requests_and_why(engines: list[StandinEngine]) -> None:
     told: list[dict[str, str]] = []
     async with Rig(engines, tell_fenced=lambda fenced: told.append(dict(fenced))) as rig:

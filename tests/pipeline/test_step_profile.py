@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pipeline.optional_records import OptionalRecords
 from pipeline.step_profile import ProfileSettings, StepProfile
 
 
@@ -26,7 +27,7 @@ def settings(folder: Path, rank: int = 0, **changed: Any) -> ProfileSettings:
 
 
 def run(asked: ProfileSettings, num_batches: int = 4) -> list[str]:
-    profile = StepProfile(asked)
+    profile = StepProfile(asked, OptionalRecords())
     for rollout_id in range(num_batches):
         with profile.traced(rollout_id):
             torch.ones(8, 8) @ torch.ones(8, 8)
@@ -51,6 +52,16 @@ def test_only_the_named_ranks_are_traced_and_the_first_when_none_is_named(tmp_pa
         "rollout_1_rank_1.json.gz",
         "rollout_2_rank_1.json.gz",
     ]
+
+
+def test_a_trace_that_can_not_be_written_costs_nothing_but_itself(tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("a file in the way")
+    records = OptionalRecords()
+    with StepProfile(settings(tmp_path / "profiles"), records).traced(1):
+        torch.ones(8, 8) @ torch.ones(8, 8)
+    (lacking,) = records.unwritten
+    assert (lacking.record, lacking.num_batches) == ("profile", 1)
+    assert "is a file, not a folder" in lacking.why
 
 
 def test_nothing_is_traced_without_the_profiler(tmp_path: Path) -> None:

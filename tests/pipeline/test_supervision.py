@@ -114,3 +114,8 @@ def test_stalls_are_kept_in_the_run_folder(tmp_path: Path) -> None:
     write_stall(tmp_path / "stalls.jsonl", record)
     lines = (tmp_path / "stalls.jsonl").read_text().splitlines()
     assert [msgspec.json.decode(line, type=StallRecord) for line in lines] == [record, record]
+
+
+def test_a_stall_that_can_not_be_kept_is_told_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_stall(tmp_path / "gone" / "stalls.jsonl", StallRecord(1.0, 120.0, "step 1 waits"))
+    assert "a stall was not kept" in caplog.text

@@ -59,7 +59,7 @@ class Ranks:
         self.started: list[Rank] = []
         self.moved = ""
 
-    def leave_lost_nodes(self, engine: int | None) -> str:
+    async def leave_lost_nodes(self, engine: int | None) -> str:
         assert engine is None
         return self.moved
 

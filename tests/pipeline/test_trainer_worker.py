@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 
 from benchmarks.wide_groups import lease_bytes
 from pipeline.candidates import CandidateNeeds
+from pipeline.optional_records import Unwritten
 from pipeline.packing import PackingSettings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from pipeline.shard_needs import ShardNeeds
@@ -27,6 +29,7 @@ from vime.backends.megatron_utils.trainer_hooks import StepPlace
 from vime.data.batch import PackedMicrobatch, StepTotals
 from vime.data.lazy import LazyMicrobatches, PreparedMicrobatches
 from vime.data.trained_tokens import TrainedTokens
+from vime.errors import DiskFullError
 from vime.utils.types import Sample
 
 SETTINGS = PlanSettings(
@@ -98,6 +101,13 @@ class ReadingTrainer:
         self.tokens += sum(batch.num_tokens for batch in found)
         assert [batch.num_tokens for batch in found] == list(microbatches.token_counts)
         return {"loss": float(len(self.trained))}
+
+    @property
+    def layout(self) -> dict[str, str | int]:
+        return {}
+
+    def parameter_digests(self) -> dict[str, str]:
+        return {}
 
     def rollout_trained(self, rollout_id: int) -> None:
         self._worked.append("actor finish")
@@ -232,6 +242,27 @@ def test_what_a_rank_made_of_all_tokens_of_a_batch_is_told_once(tmp_path: Path) 
             tokens=lambda batch, tokens: told.append((batch.batch_id, sorted(tokens))),
         ).train(plan)
     assert told == [(plan.batch_id, sorted(index for step in trainer.trained for index in step))]
+
+
+def test_a_full_disk_under_what_a_run_can_do_without_ends_no_batch(tmp_path: Path) -> None:
+    def full(*_: Any) -> None:
+        raise DiskFullError("full")
+
+    with planned(tmp_path) as (pool, plan):
+        worker = TrainerWorker(
+            as_trainer(ReadingTrainer()),
+            pool,
+            tmp_path / "log.jsonl",
+            weights_of(ReadingTrainer()),
+            tokens=full,
+            dump=full,
+            results=full,
+            memory=cast(Any, SimpleNamespace(batch_trained=full)),
+        )
+        report = worker.train(plan)
+    assert report.metrics == {"loss": 2.0}
+    lacking = ["dump of training data", "token log", "log of results", "memory record"]
+    assert report.unwritten == [Unwritten(record, 1, "full") for record in lacking]
 
 
 def worker_with_critic(folder: Path, pool: Pool, critic_only: int) -> tuple[TrainerWorker, ReadingTrainer, list[str]]:

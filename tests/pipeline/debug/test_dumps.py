@@ -10,6 +10,7 @@ import pytest
 from benchmarks.wide_groups import lease_bytes
 from pipeline.debug.dumps import RolloutDumps
 from pipeline.debug.stored import StoredRollouts
+from pipeline.optional_records import OptionalRecords
 from pipeline.packing import PackingSettings
 from pipeline.planner import BatchPlan, PlanSettings, plan_batch
 from storage.archive import OWN_POOL, RolloutArchive
@@ -22,6 +23,7 @@ from storage.pool import Pool
 from storage.queue_types import AcceptedGroup
 from storage.retention import Retention
 from storage.summary import summarize
+from vime.errors import StorageError
 from vime.utils.types import Sample
 
 SETTINGS = PlanSettings(
@@ -123,6 +125,17 @@ async def test_what_was_removed_from_a_batch_is_removed_in_its_file(tmp_path: Pa
     )
     with stored:
         assert [group.summary.mask_sums for group in stored.batch(7)] == [[2, 2], [2, 0]]
+
+
+async def test_a_file_that_can_not_be_written_is_noted_where_a_run_can_do_without(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file in the way")
+    records = OptionalRecords()
+    with Pool.create(tmp_path / "pool", "run") as pool:
+        dumps = RolloutDumps(f"{tmp_path}/out/{{rollout_id}}.pt", lambda: Pool.open(tmp_path / "pool"), print, records)
+        await dumps.save(planned(pool))
+        with pytest.raises(StorageError):
+            await RolloutDumps(f"{tmp_path}/out/{{rollout_id}}.pt", lambda: pool, print).save(planned(pool))
+    assert [each.record for each in records.unwritten] == ["dump of rollout data"]
 
 
 async def test_without_a_template_nothing_is_read(tmp_path: Path) -> None:

@@ -86,6 +86,20 @@ async def test_answers_that_failed_are_in_the_file_too(
     assert record.warnings == []
 
 
+async def test_files_that_can_not_be_written_cost_themselves_and_not_the_result(
+    tmp_path: Path, engine: StandinEngine, argv: list[str]
+) -> None:
+    for name in ("out", "evaluations"):
+        (tmp_path / name).write_text("a file in the way")
+    dumps = EvaluationDumps(f"{tmp_path}/out/{{rollout_id}}.pt", None)
+    async with evaluator(tmp_path, engine, argv, dumps=dumps) as rig:
+        record = await rig.evaluator.evaluate(0, "branch")
+    assert (record.metrics["eval/a"], record.answers_file) == (0.5, "")
+    answers, dump = record.warnings
+    assert answers.startswith("the answers were not kept: ")
+    assert f"are not in {tmp_path}/out/eval_0.pt" in dump
+
+
 @pytest.mark.parametrize("ending", [".pt", ".straw.json"])
 async def test_samples_that_can_not_be_stored_cost_the_file_and_not_the_result(
     tmp_path: Path, engine: StandinEngine, argv: list[str], ending: str

@@ -56,16 +56,13 @@ class Session:
             copy=self.copied.append,
             branch="b",
             publication_wait_s=publication_wait_s,
+            stop_asked=lambda: self.stop_asked,
         )
+        self.stop_asked = False
 
     def written(self) -> list[int]:
         path = self.folder.metrics
         return [record.evaluation for record in read_evaluations(path.read_bytes())] if path.exists() else []
-
-
-def never() -> bool:
-    """No user asks to stop."""
-    return False
 
 
 async def begun(session: Session, step: int = 1) -> None:
@@ -81,13 +78,15 @@ async def is_held(waiting: asyncio.Task[None]) -> bool:
 async def test_a_publication_waits_for_responses_and_not_for_rewards(tmp_path: Path) -> None:
     session = Session(tmp_path)
     await begun(session)
-    publication = asyncio.create_task(session.evaluations.responses_are_there(never))
+    publication = asyncio.create_task(session.evaluations.responses_are_there())
     assert await is_held(publication)
+    assert session.evaluations.hold_versions
     session.producers.generated.set()
     await asyncio.wait_for(publication, 5)
+    assert not session.evaluations.hold_versions
     assert session.written() == []
     session.producers.scored.set()
-    await session.evaluations.finish(never)
+    await session.evaluations.finish()
     assert session.written() == [1]
     assert "Evaluation after step 1 (policy version 1)" in session.said.getvalue()
 
@@ -95,8 +94,19 @@ async def test_a_publication_waits_for_responses_and_not_for_rewards(tmp_path: P
 async def test_no_publication_waits_longer_than_it_may(tmp_path: Path) -> None:
     session = Session(tmp_path, publication_wait_s=0.05)
     await begun(session)
-    await asyncio.wait_for(session.evaluations.responses_are_there(never), 5)
+    await asyncio.wait_for(session.evaluations.responses_are_there(), 5)
     assert session.evaluations.are_going_on
+    assert not session.evaluations.hold_versions
+
+
+async def test_a_result_that_can_not_be_written_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    session = Session(tmp_path / "gone")
+    session.producers.scored.set()
+    await begun(session)
+    await session.evaluations.finish()
+    said = session.said.getvalue()
+    assert "warning: the evaluation after step 1 was not kept: " in said
+    assert "Evaluation after step 1 (policy version 1)" in said
 
 
 async def test_a_result_is_written_as_soon_as_it_is_there(tmp_path: Path) -> None:
@@ -115,14 +125,15 @@ async def test_what_ends_an_evaluation_ends_the_run(tmp_path: Path) -> None:
     session.producers.scored.set()
     await begun(session)
     with pytest.raises(StorageError, match="the disk is gone"):
-        await session.evaluations.finish(never)
+        await session.evaluations.finish()
 
 
 async def test_a_user_who_stops_waits_for_no_evaluation(tmp_path: Path) -> None:
     session = Session(tmp_path)
     await begun(session)
-    await asyncio.wait_for(session.evaluations.responses_are_there(lambda: True), 5)
-    await asyncio.wait_for(session.evaluations.finish(lambda: True), 5)
+    session.stop_asked = True
+    await asyncio.wait_for(session.evaluations.responses_are_there(), 5)
+    await asyncio.wait_for(session.evaluations.finish(), 5)
     assert "The evaluation after step 1 was not finished." in session.said.getvalue()
 
 
@@ -136,8 +147,8 @@ async def test_a_training_run_survives_an_evaluation_without_a_result_and_a_run_
         session.producers.scored.set()
         await begun(session, num_rollout)
         if num_rollout:
-            await session.evaluations.finish(never)
+            await session.evaluations.finish()
         else:
             with pytest.raises(TooManyFailuresError, match=r"no result: a: 2 failed \(reward_timeout\)"):
-                await session.evaluations.finish(never)
+                await session.evaluations.finish()
         assert session.written() == [num_rollout]

@@ -108,6 +108,16 @@ def test_a_port_that_is_taken_is_told_and_stops_nothing(tmp_path: Path) -> None:
     assert problem.startswith(f"--prometheus-port {port}: run has no /metrics: ")
 
 
+def test_a_full_disk_costs_the_file_by_which_a_process_is_found_and_not_the_process(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, tmp_path / "pool")
+    folder.prometheus.write_text("a file in the way")
+    exporter, problem = start_exporter(parse_settings(["--prometheus-port", "0"]).logging, folder, "run", nothing)
+    assert problem == ""
+    assert exporter is not None
+    folder.prometheus.unlink()
+    exporter.close()
+
+
 def test_engines_and_routers_are_found_at_their_own_addresses(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, tmp_path / "pool")
     settings = parse_settings(["--prometheus-port", "0"]).logging

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from recovery.commit import QueueState, iteration_directory, write_commit
+from recovery.commit import QueueState
+from tests.recovery.commits import commit
 from tests.support.seed_model import MODEL_ARGS, MODEL_WORDS, QWEN3_4B
 from vime.cli.main import main
 from vime.settings.groups import all_flags
@@ -160,7 +161,7 @@ def base(tmp_path: Path) -> list[str]:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
     for folder in ("ckpt", "shared/run", "shared/fs/updates", "shared/fs/local"):
         (tmp_path / folder).mkdir(parents=True)
-    commit(tmp_path / "ckpt", 100)
+    commit(tmp_path / "ckpt", 100, QueueState(trained=[], next_group_index=0, identity={}))
     (tmp_path / "p.jsonl").write_text('{"prompt": "a", "input": "a", "label": "b"}\n')
     (tmp_path / "seed_hooks.py").write_text(HOOKS)
     return [
@@ -168,17 +169,6 @@ def base(tmp_path: Path) -> list[str]:
         "--rollout-batch-size", "8", "--n-samples-per-prompt", "8", "--rollout-max-response-len", "8",
         "--rm-type", "random", "--save", str(tmp_path / "run"), "--actor-num-gpus-per-node", "1",
     ]  # fmt: skip
-
-
-def commit(run: Path, rollout_id: int) -> None:
-    """A run folder with one commit."""
-    checkpoint = iteration_directory(run, rollout_id)
-    checkpoint.mkdir()
-    (checkpoint / "model.distcp").touch()
-    write_commit(
-        run, rollout_id=rollout_id, branch="main", parent=None, weight_version=7, run_id="run",
-        rollout_data_dir=str(run), queue_state=QueueState(trained=[], next_group_index=0, identity={}),
-    )  # fmt: skip
 
 
 def words_of(block: Block, tmp_path: Path) -> list[str]:

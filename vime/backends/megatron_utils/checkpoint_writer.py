@@ -54,7 +54,7 @@ def write_torch(
 ) -> None:
     """Write the `torch` format for one rank into an empty folder; `dtypes` are those of the weights, by name."""
     state = skeleton.model.state_dict_for_save_checkpoint()
-    tensors = {rule.megatron_name: (skeleton.shape(rule), dtypes[rule.megatron_name]) for rule in skeleton.rules}
+    tensors = {name: (skeleton.shapes[name], dtype) for name, dtype in dtypes.items()}
     rest = {name: value for name, value in state.items() if name not in tensors}
     path = folder / "mp_rank_00" / MODEL_FILE
     write_frame(path, {**_common_state(skeleton.args, iteration), "model": rest}, tensors)

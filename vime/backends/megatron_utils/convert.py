@@ -6,8 +6,9 @@ import ctypes
 import json
 import math
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,7 +21,7 @@ from vime.backends.megatron_utils.new_folder import new_folder, refuse_existing
 from vime.backends.megatron_utils.open_weights import open_weights
 from vime.backends.megatron_utils.safetensors_files import RECORD, bytes_of, write_checkpoint
 from vime.backends.megatron_utils.skeleton import Skeleton, open_skeleton
-from vime.backends.megatron_utils.weight_reader import WeightReader
+from vime.backends.megatron_utils.weight_reader import WeightReader, num_stored_further_layers
 from vime.backends.megatron_utils.weight_source import TRACKER, WeightSource
 from vime.errors import CorruptDataError, ModelError, SettingsError
 from vime.models.weight_names import WeightRule
@@ -62,7 +63,7 @@ class Converted:
     num_tensors: int
     num_bytes: int
     digest: str
-    """XXH3-128 over names, dtypes, shapes and numbers of all Hugging Face tensors: equal for equal models."""
+    """XXH3-128 over names, dtypes, shapes and numbers of all Hugging Face tensors but copies: equal models have one."""
     logits_relative_difference: float | None
     """Largest difference on the probe's tokens, relative to the largest logit; None where it wasn't asked for."""
 
@@ -89,13 +90,22 @@ def convert(conversion: Conversion, progress: Progress) -> Converted:
         )
     with (
         open_weights(conversion.source, hf_config) as reader,
-        open_skeleton(conversion.hf_checkpoint, hf_config) as skeleton,
+        _open_skeleton(conversion.hf_checkpoint, hf_config, reader) as skeleton,
     ):
         reader.check_names(skeleton.rules)
         num_bytes = _check_shapes(reader, skeleton)
+        if conversion.source.is_hugging_face:
+            _check_copies(reader, skeleton.rules)
         with new_folder(conversion.target, num_bytes + num_bytes // 50 + _ROOM) as folder:
             job = _Job(conversion, hf_config, skeleton, reader, progress)
             return job.run(folder, num_bytes)
+
+
+@contextmanager
+def _open_skeleton(hf_checkpoint: Path, hf_config: Mapping[str, Any], reader: WeightReader) -> Iterator[Skeleton]:
+    """With the layers for further tokens that the source holds, and the copies of weights that it has beside them."""
+    with open_skeleton(hf_checkpoint, hf_config, num_stored_further_layers(reader, hf_config)) as skeleton:
+        yield replace(skeleton, rules=[rule for rule in skeleton.rules if not rule.is_copy or reader.has(rule)])
 
 
 def _return_freed_memory() -> None:
@@ -120,6 +130,21 @@ def _check_shapes(reader: WeightReader, skeleton: Skeleton) -> int:
             next_step="Check that config.json belongs to these weights.",
         )
     return total
+
+
+def _check_copies(reader: WeightReader, rules: Sequence[WeightRule]) -> None:
+    """Raise `ModelError` naming tensors that are no copies of those whose copies they should be."""
+    originals = {rule.megatron_name: rule for rule in rules if not rule.is_copy}
+    for rule in rules:
+        original = originals[rule.megatron_name]
+        if rule.is_copy and not (
+            reader.dtype(rule) == reader.dtype(original) and torch.equal(reader.read(rule), reader.read(original))
+        ):
+            raise ModelError(
+                f"{reader.place}: {', '.join(rule.hf_names)} differs from {', '.join(original.hf_names)}, allowed: the "
+                "same numbers; Megatron's model has them once.",
+                next_step="Check that the files belong to one checkpoint.",
+            )
 
 
 class _Job:
@@ -160,13 +185,15 @@ class _Job:
             named = (pair for rule, full in weights for pair in _hf_tensors(rule, full, self._attention))
             write_checkpoint(named, self._conversion.hf_checkpoint, folder)
             return
+        own = (pair for pair in weights if not pair[0].is_copy)
         release = folder / RELEASE
         release.mkdir()
         if self._conversion.to == "torch_dist":
-            checkpoint_writer.write_torch_dist(release, self._skeleton, weights, 0)
+            checkpoint_writer.write_torch_dist(release, self._skeleton, own, 0)
         else:
-            dtypes = {rule.megatron_name: self._reader.dtype(rule) for rule in self._skeleton.rules}
-            checkpoint_writer.write_torch(release, self._skeleton, weights, dtypes, 0)
+            rules = [rule for rule in self._skeleton.rules if not rule.is_copy]
+            dtypes = {rule.megatron_name: self._reader.dtype(rule) for rule in rules}
+            checkpoint_writer.write_torch(release, self._skeleton, own, dtypes, 0)
         (folder / TRACKER).write_text(RELEASE)
 
     def _compare(self, target: WeightReader, written: _Digests) -> None:
@@ -219,6 +246,7 @@ class _Digests:
     def __init__(self, attention: AttentionShape) -> None:
         self._attention = attention
         self.of_tensor: dict[str, str] = {}
+        self._copies: set[str] = set()
 
     def add(self, rule: WeightRule, full: torch.Tensor) -> None:
         for name, tensor in _hf_tensors(rule, full, self._attention):
@@ -226,9 +254,11 @@ class _Digests:
             digest = xxhash.xxh3_128(head)
             digest.update(bytes_of(tensor))
             self.of_tensor[name] = digest.hexdigest()
+            if rule.is_copy:
+                self._copies.add(name)
 
     def whole(self) -> str:
-        digests = " ".join(self.of_tensor[name] for name in sorted(self.of_tensor))
+        digests = " ".join(self.of_tensor[name] for name in sorted(self.of_tensor.keys() - self._copies))
         return xxhash.xxh3_128_hexdigest(digests.encode())
 
 

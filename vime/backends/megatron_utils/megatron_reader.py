@@ -19,7 +19,7 @@ from vime.backends.megatron_utils.weight_reader import check_names
 from vime.backends.megatron_utils.weight_source import MODEL_FILE
 from vime.counted import counted
 from vime.errors import ModelError
-from vime.models.weight_names import WeightRule
+from vime.models.weight_names import WeightRule, num_further_layers
 
 _OTHER_NAMES = {
     "input_layernorm.weight": ("self_attention.linear_qkv.layer_norm_weight",),
@@ -32,6 +32,7 @@ _INNER = "mtp_model_layer."
 """What the names of the usual parts of a layer for further tokens begin with, in the model."""
 _INNER_STORED = "transformer_layer."
 """The same in checkpoints of the `torch_dist` format."""
+_FURTHER_LAYER = re.compile(r"mtp\.layers\.(\d+)\.")
 _NO_WEIGHT = re.compile(r"^(optimizer|chained_\d+\.optimizer|rng_state|rerun_state)|_extra_state")
 _RANK_FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
 
@@ -58,6 +59,7 @@ class TorchDistWeights:
         self._files = TorchDistReader(folder)
         self._keys = self._files.tensor_keys
         self._vocab_size = int(hf_config["vocab_size"])
+        self._num_further = num_further_layers(hf_config)
 
     @property
     def num_bytes(self) -> int:
@@ -67,9 +69,13 @@ class TorchDistWeights:
         entries = {rule.megatron_name: self._find(rule) for rule in rules}
         known = {entry.key for entry in entries.values() if entry is not None}
         unexpected = {key for key in self._keys - known if not _NO_WEIGHT.search(key)}
+        unexpected = {key for key in unexpected if not _is_of_a_known_depth(key, self._num_further)}
         found = {name for name, entry in entries.items() if entry is not None}
         check_names(self.place, entries, found | unexpected)
         self._check_leading_sizes([entry for entry in entries.values() if entry is not None and entry.index])
+
+    def has(self, rule: WeightRule) -> bool:
+        return self._find(rule) is not None
 
     def shape(self, rule: WeightRule) -> tuple[int, ...]:
         entry = self._found(rule)
@@ -119,6 +125,12 @@ class TorchDistWeights:
         return None
 
 
+def _is_of_a_known_depth(name: str, num_further: int) -> bool:
+    """Whether a parameter belongs to one of the model's layers for further tokens, which a trainer may leave out."""
+    match = _FURTHER_LAYER.match(name)
+    return match is not None and int(match[1]) < num_further
+
+
 def _entries(rule: WeightRule) -> Iterator[_Entry]:
     """Where the parameter may be: under its layer's number, or in a tensor over all layers; experts are in one."""
     if rule.layer is None:
@@ -151,6 +163,7 @@ class TorchWeights:
         """Read what all files say of their tensors. Raises `ModelError` for an absent file or a layout."""
         self.place = folder
         self._vocab_size = int(hf_config["vocab_size"])
+        self._num_further = num_further_layers(hf_config)
         self._stack = contextlib.ExitStack()
         try:
             self._files = self._open_all()
@@ -164,11 +177,14 @@ class TorchWeights:
         return sum(file.path.stat().st_size for file in self._files.values())
 
     def check_names(self, rules: Sequence[WeightRule]) -> None:
-        found = set(self._shards)
         wanted = {self._name(rule) or rule.megatron_name for rule in rules}
+        found = {name for name in self._shards if name in wanted or not _is_of_a_known_depth(name, self._num_further)}
         # The last pipeline stage keeps a copy of a tied embedding as its head.
         copies = {"output_layer.weight"} - {rule.megatron_name for rule in rules}
         check_names(self.place, wanted, found - copies)
+
+    def has(self, rule: WeightRule) -> bool:
+        return self._name(rule) is not None
 
     def shape(self, rule: WeightRule) -> tuple[int, ...]:
         shards = [torch.empty(like.shape, device="meta") for _, like in self._shards_of(rule)]

@@ -36,7 +36,7 @@ def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
 @torch.no_grad()
 def megatron_logits(skeleton: Skeleton, reader: WeightReader, tokens: torch.Tensor) -> torch.Tensor:
     """[T, V] float32 logits of one sequence by Megatron's model with the weights of `reader`."""
-    rules = {rule.megatron_name: rule for rule in skeleton.rules}
+    rules = {rule.megatron_name: rule for rule in skeleton.rules if not rule.is_copy}
     model = skeleton.model
     units = {"embedding": model.embedding, "decoder.final_layernorm": model.decoder.final_layernorm}
     units |= {f"decoder.layers.{number}": layer for number, layer in enumerate(model.decoder.layers)}

@@ -222,7 +222,7 @@ class ForwardPass:
         hidden_states = self._of_all_tokens(hidden_states)
         further_log_probs = tuple(
             self._further_log_probs(states, weight, targets)
-            for states, targets in zip(further, microbatch.further, strict=False)
+            for states, targets in zip(further, microbatch.further, strict=True)
         )
         if head.bf16:
             hidden_states, weight = hidden_states.bfloat16(), weight.bfloat16()

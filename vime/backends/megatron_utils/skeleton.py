@@ -46,12 +46,17 @@ class Skeleton:
 
 
 @contextmanager
-def open_skeleton(hf_checkpoint: Path, hf_config: Mapping[str, Any], timeout_s: float = 60.0) -> Iterator[Skeleton]:
-    """Build the model; the process must not hold a trainer, and must not see a GPU.
+def open_skeleton(
+    hf_checkpoint: Path, hf_config: Mapping[str, Any], num_further: int = 0, *, timeout_s: float = 60.0
+) -> Iterator[Skeleton]:
+    """Build the model, with `num_further` layers for further tokens.
+
+    The process must not hold a trainer, and must not see a GPU.
 
     Raises `ModelError` for a model that can't be built.
     """
-    config = TrainerConfig(hf_checkpoint=hf_checkpoint, megatron_argv=("--no-initialization", "--no-save-optim"))
+    argv = ("--no-initialization", "--no-save-optim")
+    config = TrainerConfig(hf_checkpoint=hf_checkpoint, megatron_argv=argv, num_further=num_further)
     args = parse_megatron_args(config.megatron_argv, hf_config, config)
     with tempfile.TemporaryDirectory() as folder:
         start_parallel(args, f"file://{folder}/store", timeout_s)
@@ -61,6 +66,6 @@ def open_skeleton(hf_checkpoint: Path, hf_config: Mapping[str, Any], timeout_s: 
                 (model,) = build_model(args, core_transformer_config_from_args(args))
             state = model.state_dict(keep_vars=True)
             shapes = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
-            yield Skeleton(args, model.eval(), weight_rules(hf_config), shapes)
+            yield Skeleton(args, model.eval(), weight_rules(hf_config, num_further), shapes)
         finally:
             stop_parallel()

@@ -13,7 +13,8 @@ import torch
 from vime.backends.megatron_utils.hf_mapping import attention_shape, join
 from vime.backends.megatron_utils.safetensors_files import SafetensorsReader
 from vime.errors import ModelError
-from vime.models.weight_names import WeightRule, is_tied
+from vime.models.rows import positive
+from vime.models.weight_names import WeightRule, is_tied, num_further_layers, weight_rules
 
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
 _LISTED = 16
@@ -34,6 +35,10 @@ class WeightReader(Protocol):
 
     def check_names(self, rules: Sequence[WeightRule]) -> None:
         """Raise `ModelError` listing weights that are missing and weights that the model doesn't know."""
+        ...
+
+    def has(self, rule: WeightRule) -> bool:
+        """Whether the parameter, or a part of it, is there."""
         ...
 
     def shape(self, rule: WeightRule) -> tuple[int, ...]:
@@ -72,6 +77,9 @@ class HuggingFaceReader:
         found = {name for name in self.tensors.names if name in wanted or not self._is_left_out(name)}
         check_names(self.place, wanted, found)
 
+    def has(self, rule: WeightRule) -> bool:
+        return any(name in self.tensors.names for name in rule.hf_names)
+
     def shape(self, rule: WeightRule) -> tuple[int, ...]:
         parts = [torch.empty(self.tensors.shape(name), device="meta") for name in rule.hf_names]
         return tuple(self._joined(rule, parts).shape)
@@ -107,6 +115,14 @@ class HuggingFaceReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.tensors.close()
+
+
+def num_stored_further_layers(reader: WeightReader, hf_config: Mapping[str, Any]) -> int:
+    """Layers for further tokens that a checkpoint holds, in whole or in part; it may lack those that it once had."""
+    num_layers = positive(hf_config, "num_hidden_layers")
+    rules = weight_rules(hf_config, num_further_layers(hf_config))
+    further = [rule for rule in rules if rule.layer is not None and rule.layer >= num_layers]
+    return max((1 + rule.layer - num_layers for rule in further if rule.layer and reader.has(rule)), default=0)
 
 
 def check_names(place: Path, wanted: Iterable[str], found: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from vime.settings.groups import Settings
 from vime.settings.rules.json_files import model_config, read_json
 from vime.settings.rules.problem import Problem, problem, problem_of
 from vime.settings.rules.quantities import longest_sequence, option, size
+
+_LAYOUT = "--pipeline-model-parallel-layout"
 
 
 def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
@@ -87,7 +90,7 @@ def pipeline_size_divides_the_layers(settings: Settings) -> Iterator[Problem]:
     words, layers = settings.megatron_args, model_config(settings).get("num_hidden_layers")
     pipeline = size(words, "--pipeline-model-parallel-size")
     uneven = (
-        "--pipeline-model-parallel-layout",
+        _LAYOUT,
         "--decoder-first-pipeline-num-layers",
         "--decoder-last-pipeline-num-layers",
         "--account-for-embedding-in-pipeline-split",
@@ -210,6 +213,31 @@ def layers_for_further_tokens_are_in_the_checkpoint(settings: Settings) -> Itera
         )
 
 
+def a_layout_places_layers_for_further_tokens(settings: Settings) -> Iterator[Problem]:
+    """They are computed where the head is: on the last stage."""
+    layout = option(settings.megatron_args, _LAYOUT)
+    if not layout:
+        return
+    asked, stages = settings.trainer.mtp_num_layers or 0, layout_stages(layout)
+    last, everywhere = stages[-1].count("m"), "".join(stages).count("m")
+    if (last, everywhere) != (asked, asked):
+        yield Problem(
+            (_LAYOUT, "--mtp-num-layers"),
+            f"{_LAYOUT} {layout} has {last} m on its last stage and {everywhere - last} on others, --mtp-num-layers is "
+            f"{settings.trainer.mtp_num_layers or 'left out'}",
+            f"{asked} m on the last stage" if asked else "no m",
+            "Each m is a layer of --mtp-num-layers, and these lie beside the head.",
+            "Write one m before L for each of these layers." if asked else "Leave out m, or give --mtp-num-layers.",
+        )
+
+
+def layout_stages(layout: str) -> list[str]:
+    """The stages of Megatron's layout string (`Et*2|(t|)*3tL`), each with one letter a layer."""
+    for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        layout = re.sub(repeated, lambda found: found[1] * int(found[2]), layout)
+    return layout.replace(",", "").split("|")
+
+
 def _megatron_problem(flag: str, value: int, key: str, wanted: int, reason: str) -> Problem:
     return Problem(
         (flag, "--hf-checkpoint"),
@@ -231,4 +259,5 @@ RULES = (
     padding_holds_the_vocabulary,
     model_context_holds_a_sequence,
     layers_for_further_tokens_are_in_the_checkpoint,
+    a_layout_places_layers_for_further_tokens,
 )

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from tests.support.tiny_families import FAMILIES, build_tiny_model
+from tests.support.tiny_families import FAMILIES, FURTHER_COPIES, build_further_model, build_tiny_model
 from tests.vime.backends.megatron_utils.family_worker import same, tensors_of
 from tests.vime.backends.megatron_utils.megatron_worker import World, main
 from vime.backends.megatron_utils import convert as module
@@ -72,6 +72,50 @@ def round_trips(world: World) -> dict[str, Any]:
                 "files_kept": (folder / "config.json").read_text() == (hf / "config.json").read_text()
                 and (folder / "tokenizer.json").is_file(),
             }
+    return found
+
+
+def further_layers(world: World) -> dict[str, Any]:
+    """A model whose files have a layer for a further token: there, back, and read by who leaves that layer out."""
+    hf = build_further_model(world.folder / "hf_further")
+    config, original = read_hf_config(hf), tensors_of(hf)
+    found: dict[str, Any] = {}
+    for to in ("torch_dist", "torch"):
+        folder, again = world.folder / f"further_{to}", world.folder / f"further_{to}_hf"
+        there, back = convert_to(folder, to, hf), convert_to(again, "hf", hf, source=folder)
+        with open_weights(WeightSource("SOURCE", folder), config) as reader:
+            said = words_of(lambda reader=reader: reader.check_names(weight_rules(config)))
+        found[to] = {
+            "bit_equal": same(tensors_of(again), original),
+            "digests_equal": there.digest == back.digest,
+            "without_it": said,
+        }
+    with world.trainer(hf_checkpoint=hf, num_further=1) as trainer:
+        saved = {
+            "torch_dist": trainer.save(world.folder / "further_saved", 1),
+            "torch": save_torch(trainer, world.folder / "further_saved_torch"),
+        }
+        for to in saved:
+            loaded_from(trainer, world.folder / f"further_{to}")
+            trainer.save_hf(world.folder / f"further_{to}_loaded")
+    for to, folder in saved.items():
+        convert_to(world.folder / f"further_{to}_saved", "hf", hf, source=folder, checks_logits=False)
+        for how in ("loaded", "saved"):
+            found[to][how] = same(tensors_of(world.folder / f"further_{to}_{how}"), original)
+    layer = "model.layers.3."
+    kept = {name: tensor for name, tensor in original.items() if not name.startswith(layer)}
+    bare = {name: tensor for name, tensor in original.items() if name.removeprefix(layer) not in FURTHER_COPIES}
+    changed = {**original, f"{layer}shared_head.head.weight": original["lm_head.weight"] + 1}
+    torn = {name: tensor for name, tensor in original.items() if name != f"{layer}eh_proj.weight"}
+    for name, tensors in {"kept": kept, "bare": bare, "changed": changed, "torn": torn}.items():
+        source, folder, again = (world.folder / f"further_{name}{end}" for end in ("", "_torch_dist", "_hf"))
+        shutil.copytree(hf, source)
+        save_file(tensors, source / "model.safetensors", {"format": "pt"})
+        said = words_of(lambda folder=folder, source=source: convert_to(folder, "torch_dist", source))
+        if said == "nothing":
+            convert_to(again, "hf", hf, source=folder)
+            said = sorted(tensors_of(again).keys() - tensors.keys())
+        found[name] = said
     return found
 
 
@@ -350,6 +394,7 @@ if __name__ == "__main__":
     main(
         {
             "round_trips": round_trips,
+            "further_layers": further_layers,
             "between_megatron_formats": between_megatron_formats,
             "megatron_reads_torch": megatron_reads_torch,
             "refusals": refusals,

@@ -32,7 +32,8 @@ ON_FOUR_RANKS = (
 
 @pytest.fixture(scope="module")
 def one_rank(run_world: Any) -> dict[str, Any]:
-    return run_world(1, ["round_trips", "between_megatron_formats", "megatron_reads_torch", "refusals"], WORKER, 500)
+    jobs = ["round_trips", "further_layers", "between_megatron_formats", "megatron_reads_torch", "refusals"]
+    return run_world(1, jobs, WORKER, 500)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,27 @@ def test_there_and_back_changes_no_bit_and_no_logit(one_rank: dict[str, Any], na
     assert found["digests_equal"]
     assert 0 < found["logits"] < 1e-5
     assert found["files_kept"]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_layer_for_further_tokens_comes_back_and_may_be_left_out(one_rank: dict[str, Any], to: str) -> None:
+    assert one_rank["further_layers"][to] == {
+        "bit_equal": True,
+        "digests_equal": True,
+        "without_it": "nothing",
+        "loaded": True,
+        "saved": True,
+    }
+
+
+def test_a_layer_for_further_tokens_is_converted_where_it_is_and_its_copies_are_checked(
+    one_rank: dict[str, Any],
+) -> None:
+    found = one_rank["further_layers"]
+    assert found["kept"] == [], "config.json tells of a layer that the files don't have"
+    assert found["bare"] == ["model.layers.3.embed_tokens.weight", "model.layers.3.shared_head.head.weight"]
+    assert "model.layers.3.shared_head.head.weight differs from lm_head.weight, allowed: the same" in found["changed"]
+    assert "missing weights: model.layers.3.eh_proj.weight" in found["torn"]
 
 
 def test_one_megatron_format_becomes_the_other(one_rank: dict[str, Any]) -> None:

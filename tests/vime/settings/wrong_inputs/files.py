@@ -14,6 +14,8 @@ _DECLARED = {
 }
 _MOUNT = "--rollout-storage-profile juicefs --rollout-storage-declaration $DIR/mount.json"
 _KNOWN = "checkpoint_is_a_known_model"
+_LAYOUT = "--pipeline-model-parallel-layout"
+_PLACES = "a_layout_places_layers_for_further_tokens"
 _EVAL = "--eval-interval 1 --eval-config $DIR/eval.yaml"
 _ROLES = "--megatron-config-path $DIR/roles.yaml"
 _GROUPS = "--vllm-config $DIR/groups.yaml"
@@ -66,6 +68,14 @@ CASES = (
     Case("--mtp-num-layers 1 --mtp-use-repeated-layer", "--mtp-use-repeated-layer is given", "left out",
          "Leave it out.", "layers_for_further_tokens_are_in_the_checkpoint",
          config={**LATENT_CONFIG, "num_nextn_predict_layers": 1}),
+    Case(f"--mtp-num-layers 1 {_LAYOUT} Et|ttL", "has 0 m on its last stage and 0 on others, --mtp-num-layers is 1",
+         "1 m on the last stage", "Write one m before L", _PLACES,
+         config={**LATENT_CONFIG, "num_nextn_predict_layers": 1}),
+    Case(f"--mtp-num-layers 1 {_LAYOUT}=E(t|)*2m|tL", "has 0 m on its last stage and 1 on others",
+         "1 m on the last stage", "Write one m before L", _PLACES,
+         config={**LATENT_CONFIG, "num_nextn_predict_layers": 1}),
+    Case(f"{_LAYOUT} Et|tm*2L", "has 2 m on its last stage and 0 on others, --mtp-num-layers is left out", "no m",
+         "Leave out m, or give --mtp-num-layers.", _PLACES),
     Case("", "config.json: kv_lora_rank is 24", "512 on a CPU", "Run it on a GPU",
          "latent_attention_on_a_cpu_has_its_sizes", config={**LATENT_CONFIG, "kv_lora_rank": 24}),
     Case("", "config.json: qk_rope_head_dim is 8", "64 on a CPU", "Run it on a GPU",
