@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from pipeline.commits import Commits
@@ -155,6 +156,10 @@ async def start_publisher(
 
     Versions never go back: also those that an abandoned session published, evaluated or wrote to disk count.
     """
+
+    def tell_fenced(model: str, fenced: Mapping[str, str]) -> None:
+        incidents.engines(model, fenced, {engine.address: engine.name for engine in workers.engines})
+
     weights = settings.weights
     turns.replace_engine = None if workers.keeper is None else workers.keeper.replace
     publisher = WeightPublisher(
@@ -172,12 +177,10 @@ async def start_publisher(
         timeout_s=weights.update_weight_timeout,
         compare_first=weights.check_weight_update_equal and start.commit is None and kept_version is None,
         replace=turns.replace_engine,
-        tell_fenced=lambda fenced: incidents.engines(
-            fenced, {engine.address: engine.name for engine in workers.engines}
-        ),
+        tell_fenced=partial(tell_fenced, workers.trained_model),
         lend_to_engines=turns.lent_to_engines,
     )
     if kept_version is not None:
         publisher.sender_is_new()
-    workers.keep_engines(publisher, turns.runs_anew)
+    workers.keep_engines(publisher, turns.runs_anew, tell_fenced)
     return publisher

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -159,6 +159,11 @@ class Workers:
         return max(versions, default=None)
 
     @property
+    def trained_model(self) -> str:
+        """Its name."""
+        return self._models[0]
+
+    @property
     def frozen(self) -> list[str]:
         """Base URLs of the engines that aren't trained, once all have started."""
         return [address for name in self._models[1:] for address in self._addresses[name]]
@@ -198,16 +203,24 @@ class Workers:
             self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
         return addresses
 
-    def keep_engines(self, fences: Fences, frozen_anew: Callable[[str, str], Awaitable[None]]) -> None:
+    def keep_engines(
+        self,
+        fences: Fences,
+        frozen_anew: Callable[[str, str], Awaitable[None]],
+        tell_frozen: Callable[[str, Mapping[str, str]], None],
+    ) -> None:
         """From now on engines that fail are fenced and replaced, where the settings ask for it.
 
-        `frozen_anew` is told where an engine that isn't trained was and is, before it gets requests again.
+        Of the models that aren't trained, `frozen_anew` is told where an engine was and is, before it gets requests
+        again, and `tell_frozen` which engines of a model get none, and why.
         """
         if self.keeper is None:
             return
         by_address: dict[str, Fences] = {}
         for name in self._models[1:]:
-            frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name), frozen_anew)
+            frozen = FrozenEngines(
+                self._addresses[name], partial(self._serve_only, name), frozen_anew, partial(tell_frozen, name)
+            )
             by_address |= dict.fromkeys(self._addresses[name], frozen)
         self.watch.add("engines", self.keeper.run(FencesOfModels(fences, by_address, self._engine_moved)))
         for number in range(len(self.producers.actors)):
