@@ -128,8 +128,9 @@ class ServedWeights:
             self._tell(publication)
 
     async def serve_on(self) -> None:
-        """Engines have the memory, and requests start under the version that serves."""
-        await self._turns.serve(self.version, self._publisher.serving)
+        """Where trainer and engines take turns, give those that serve the memory, and let requests start."""
+        if serving := self._publisher.serving:
+            await self._turns.serve(self.version, serving)
 
     async def keep(self) -> None:
         """The next batch is planned under the version that serves."""

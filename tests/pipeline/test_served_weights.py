@@ -42,6 +42,9 @@ class Session:
     async def wake(self, serving: list[str]) -> None:
         self.woken.append(serving)
 
+    async def serve(self, version: int, serving: list[str]) -> None:
+        self.done.append(f"{serving} under {version}")
+
     async def nothing(self, *_: object) -> None:
         """Of the calls that have no part here."""
 
@@ -76,6 +79,13 @@ async def test_after_a_publication_whoever_may_be_asked_is_awake() -> None:
     session.responses.set()
     await session.weights.publish()
     assert session.woken == [["e"]]
+
+
+async def test_an_evaluation_that_outlives_the_last_batch_goes_on_at_the_engines_that_serve() -> None:
+    for serves, done in ((True, ["['e'] under 1"]), (False, [])):
+        session = Session(serves=serves)
+        await session.weights.serve_on()
+        assert session.done == done
 
 
 async def test_engines_that_serve_nothing_are_not_waited_for() -> None:
