@@ -115,8 +115,10 @@ async def measure(sides: dict[str, Side], num_tokens: int, repeats: int) -> dict
     return rates
 
 
-async def measure_heads(address: str, num_tokens: int, repeats: int) -> dict[str, list[float]]:
-    """All values of the dense model."""
+async def measure_heads(
+    address: str, num_tokens: int, repeats: int, stock_share: int = STOCK_HEAD_SHARE
+) -> dict[str, list[float]]:
+    """All values of the dense model; vLLM's own route with the head gets one part in `stock_share` of the tokens."""
     async with EngineClient(address) as client, _session() as session:
         engine = _Engine(client, session)
         sides = {
@@ -124,7 +126,7 @@ async def measure_heads(address: str, num_tokens: int, repeats: int) -> dict[str
             "logprob": engine.ours(NO_COLUMNS),
             "head": engine.ours(SampleColumns(num_candidates=HEAD)),
             "stock_logprob": engine.stock(0),
-            "stock_head": engine.stock(HEAD, STOCK_HEAD_SHARE),
+            "stock_head": engine.stock(HEAD, stock_share),
         }
         rates = await measure(sides, num_tokens, repeats)
     values = {f"tokens_per_s_{name}": numbers for name, numbers in rates.items()}
@@ -177,10 +179,12 @@ def cpu_engine(model: Path, name: str, columns: SampleColumns) -> Iterator[Engin
         yield server
 
 
-def run_heads(start: StartEngine, dense: Path, num_tokens: int, repeats: int) -> dict[str, list[float]]:
+def run_heads(
+    start: StartEngine, dense: Path, num_tokens: int, repeats: int, stock_share: int = STOCK_HEAD_SHARE
+) -> dict[str, list[float]]:
     """Every value of a dense model."""
     with start(dense, "dense", SampleColumns(num_candidates=HEAD)) as server:
-        return asyncio.run(measure_heads(server.address, num_tokens, repeats))
+        return asyncio.run(measure_heads(server.address, num_tokens, repeats, stock_share))
 
 
 def run_routes(start: StartEngine, experts: Path, num_tokens: int, repeats: int) -> dict[str, list[float]]:

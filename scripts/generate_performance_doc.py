@@ -259,6 +259,15 @@ FLOORS: dict[str, list[Row]] = {
             ),
             (f"{layout}_metrics", "", 0.0, "the same of a metric"),
         )
+    ]
+    + [
+        (
+            "max_gap_cut",
+            ">=",
+            3,
+            "largest distance of trainer and sampler of a mixture, without over with replayed routes",
+        ),
+        ("k3_gap_cut", ">=", 3, "mean k3 distance of them, without over with replay"),
     ],
     "gpu.learner": [
         ("tokens_per_s_8k", "", 0, "tokens/s of a step with 8k packed tokens"),
@@ -323,6 +332,14 @@ FLOORS: dict[str, list[Row]] = {
         ("restarts", "", 0, "kills after which the command had to be given again"),
         ("lost", "<=", 0, "groups that the kills lost"),
         ("trained_twice", "<=", 0, "groups that were trained twice"),
+    ],
+    "gpu.learning": [
+        ("async_over_sync", "<=", 1, "seconds to 0.9 exact reward, as a stream over synchronously"),
+        ("async_s", "", 0, "seconds of the stream, without its start"),
+        ("sync_s", "", 0, "synchronously"),
+        ("async_steps", "", 0, "steps of the stream"),
+        ("sync_steps", "", 0, "synchronously"),
+        ("async_staleness_max", "<=", 4, "age of the oldest sample that the stream trained, in policy versions"),
     ],
     "gpu.reverse_run": [
         ("reward_first", "", 0, "exact reward of the first five steps"),

@@ -28,6 +28,24 @@ imported, and join a Ray cluster that stands, so that a kill of the whole tree l
 vLLM itself they keep the engines of the session before, as --rollout-session-id does."""
 
 
+def _correct(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
+    return f"""\
+What is left at its best, {values["parity_mean"]:.4f}, is what bf16 itself makes: one rank in bf16 is
+{values["bf16_mean"]:.4f} from the same rank in float32. Log-probabilities before the temperature differ always. What
+older keys and values add depends on how far the weights have moved: the one step between the two publications has a
+learning rate of 1e-4, a hundred times that of `gpu.stream`, so that they show. An engine that misses such a step
+adds {values["stale_adds"]:.2f}; a request that lives through it keeps {values["kept_adds"] / values["stale_adds"]:.0%}
+of that for its later tokens, a cache without a salt {values["unsalted_adds"] / values["stale_adds"]:.0%}, a salted one
+nothing. Replayed routes make the largest difference of the mixture of experts {values["moe_max_cut"]:.1f} times smaller
+and its k3 distance {values["moe_k3_cut"]:.1f} times. The stages ran side by side on one GPU, as `--only` lets them."""
+
+
+def _smokes(_values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
+    return """\
+The jobs ran at the same time on one GPU, and beside the engines of `gpu.correct`: they show that each kind of job ends,
+reports finite numbers and loses nothing; their seconds say nothing about speed."""
+
+
 def _learner(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
     step_s = values["step_s_32k"]
     shares = {kind: values[f"{kind}_s_32k"] / step_s for kind in ("products", "attention", "copies", "rest")}
@@ -106,11 +124,13 @@ WORDS: Mapping[str, Callable[[Values, Mapping[str, Any], Values], str]] = {
     "cpu/queue_ops": _queue_ops,
     "gpu/gpu.layouts": _layouts,
     "gpu/gpu.stream": _stream,
+    "gpu_shared/gpu.correct": _correct,
     "gpu_shared/gpu.crash": _crash,
     "gpu_shared/gpu.learner": _learner,
     "gpu_shared/gpu.publication": _publication,
     "gpu_shared/gpu.queue_load": _queue_load,
     "gpu_shared/gpu.sample_path": _sample_path,
+    "gpu_shared/gpu.smokes": _smokes,
 }
 """Folder and benchmark of a stored result -> words from the medians, the machine and the largest of each value's
 repeats. On other devices other words would hold."""

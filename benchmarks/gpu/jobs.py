@@ -53,7 +53,7 @@ def precision_flags(num_gpus: int) -> list[str]:
 
 def device_words(num_gpus: int) -> str:
     """The same for people."""
-    return {0: "processes of the CPU", 1: "trainer and engine on one GPU"}.get(num_gpus, "a GPU each")
+    return {0: "processes of the CPU", 1: "one GPU"}.get(num_gpus, "a GPU each")
 
 
 class RunningJob:

@@ -65,16 +65,18 @@ def measure(stages: Stages) -> dict[str, float]:
     """Every value."""
     refuse_one_gpu(stages.gpus)
     found: dict[str, float] = {}
-    for layout in LAYOUTS:
+    for layout in filter(stages.wants, LAYOUTS):
         found |= stages.once(layout, partial(layout_distances, stages, layout), needs_s=35)
-    quick = ["--quick"] if stages.small else []
-    replay = stages.once("replay", lambda: medians_of("benchmarks.routing_replay", quick, stages), needs_s=60)
-    return found | {name: replay[name] for name in REPLAY_VALUES}
+    if stages.wants("replay"):
+        quick = ["--quick"] if stages.small else []
+        replay = stages.once("replay", lambda: medians_of("benchmarks.routing_replay", quick, stages), needs_s=60)
+        found |= {name: replay[name] for name in REPLAY_VALUES}
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status."""
-    return run_part(Part("layouts", DESCRIPTION, measure, ("torch", "megatron-core")), argv)
+    return run_part(Part("layouts", DESCRIPTION, measure, ("torch", "megatron-core"), (*LAYOUTS, "replay")), argv)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ AGAIN_STATUS = 75
 """Exit status when the budget is spent before the last stage, as `EX_TEMPFAIL` of sysexits(3)."""
 EPILOG = """
 --folder keeps what a part needs and the values of its stages: with the same folder again it goes on after those that
-have ended. A call takes BUDGET s at most, then its exit status is 75 and another call does the rest. Without a GPU, or
-with --quick, everything is small. Flags that it doesn't know go to `vime train`, where a part starts one.
+have ended. A call takes BUDGET s at most, then its exit status is 75 and another call does the rest. Calls with one
+folder and each with another --only may run side by side, on a GPU each (CUDA_VISIBLE_DEVICES); a last one without it
+reports what all have found. Without a GPU, or with --quick, everything is small. Flags that it doesn't know go to
+`vime train`, where a part starts one.
 """
 
 
@@ -48,29 +50,30 @@ class Stages:
         """
         self.folder, self.small, self.gpus, self.more, self.only = folder, small, gpus, list(more), list(only)
         self.deadline = time.monotonic() + budget_s
-        self._path = folder / "stages.json"
-        settings = {"small": small, "gpus": gpus, "more": self.more}
-        self._found: dict[str, Any] = {"settings": settings, "stages": {}}
-        if self._path.exists():
-            self._found = json.loads(self._path.read_bytes())
-            if self._found["settings"] != settings:
+        self._settings = {"small": small, "gpus": gpus, "more": self.more}
+        for stage in self._ended():
+            if stage["settings"] != self._settings:
                 raise SettingsError(
-                    f"{folder} holds stages of {self._found['settings']}, allowed: {settings}.",
+                    f"{folder} holds stages of {stage['settings']}, allowed: {self._settings}.",
                     next_step="Give the flags of the call that began it, or another --folder.",
                 )
 
     @property
     def seconds(self) -> float:
         """That all stages have taken, in all calls."""
-        return sum(stage["seconds"] for stage in self._found["stages"].values())
+        return float(sum(stage["seconds"] for stage in self._ended()))
+
+    def wants(self, choice: str) -> bool:
+        """Whether `--only` leaves it in."""
+        return not self.only or choice in self.only
 
     def once(self, name: str, measure: Callable[[], Mapping[str, float]], *, needs_s: float = 60.0) -> dict[str, float]:
         """Values of a stage, measured unless an earlier call has done it.
 
         Raises `BudgetSpentError` when less than `needs_s` is left for it.
         """
-        stages = self._found["stages"]
-        if name not in stages:
+        path = self._folder_of_stages / f"{name}.json"
+        if not path.exists():
             started = time.monotonic()
             if started + needs_s > self.deadline:
                 raise BudgetSpentError(
@@ -78,10 +81,18 @@ class Stages:
                     next_step=AGAIN,
                 )
             values = {key: float(value) for key, value in measure().items()}
-            stages[name] = {"values": values, "seconds": round(time.monotonic() - started, 1)}
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps(self._found, indent=1).encode())
-        return dict(stages[name]["values"])
+            stage = {"settings": self._settings, "values": values, "seconds": round(time.monotonic() - started, 1)}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(stage, indent=1).encode())
+        return dict(json.loads(path.read_bytes())["values"])
+
+    @property
+    def _folder_of_stages(self) -> Path:
+        return self.folder / "stages"
+
+    def _ended(self) -> list[dict[str, Any]]:
+        """What every stage has found, in calls that run at the same time, too."""
+        return [json.loads(path.read_bytes()) for path in sorted(self._folder_of_stages.glob("*.json"))]
 
     def job(self, name: str, command: Sequence[str]) -> Job:
         """A job of this call, in a folder of its own."""

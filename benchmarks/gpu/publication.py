@@ -59,7 +59,8 @@ other of two GPUs, through shared memory on one, over gloo on a CPU (there: a ti
   delta_over_full             bytes
 
 Between versions every CHANGED_EVERY-th weight changes in its last bit, about as many as a step at a learning rate of
-1e-6 changes in bf16; `python -m benchmarks.delta` trains to find out.
+1e-6 changes in bf16; `python -m benchmarks.delta` trains to find out. --only chooses among the modes (running), weights
+that are sent in the pause (streamed), and whole versions and deltas (disk).
 """
 CHANGED_EVERY = 64
 TIMEOUT_S = 120.0
@@ -67,6 +68,7 @@ PUBLICATIONS = 2
 """Of each mode, after one that isn't counted."""
 WINDOW_S, SMALL_WINDOW_S = 10.0, 3.0
 MODES: tuple[PauseMode, ...] = ("keep", "wait", "abort")
+CHOICES = ("running", "streamed", "disk")
 
 
 class ChangingWeights:
@@ -303,21 +305,23 @@ def measure(stages: Stages) -> dict[str, float]:
     model = model_in(stages.folder / "model", small=stages.small)
     num_bytes = ChangingWeights(model, stages.gpus).num_bytes
     plain = stages.once("plain", lambda: {"plain_s": plain_seconds(num_bytes, stages.gpus, stages.folder)}, needs_s=60)
-    found = plain | stages.once("running", lambda: running(stages, model), needs_s=180)
-    if stages.gpus != 1:
+    found = plain
+    if stages.wants("running"):
+        found |= stages.once("running", lambda: running(stages, model), needs_s=180)
+        found["pause_over_plain"] = found["keep_pause_s"] / found["plain_s"]
+    if stages.wants("streamed") and stages.gpus != 1:
         found |= stages.once("streamed", lambda: streamed(stages, model), needs_s=75)
-    for name in ("full", "delta"):
-        found |= stages.once(name, partial(on_disk, stages, model, name), needs_s=75)
-    return found | {
-        "pause_over_plain": found["keep_pause_s"] / found["plain_s"],
-        "delta_over_full": found["delta_bytes"] / found["full_bytes"],
-    }
+    if stages.wants("disk"):
+        for name in ("full", "delta"):
+            found |= stages.once(name, partial(on_disk, stages, model, name), needs_s=75)
+        found["delta_over_full"] = found["delta_bytes"] / found["full_bytes"]
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status."""
     words = DESCRIPTION.replace("WINDOW", f"{WINDOW_S:g}").replace("CHANGED_EVERY", str(CHANGED_EVERY))
-    return run_part(Part("publication", words, measure, ("vllm", "torch")), argv)
+    return run_part(Part("publication", words, measure, ("vllm", "torch"), CHOICES), argv)
 
 
 if __name__ == "__main__":

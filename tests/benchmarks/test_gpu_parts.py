@@ -98,6 +98,11 @@ def test_gaps_are_over_all_tokens() -> None:
     assert k3_gap(differences) == pytest.approx(np.mean([np.exp(d) - 1 - d for d in (0.1, -0.3, 0.2)]))
 
 
+def test_what_a_switch_adds_is_told_where_both_gaps_were_measured() -> None:
+    assert correct.compared({"parity_mean": 0.25, "raw_mean": 0.75}) == {"parity_mean": 0.25, "raw_adds": 0.5}
+    assert correct.compared({"kept_mean": 0.5, "cached_share": 1.0}) == {"cached_share": 1.0}
+
+
 def test_tokens_before_and_after_a_publication_are_told_apart_in_requests_that_lived_through_it() -> None:
     answers = [SpanningAnswer([5], [6, 7, 8], [-1.0] * 3, versions) for versions in ([1, 1, 2], [2, 2, 2], [1, 1, 1])]
     gaps = [np.array([0.1, 0.2, 0.3])] * 3

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from benchmarks.chaos.kills import Victim
+from benchmarks.gpu import publication, sample_path
 from benchmarks.gpu.crash import STEPS_BEFORE, Crashes
 from benchmarks.gpu.jobs import BudgetSpentError, Job, RunningJob
 from benchmarks.gpu.learner import make_sequences, step_flops
@@ -69,6 +71,33 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     call(tmp_path).once("one", lambda: {"value": 1.5})
     with pytest.raises(SettingsError, match=r"allowed: \{'small': False"):
         Stages(tmp_path, small=False, gpus=0)
+
+
+def test_stages_of_calls_side_by_side_are_found_by_a_later_one(tmp_path: Path) -> None:
+    one, other = call(tmp_path), call(tmp_path)
+    one.once("one", lambda: {"value": 1.5})
+    other.once("two", lambda: {"value": 2.5})
+    later = call(tmp_path)
+    assert later.once("one", dict) | later.once("two", dict) == {"value": 2.5}
+    assert later.once("one", dict) == {"value": 1.5}
+
+
+def test_only_the_chosen_stages_of_the_sample_path_are_measured(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, small=True, gpus=0, only=["queued_head", "queued_logprob"])
+    for side, rate in (("head", 80.0), ("logprob", 100.0)):
+        stages.once(f"queued_{side}", partial(dict, {f"queued_tokens_per_s_{side}": rate}))
+    assert sample_path.measure(stages) == {
+        "queued_tokens_per_s_head": 80.0,
+        "queued_tokens_per_s_logprob": 100.0,
+        "queued_head_over_logprob": 0.8,
+    }
+
+
+def test_only_the_chosen_stages_of_publications_are_measured(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, small=True, gpus=0, only=["running"])
+    stages.once("plain", lambda: {"plain_s": 0.5})
+    stages.once("running", lambda: {"keep_pause_s": 0.75})
+    assert publication.measure(stages) == {"plain_s": 0.5, "keep_pause_s": 0.75, "pause_over_plain": 1.5}
 
 
 def test_a_part_whose_budget_is_spent_goes_on_at_the_next_call(

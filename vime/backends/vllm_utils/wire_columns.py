@@ -62,7 +62,7 @@ class RouteColumn(msgspec.Struct, frozen=True):
 
     dtype: str
     shape: tuple[int, int, int]
-    data: bytes
+    data: memoryview
     start: int
 
 
@@ -86,13 +86,13 @@ class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SampleAnswer(msgspec.Struct, frozen=True):
-    """n sampled tokens; `candidate_*` are [n, k], most probable first."""
+    """n sampled tokens; `candidate_*` are [n, k], most probable first. What is large is read without a copy."""
 
     num_candidates: int
     token_ids: bytes
     log_probs: bytes
-    candidate_ids: bytes
-    candidate_log_probs: bytes
+    candidate_ids: memoryview
+    candidate_log_probs: memoryview
     finish_reason: str | None
     spans: list[Span]
     num_prompt_tokens: int

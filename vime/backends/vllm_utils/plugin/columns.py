@@ -6,6 +6,7 @@ to one buffer, which is sent as one array of bytes every `ROWS_PER_BLOCK` tokens
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 OPTION = "vime_columns"
 """Key of a request's `SamplingParams.extra_args` that asks for columns; its value is a `ColumnRequest` as a dict."""
@@ -76,7 +78,7 @@ class Nuclei:
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """Columns of some consecutive output tokens, as they travel."""
 
-    rows: bytes
+    rows: memoryview
     """int32 [n, 2 (k + 1)]: ids, then the bits of float32 log-probabilities; the sampled token, then the top k."""
     routes: RouteRows | None
     nucleus_ids: bytes
@@ -99,6 +101,8 @@ class Pending:
     routes: list[npt.NDArray[Any]] = field(default_factory=list)
     nuclei: list[Nuclei] = field(default_factory=list)
     versions: list[tuple[str, int]] = field(default_factory=list)
+    num_labelled: int = 0
+    """Rows that `versions` counts."""
 
     @classmethod
     def start(cls, request: ColumnRequest, number: int) -> Pending:
@@ -110,20 +114,27 @@ class Pending:
     def is_due(self) -> bool:
         return self.num_rows >= self.next_block_rows
 
-    def take(self) -> bytes | None:
-        """Everything held, as an encoded `Block`; None when there is nothing."""
+    def label(self, version: str) -> None:
+        """Say which weights made the rows since the last call."""
+        if self.num_rows > self.num_labelled:
+            self.versions.append((version, self.num_rows - self.num_labelled))
+            self.num_labelled = self.num_rows
+
+    def take(self, version: str) -> bytes | None:
+        """Everything held, as an encoded `Block`; None when there is nothing. `version` is as in `label`."""
         if not self.num_rows and not self.routes:
             return None
+        self.label(version)
         counts = [np.diff(nuclei.offsets).astype(np.int32) for nuclei in self.nuclei]
         block = Block(
-            rows=bytes(self.rows),
+            rows=memoryview(self.rows),
             routes=RouteRows.of(np.concatenate(self.routes)) if self.routes else None,
             nucleus_ids=b"".join(nuclei.ids.tobytes() for nuclei in self.nuclei),
             nucleus_counts=b"".join(count.tobytes() for count in counts),
             nucleus_log_probs=b"".join(nuclei.log_probs.tobytes() for nuclei in self.nuclei),
             versions=self.versions,
         )
-        self.num_rows, self.next_block_rows = 0, self.request.rows_per_block
+        self.num_rows, self.num_labelled, self.next_block_rows = 0, 0, self.request.rows_per_block
         self.rows, self.routes, self.nuclei, self.versions = bytearray(), [], [], []
         return msgspec.msgpack.encode(block)
 
@@ -131,46 +142,54 @@ class Pending:
 class StepRows:
     """Log-probabilities of one step of a batch; `Pending` buffers take their rows from it.
 
-    ids int32 [n, w], log_probs float32 [n, w], with the sampled token first and then the most probable ones;
-    `first_rows` tells the row of each request where one can have several, `version` labels the weights.
+    ids int [n, w], log_probs float32 [n, w], with the sampled token first and then the most probable ones;
+    `first_rows` tells the row of each request where one can have several.
     """
 
     def __init__(
         self,
         ids: npt.NDArray[Any],
         log_probs: npt.NDArray[Any],
-        version: str,
         first_rows: Sequence[int] | None = None,
         nuclei: Nuclei | None = None,
     ) -> None:
-        self._ids, self._log_probs, self._version = ids, log_probs, version
+        self._ids, self._log_probs = ids, log_probs
         self._first_rows, self._nuclei = first_rows, nuclei
         self._packed: dict[int, memoryview] = {}
 
     def add_to(self, pending: Pending, index: int, count: int) -> None:
         """Append the `count` rows of the batch's request `index`."""
         start = index if self._first_rows is None else self._first_rows[index]
-        size = pending.row_bytes
-        pending.rows += self._pack(pending.request.num_candidates)[start * size : (start + count) * size]
+        size, num_candidates = pending.row_bytes, pending.request.num_candidates
+        packed = self._packed.get(num_candidates)
+        if packed is None:
+            packed = self._packed[num_candidates] = self._pack(num_candidates)
+        pending.rows += packed[start * size : (start + count) * size]
         pending.num_rows += count
-        versions = pending.versions
-        if versions and versions[-1][0] == self._version:
-            versions[-1] = (self._version, versions[-1][1] + count)
-        else:
-            versions.append((self._version, count))
-        if pending.request.nucleus and self._nuclei is not None:
+        if self._nuclei is not None and pending.request.nucleus:
             pending.nuclei.append(self._nuclei.rows(start, start + count))
 
     def _pack(self, num_candidates: int) -> memoryview:
         """Requests of a batch may want fewer candidates than the widest one."""
-        packed = self._packed.get(num_candidates)
-        if packed is None:
-            width = num_candidates + 1
+        width = num_candidates + 1
+        rows = _packed_already(self._ids, self._log_probs) if width == self._ids.shape[1] else None
+        if rows is None:
             rows = np.empty((len(self._ids), 2 * width), np.int32)
             rows[:, :width] = self._ids[:, :width]
             rows[:, width:] = np.ascontiguousarray(self._log_probs[:, :width], np.float32).view(np.int32)
-            packed = self._packed[num_candidates] = rows.data.cast("B")
-        return packed
+        return rows.data.cast("B")
+
+
+def _packed_already(ids: npt.NDArray[Any], log_probs: npt.NDArray[Any]) -> npt.NDArray[np.int32] | None:
+    """Both as the int32 [n, 2 w] that they are halves of; None where they lie apart."""
+    size = ids.shape[1] * ids.itemsize
+    are_halves = (
+        ids.dtype == np.int32
+        and log_probs.dtype == np.float32
+        and ids.strides == log_probs.strides == (2 * size, ids.itemsize)
+        and log_probs.__array_interface__["data"][0] - ids.__array_interface__["data"][0] == size
+    )
+    return as_strided(ids, (len(ids), 2 * ids.shape[1]), writeable=False) if are_halves and len(ids) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -203,22 +222,60 @@ class Columns:
         )
 
 
-def join_blocks(blocks: Sequence[bytes], request: ColumnRequest) -> Columns:
-    """Columns of all blocks of a request, in order."""
-    decoded = [msgspec.msgpack.decode(block, type=Block) for block in blocks]
-    width = request.num_candidates + 1
-    rows = np.frombuffer(b"".join(block.rows for block in decoded), np.int32).reshape(-1, 2 * width)
-    log_probs = np.ascontiguousarray(rows[:, width:]).view(np.float32)
-    routes = [block.routes.array() for block in decoded if block.routes is not None]
-    return Columns(
-        sampled_ids=rows[:, 0],
-        log_probs=log_probs[:, 0],
-        candidate_ids=rows[:, 1:width],
-        candidate_log_probs=log_probs[:, 1:],
-        routes=np.concatenate(routes) if routes else None,
-        nuclei=_join_nuclei(decoded) if request.nucleus else None,
-        versions=_extend([], [part for block in decoded for part in block.versions]),
-    )
+class ReceivedColumns:
+    """Columns of one request in the API server, which grow block by block, so that little is left to do at its end."""
+
+    def __init__(self, request: ColumnRequest) -> None:
+        self.request, self.num_rows = request, 0
+        self.versions: list[tuple[str, int]] = []
+        self._sampled_ids, self._log_probs = bytearray(), bytearray()
+        self._candidate_ids, self._candidate_log_probs = bytearray(), bytearray()
+        self._routes: list[npt.NDArray[Any]] = []
+        self._nuclei: list[Block] = []
+
+    def add(self, encoded: bytes | memoryview) -> None:
+        """The next block; not after `columns`, whose arrays are of the same memory."""
+        block = msgspec.msgpack.decode(encoded, type=Block)
+        width = self.request.num_candidates + 1
+        rows = np.frombuffer(block.rows, np.int32).reshape(-1, 2 * width)
+        self.num_rows += len(rows)
+        self._sampled_ids += _bytes(rows[:, 0])
+        self._log_probs += _bytes(rows[:, width])
+        if width > 1:
+            self._candidate_ids += _bytes(rows[:, 1:width])
+            self._candidate_log_probs += _bytes(rows[:, width + 1 :])
+        if block.routes is not None:
+            self._routes.append(block.routes.array())
+        if self.request.nucleus:
+            self._nuclei.append(block)
+        _extend(self.versions, block.versions)
+
+    def piece(self, start: int, stop: int) -> tuple[list[int], list[float], list[str]]:
+        """Of some rows, the sampled tokens, their log-probabilities and the labels of the weights that made them."""
+        labels = itertools.chain.from_iterable(itertools.repeat(label, count) for label, count in self.versions)
+        return (
+            np.frombuffer(self._sampled_ids, np.int32)[start:stop].tolist(),
+            np.frombuffer(self._log_probs, np.float32)[start:stop].tolist(),
+            list(itertools.islice(labels, start, stop)),
+        )
+
+    def columns(self) -> Columns:
+        """Of all blocks so far."""
+        shape = (self.num_rows, self.request.num_candidates)
+        return Columns(
+            sampled_ids=np.frombuffer(self._sampled_ids, np.int32),
+            log_probs=np.frombuffer(self._log_probs, np.float32),
+            candidate_ids=np.frombuffer(self._candidate_ids, np.int32).reshape(shape),
+            candidate_log_probs=np.frombuffer(self._candidate_log_probs, np.float32).reshape(shape),
+            routes=np.concatenate(self._routes) if self._routes else None,
+            nuclei=_join_nuclei(self._nuclei) if self.request.nucleus else None,
+            versions=self.versions,
+        )
+
+
+def _bytes(column: npt.NDArray[Any]) -> bytes:
+    """`tobytes` alone takes ten times as long for a part of wider rows."""
+    return np.ascontiguousarray(column).tobytes()
 
 
 def row_bytes(num_candidates: int) -> int:

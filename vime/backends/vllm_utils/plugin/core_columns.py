@@ -36,6 +36,8 @@ class CoreColumns:
         self.version = UNLABELLED
         """Label of the weights that the next step computes with."""
         self._pending: dict[str, Pending] = {}
+        self._step: tuple[StepRows, Mapping[str, int]] | None = None
+        """Rows of the step that the scheduler works through, and the place of each request in its batch."""
         self._num_requests = 0
         self._routes: BlockRoutes | None = None
 
@@ -53,17 +55,28 @@ class CoreColumns:
             self._add_routes(scheduler, step, output.req_ids, extras.routes)
         if self._pending and output.logprobs is not None:
             ids, log_probs, _, first_rows = output.logprobs
-            rows = StepRows(ids, log_probs, self.version, first_rows, extras.nuclei)
-            output.logprobs = _StepLogProbs(output.logprobs, rows, output.req_ids, self._pending)
+            self._step = StepRows(ids, log_probs, first_rows, extras.nuclei), output.req_id_to_index
+            others = any(request_id not in self._pending for request_id in output.req_ids)
+            # Without log-probabilities the scheduler cuts none for each request.
+            output.logprobs = _StockLogProbs(output.logprobs, output.req_ids, self._pending) if others else None
 
     def end_step(self, scheduler: Any, outputs: Mapping[int, Any]) -> None:
-        """Attach blocks that are due to what the scheduler is about to send."""
+        """Take the rows of what the scheduler is about to send, and attach blocks that are due."""
+        step, self._step = self._step, None
         if self._pending:
             for batch in outputs.values():
                 for output in batch.outputs:
-                    self._end_output(output)
+                    pending = self._pending.get(output.request_id)
+                    if pending is not None:
+                        self._end_output(output, pending, step)
         if self._routes is not None:
             self._routes.keep_only(scheduler.requests)
+
+    def relabel(self, version: str) -> None:
+        """The weights have changed; rows that are held were made by those before."""
+        for pending in self._pending.values():
+            pending.label(self.version)
+        self.version = version
 
     def finish(self, output: Any) -> None:
         """Attach everything that is held of a request whose last output this is."""
@@ -76,13 +89,14 @@ class CoreColumns:
         for request_id in request_ids:
             self._pending.pop(request_id, None)
 
-    def _end_output(self, output: Any) -> None:
-        pending = self._pending.get(output.request_id)
-        if pending is None:
-            return
-        if output.routed_experts is not None and pending.request.routes_from is not None:
-            pending.routes.append(output.routed_experts)
-        output.routed_experts = None
+    def _end_output(self, output: Any, pending: Pending, step: tuple[StepRows, Mapping[str, int]] | None) -> None:
+        num_tokens = len(output.new_token_ids)
+        if num_tokens and step is not None:
+            step[0].add_to(pending, step[1][output.request_id], num_tokens)
+        if output.routed_experts is not None:
+            if pending.request.routes_from is not None:
+                pending.routes.append(output.routed_experts)
+            output.routed_experts = None
         if output.finish_reason is not None:
             self.finish(output)
         elif pending.is_due:
@@ -92,7 +106,7 @@ class CoreColumns:
         if self._routes is not None and pending.request.routes_from is not None:
             rows = self._routes.take(output.request_id, pending.request.routes_from)
             pending.routes += [] if rows is None else [rows]
-        block = pending.take()
+        block = pending.take(self.version)
         if block is not None:
             output.new_logprobs = LogprobsLists(np.frombuffer(block, np.uint8), _UNUSED, _UNUSED, None)
 
@@ -112,19 +126,16 @@ class CoreColumns:
             position += count
 
 
-class _StepLogProbs:
-    """Stands in for a step's `LogprobsLists` while the scheduler works through it."""
+class _StockLogProbs:
+    """Stands in for a step's `LogprobsLists` where some requests ask for no columns: those get what vLLM gives."""
 
-    def __init__(self, stock: Any, rows: StepRows, request_ids: list[str], pending: Mapping[str, Pending]) -> None:
-        self._stock, self._rows, self._request_ids, self._pending = stock, rows, request_ids, pending
+    def __init__(self, stock: Any, request_ids: list[str], pending: Mapping[str, Pending]) -> None:
+        self._stock, self._request_ids, self._pending = stock, request_ids, pending
 
     def slice_request(self, index: int, num_positions: int) -> Any:
-        pending = self._pending.get(self._request_ids[index])
-        if pending is None:
-            return self._stock.slice_request(index, num_positions)
-        if num_positions:
-            self._rows.add_to(pending, index, num_positions)
-        return None
+        if self._request_ids[index] in self._pending:
+            return None
+        return self._stock.slice_request(index, num_positions)
 
 
 def install() -> None:
@@ -185,7 +196,7 @@ def _labelling(set_weight_version: Callable[..., None]) -> Callable[..., None]:
 
 
 def _set_version(core: Any, weight_version: str) -> None:
-    core.scheduler.vime_columns.version = weight_version
+    core.scheduler.vime_columns.relabel(weight_version)
 
 
 def _weight_version(core: Any) -> str:

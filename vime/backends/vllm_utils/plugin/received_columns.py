@@ -1,28 +1,16 @@
-"""Columns in vLLM's API server: blocks are kept as they came, without an object for each token."""
+"""Columns in vLLM's API server: blocks are joined as they come, without an object for each token."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.v1.engine import output_processor
 
-from vime.backends.vllm_utils.plugin.columns import ColumnRequest, Columns, column_request, join_blocks
-
-
-@dataclass
-class ReceivedBlocks:
-    """What `CompletionOutput.logprobs` holds of a request for columns."""
-
-    request: ColumnRequest
-    blocks: list[bytes] = field(default_factory=list)
-
-    def join(self) -> Columns:
-        return join_blocks(self.blocks, self.request)
+from vime.backends.vllm_utils.plugin.columns import ColumnRequest, ReceivedColumns, column_request
 
 
 class _BlockProcessor:
-    """Stands in for vLLM's `LogprobsProcessor` of one request."""
+    """Stands in for vLLM's `LogprobsProcessor` of one request; its `logprobs` are what `CompletionOutput` holds."""
 
     prompt_logprobs = None
     cumulative_logprob = None
@@ -31,7 +19,7 @@ class _BlockProcessor:
 
     def __init__(self, request: ColumnRequest) -> None:
         self.num_logprobs = request.num_candidates
-        self.logprobs = ReceivedBlocks(request)
+        self.logprobs = ReceivedColumns(request)
 
     def pop_prompt_logprobs(self) -> None:
         """Columns have none of the prompt."""
@@ -41,7 +29,7 @@ class _BlockProcessor:
 
     def update_from_output(self, output: Any) -> None:
         if output.new_logprobs is not None:
-            self.logprobs.blocks.append(output.new_logprobs.logprob_token_ids.tobytes())
+            self.logprobs.add(output.new_logprobs.logprob_token_ids.data)
 
 
 def install() -> None:

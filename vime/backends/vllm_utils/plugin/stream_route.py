@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
-from vime.backends.vllm_utils.plugin.columns import ColumnRequest, join_blocks
+from vime.backends.vllm_utils.plugin.columns import ColumnRequest, ReceivedColumns
 from vime.backends.vllm_utils.plugin.draft_counts import draft_counts
 from vime.backends.vllm_utils.plugin.sample_route import left, refusal, request_parameters
 from vime.backends.vllm_utils.wire_032 import engine_request_id
@@ -63,19 +63,18 @@ class StreamRoute:
         parameters = request_parameters(call, wanted)
         parameters.output_kind = RequestOutputKind.CUMULATIVE
         prompt = tokens_input(np.frombuffer(call.token_ids, "<i4").tolist(), cache_salt=call.cache_salt)
-        rows, num_blocks, sent = _Rows(), 0, 0
+        sent = 0
         async for result in self._engine.generate(prompt, parameters, engine_request_id(call.request_id)):
             (output,) = result.outputs
-            blocks = output.logprobs.blocks[num_blocks:]
-            num_blocks += len(blocks)
-            rows.extend(blocks, wanted)
+            received: ReceivedColumns = output.logprobs
             # The API server cuts the last output at a stop text, and may end a request before its rows are there.
-            stop = min(len(rows.tokens), len(output.token_ids)) if output.finish_reason else len(rows.tokens)
+            stop = min(received.num_rows, len(output.token_ids)) if output.finish_reason else received.num_rows
             if stop > sent or output.finish_reason:
+                tokens, log_probs, labels = received.piece(sent, stop)
                 yield stream_piece(
-                    rows.tokens[sent:stop],
-                    rows.log_probs[sent:stop],
-                    rows.labels[sent:stop],
+                    tokens,
+                    log_probs,
+                    labels,
                     finish_reason=output.finish_reason,
                     num_prompt_tokens=len(result.prompt_token_ids),
                     num_cached_tokens=result.num_cached_tokens or 0,
@@ -89,19 +88,3 @@ async def _frames(first: StreamPiece, others: AsyncGenerator[StreamPiece]) -> As
         yield encode_frame(first)
         async for piece in others:
             yield encode_frame(piece)
-
-
-class _Rows:
-    """All rows of a request so far; `labels` names the weights that made each."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.log_probs: list[float] = []
-        self.labels: list[str] = []
-
-    def extend(self, blocks: list[bytes], wanted: ColumnRequest) -> None:
-        if blocks:
-            columns = join_blocks(blocks, wanted)
-            self.tokens += columns.sampled_ids.tolist()
-            self.log_probs += columns.log_probs.tolist()
-            self.labels += [label for label, count in columns.versions for _ in range(count)]
