@@ -26,7 +26,6 @@ from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
 from pipeline.process_reports import ProcessReports
 from pipeline.progress import ProgressView
-from pipeline.prometheus.exporter import write_engine_targets
 from pipeline.publisher import Publication
 from pipeline.restarts import RestartBudget
 from pipeline.run_folder import RunFolder
@@ -145,7 +144,7 @@ class Session:
                 self._trainer.start,
             )
         )
-        write_engine_targets(self._settings.logging, self._folder, addresses)
+        workers.write_engine_targets()
         await workers.start_producers(addresses)
         clients.extend(self._turns.engine(each, is_asleep=each in workers.taken_over) for each in addresses)
         self._frozen.extend(

@@ -255,6 +255,12 @@ class Workers:
         except StorageError as error:
             self._note(f"warning: the ids of the processes were not kept: {error}")
 
+    def write_engine_targets(self) -> None:
+        """Tell Prometheus where the engines of all models are, once they have started."""
+        named = {engine.name.replace(" ", "_"): engine.address for engine in self.engines}
+        of_others = {f"engine_{number}": address for number, address in enumerate(self._addresses[self.trained_model])}
+        write_engine_targets(self.settings.logging, self._folder, named or of_others)
+
     async def guarded(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """See `ProcessWatch.guarded`."""
         return await self.watch.guarded(work)
@@ -395,7 +401,7 @@ class Workers:
         self._note(f"The engine that was at {address} is at {now_at} now.")
         for addresses in (*self._addresses.values(), self._engine_addresses):
             addresses[:] = [now_at if each == address else each for each in addresses]
-        write_engine_targets(self.settings.logging, self._folder, self._addresses[self._models[0]])
+        self.write_engine_targets()
         await self.producers.engine_moved(address, now_at)
 
     async def _leave_lost_nodes(self, engine: int | None = None) -> None:
