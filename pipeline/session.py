@@ -185,7 +185,9 @@ class Session:
         queue = self._settings.queue
         supervisor = Supervisor(
             self._stages,
-            ProcessReports(self._workers, clients, lambda: {} if self._weights is None else self._weights.fenced),
+            ProcessReports(
+                self._workers, clients, self._frozen, lambda: {} if self._weights is None else self._weights.fenced
+            ),
             Patience(queue.stall_after, queue.stall_timeout),
             self._report.stall,
         )
