@@ -17,16 +17,22 @@ class FrozenEngines:
         addresses: Collection[str],
         serve_only: Callable[[Collection[str]], Awaitable[None]],
         runs_anew: Callable[[str, str], Awaitable[None]],
+        tell_fenced: Callable[[Mapping[str, str]], None],
     ) -> None:
         """`serve_only` has the model's router send requests to these of its engines alone.
 
-        `runs_anew` is told where an engine was and is, before it gets requests.
+        `runs_anew` is told where an engine was and is, before it gets requests; `tell_fenced` which engines get none,
+        and why, when that changes.
         """
         self._serving, self._serve_only, self._runs_anew = set(addresses), serve_only, runs_anew
+        self._tell_fenced = tell_fenced
+        self._fenced: dict[str, str] = {}
 
-    async def fence(self, address: str, reason: str) -> None:  # noqa: ARG002
+    async def fence(self, address: str, reason: str) -> None:
         """Send no more requests to the engine."""
         self._serving.discard(address)
+        self._fenced[address] = reason
+        self._tell_fenced(self._fenced)
         await self._serve_only(self._serving)
 
     async def give_up(self, address: str) -> None:
@@ -37,6 +43,8 @@ class FrozenEngines:
         await self._runs_anew(address, now_at)
         self._serving.add(now_at)
         await self._serve_only(self._serving)
+        del self._fenced[address]
+        self._tell_fenced(self._fenced)
 
 
 class FencesOfModels:

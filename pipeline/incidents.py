@@ -51,22 +51,27 @@ class IncidentLog:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         """`clock` gives Unix time."""
         self._path, self._clock = path, clock
-        self._fenced: dict[str, str] = {}
+        self._fenced: dict[str, dict[str, str]] = {}
+        """Model -> its engines that get no requests -> why."""
 
     def begin(self) -> None:
         """What earlier sessions left is over."""
         if self._path.exists():
             self._append("session")
 
-    def engines(self, fenced: Mapping[str, str], names: Mapping[str, str]) -> None:
-        """Note which engines get no requests (address -> why). `names` maps address -> name of vime's own engines."""
-        for address in self._fenced.keys() - fenced.keys():
+    def engines(self, model: str, fenced: Mapping[str, str], names: Mapping[str, str]) -> None:
+        """Note which engines of a model get no requests (address -> why).
+
+        `names` maps address -> name of vime's own engines.
+        """
+        before = self._fenced.get(model, {})
+        for address in before.keys() - fenced.keys():
             self._append("engine", address)
         for address, why in fenced.items():
-            if self._fenced.get(address) != why:
+            if before.get(address) != why:
                 name = names.get(address, "")
                 self._append("engine", address, *_engine_words(address, why, name))
-        self._fenced = dict(fenced)
+        self._fenced[model] = dict(fenced)
 
     def ended(self, error: VimeError) -> None:
         """Note what ended the session."""

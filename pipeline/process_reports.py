@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from pipeline.activity import ProducerActivity
 from pipeline.cluster import answer
 from pipeline.messages import NO_QUEUE, QueueCounts, decode
 from pipeline.producer_group import name_of
+from pipeline.sleeping_engine import SleepingEngine
 from pipeline.stall_chain import RankActivity
 from pipeline.supervision import ASK_S
 from pipeline.workers import Workers
@@ -16,10 +17,17 @@ from vime.backends.vllm_utils.client import EngineClient
 
 
 class ProcessReports:
-    """A `Reporting` over actors and engines. `clients` and `fenced` are asked each time anew."""
+    """A `Reporting` over actors and engines. `trained`, `frozen` and `fenced` are asked each time anew."""
 
-    def __init__(self, workers: Workers, clients: list[EngineClient], fenced: Callable[[], Mapping[str, str]]) -> None:
-        self._workers, self._clients, self.fenced_engines = workers, clients, fenced
+    def __init__(
+        self,
+        workers: Workers,
+        trained: list[EngineClient],
+        frozen: list[EngineClient],
+        fenced: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """`trained` are clients of the engines that are trained, `frozen` of the others."""
+        self._workers, self._trained, self._frozen, self.fenced_engines = workers, trained, frozen, fenced
 
     def ask_coordinator(self) -> Awaitable[QueueCounts]:
         """What the coordinator counts, where there is one; nobody waits for one that starts again."""
@@ -38,8 +46,17 @@ class ProcessReports:
         return [_told(actor.activity.remote(), f"trainer rank {n}", RankActivity) for n, actor in enumerate(ranks)]
 
     def ask_engines(self) -> dict[str, Awaitable[None]]:
-        """Whether each samples a token."""
-        return {client.address: client.check(ASK_S) for client in self._clients}
+        """Whether each samples a token; those that sleep aren't asked."""
+        return _samples(self._trained)
+
+    def ask_frozen_engines(self) -> dict[str, Awaitable[None]]:
+        """The same of engines that aren't trained."""
+        return _samples(self._frozen)
+
+
+def _samples(engines: Iterable[EngineClient]) -> dict[str, Awaitable[None]]:
+    awake = [engine for engine in engines if not isinstance(engine, SleepingEngine) or engine.is_awake]
+    return {engine.address: engine.check(ASK_S) for engine in awake}
 
 
 async def _nothing_counted() -> QueueCounts:

@@ -24,7 +24,7 @@ def supervise_ranks(patience: QueueSettings, workers: Workers, note: Callable[[s
         write_stall(stalls, record)
 
     supervisor = Supervisor(
-        board, ProcessReports(workers, [], dict), Patience(patience.stall_after, patience.stall_timeout), tell
+        board, ProcessReports(workers, [], [], dict), Patience(patience.stall_after, patience.stall_timeout), tell
     )
     workers.watch.add("supervisor", supervisor.run())
     return board

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from pipeline.commits import Commits
@@ -100,8 +101,8 @@ class ServedWeights:
         await self._evaluations_have_responses()
         async with self._commits.trainers_busy:
             publication = await self._publisher.publish()
-        await self._turns.wake(self._publisher.serving)
         self._trainer_holds_them = publication.raised
+        await self._turns.wake(self._publisher.serving)
         return publication
 
     async def _evaluations_have_responses(self) -> None:
@@ -185,8 +186,9 @@ class ServedWeights:
             self._tell(publication)
 
     async def serve_on(self) -> None:
-        """Engines have the memory, and requests start under the version that serves."""
-        await self._turns.serve(self.version, self._publisher.serving)
+        """Where trainer and engines take turns, give those that serve the memory, and let requests start."""
+        if serving := self._publisher.serving:
+            await self._turns.serve(self.version, serving)
 
     async def keep(self) -> None:
         """The next batch is planned under the version that serves."""
@@ -224,6 +226,10 @@ async def start_publisher(
 
     Versions never go back: also those that an abandoned session published, evaluated or wrote to disk count.
     """
+
+    def tell_fenced(model: str, fenced: Mapping[str, str]) -> None:
+        incidents.engines(model, fenced, {engine.address: engine.name for engine in workers.engines})
+
     weights = settings.weights
     turns.replace_engine = None if workers.keeper is None else workers.keeper.replace
     publisher = WeightPublisher(
@@ -241,12 +247,10 @@ async def start_publisher(
         timeout_s=weights.update_weight_timeout,
         compare_first=weights.check_weight_update_equal and start.commit is None and kept_version is None,
         replace=turns.replace_engine,
-        tell_fenced=lambda fenced: incidents.engines(
-            fenced, {engine.address: engine.name for engine in workers.engines}
-        ),
+        tell_fenced=partial(tell_fenced, workers.trained_model),
         lend_to_engines=turns.lent_to_engines,
     )
     if kept_version is not None:
         publisher.sender_is_new()
-    workers.keep_engines(publisher, turns.runs_anew)
+    workers.keep_engines(publisher, turns.runs_anew, tell_fenced)
     return publisher

@@ -27,7 +27,6 @@ from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
 from pipeline.process_reports import ProcessReports
 from pipeline.progress import ProgressView
-from pipeline.prometheus.exporter import write_engine_targets
 from pipeline.publisher import Publication
 from pipeline.restarts import RestartBudget
 from pipeline.run_folder import RunFolder
@@ -149,7 +148,7 @@ class Session:
                 self._trainer.start,
             )
         )
-        write_engine_targets(self._settings.logging, self._folder, addresses)
+        workers.write_engine_targets()
         await workers.start_producers(addresses)
         clients.extend(self._turns.engine(each, is_asleep=each in workers.taken_over) for each in addresses)
         self._frozen.extend(
@@ -197,7 +196,9 @@ class Session:
         queue = self._settings.queue
         supervisor = Supervisor(
             self._stages,
-            ProcessReports(self._workers, clients, lambda: {} if self._weights is None else self._weights.fenced),
+            ProcessReports(
+                self._workers, clients, self._frozen, lambda: {} if self._weights is None else self._weights.fenced
+            ),
             Patience(queue.stall_after, queue.stall_timeout),
             self._report.stall,
         )

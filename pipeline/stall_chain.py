@@ -42,6 +42,8 @@ class RunReport:
     ranks: Sequence[RankActivity | Silent] = ()
     engines: dict[str, Silent] = field(default_factory=dict)
     """Addresses of engines that don't sample, or get no requests -> why."""
+    frozen: dict[str, Silent] = field(default_factory=dict)
+    """The same of engines that aren't trained: responses are scored and judged by them."""
 
     @property
     def num_ended(self) -> int | None:
@@ -77,13 +79,15 @@ def _blockers(report: RunReport) -> Iterator[str]:
         yield from _generation(report)
     else:
         yield from _training(report)
-    if report.engines and _engines_matter(report):
-        yield "; ".join(f"engine {address} {silent.why}" for address, silent in sorted(report.engines.items()))
+    engines = _engines_that_matter(report)
+    if engines:
+        yield "; ".join(f"engine {address} {silent.why}" for address, silent in sorted(engines.items()))
 
 
-def _engines_matter(report: RunReport) -> bool:
-    waits_for_groups = report.stage.groups_wanted is not None
-    return not waits_for_groups or _held_back(report) or _is_generating(report)
+def _engines_that_matter(report: RunReport) -> dict[str, Silent]:
+    if report.stage.groups_wanted is None:
+        return report.engines
+    return report.frozen | (report.engines if _held_back(report) or _is_generating(report) else {})
 
 
 def _generation(report: RunReport) -> Iterator[str]:

@@ -35,7 +35,11 @@ class Reporting(Protocol):
     def ask_producers(self) -> list[Awaitable[ProducerActivity]]: ...
     def ask_ranks(self) -> list[Awaitable[RankActivity]]: ...
     def ask_engines(self) -> Mapping[str, Awaitable[None]]:
-        """Address -> a check that returns when the engine answers."""
+        """Address -> a check that returns when the engine answers; without those that sleep."""
+        ...
+
+    def ask_frozen_engines(self) -> Mapping[str, Awaitable[None]]:
+        """The same of engines that aren't trained."""
         ...
 
     def fenced_engines(self) -> Mapping[str, str]:
@@ -120,14 +124,18 @@ class Supervisor:
 
     async def _whole(self, report: RunReport) -> RunReport:
         """With what only a stall makes worth asking."""
-        asked = self._reporting.ask_engines()
-        producers, checks = await asyncio.gather(
-            self._ask_all(self._reporting.ask_producers()), self._ask_all(list(asked.values()))
+        producers, silent, frozen = await asyncio.gather(
+            self._ask_all(self._reporting.ask_producers()),
+            self._silent(self._reporting.ask_engines()),
+            self._silent(self._reporting.ask_frozen_engines()),
         )
         fenced = self._reporting.fenced_engines()
         engines = {address: Silent(f"gets no requests: {why}") for address, why in fenced.items()}
-        engines |= {address: check for address, check in zip(asked, checks, strict=True) if isinstance(check, Silent)}
-        return RunReport(report.stage, report.counts, producers, report.ranks, engines)
+        return RunReport(report.stage, report.counts, producers, report.ranks, engines | silent, frozen)
+
+    async def _silent(self, asked: Mapping[str, Awaitable[None]]) -> dict[str, Silent]:
+        checks = await self._ask_all(list(asked.values()))
+        return {address: check for address, check in zip(asked, checks, strict=True) if isinstance(check, Silent)}
 
     async def _ask_all(self, questions: list[Awaitable[_Answer]]) -> list[_Answer | Silent]:
         return list(await asyncio.gather(*map(self._ask, questions)))

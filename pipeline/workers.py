@@ -141,6 +141,11 @@ class Workers:
         return max(versions, default=None)
 
     @property
+    def trained_model(self) -> str:
+        """Its name."""
+        return self._models[0]
+
+    @property
     def frozen(self) -> list[str]:
         """Base URLs of the engines that aren't trained, once all have started."""
         return [address for name in self._models[1:] for address in self._addresses[name]]
@@ -180,16 +185,24 @@ class Workers:
             self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
         return addresses
 
-    def keep_engines(self, fences: Fences, frozen_anew: Callable[[str, str], Awaitable[None]]) -> None:
+    def keep_engines(
+        self,
+        fences: Fences,
+        frozen_anew: Callable[[str, str], Awaitable[None]],
+        tell_frozen: Callable[[str, Mapping[str, str]], None],
+    ) -> None:
         """From now on engines that fail are fenced and replaced, where the settings ask for it.
 
-        `frozen_anew` is told where an engine that isn't trained was and is, before it gets requests again.
+        Of the models that aren't trained, `frozen_anew` is told where an engine was and is, before it gets requests
+        again, and `tell_frozen` which engines of a model get none, and why.
         """
         if self.keeper is None:
             return
         by_address: dict[str, Fences] = {}
         for name in self._models[1:]:
-            frozen = FrozenEngines(self._addresses[name], partial(self._serve_only, name), frozen_anew)
+            frozen = FrozenEngines(
+                self._addresses[name], partial(self._serve_only, name), frozen_anew, partial(tell_frozen, name)
+            )
             by_address |= dict.fromkeys(self._addresses[name], frozen)
         self.watch.add("engines", self.keeper.run(FencesOfModels(fences, by_address, self._engine_moved)))
         for number in range(len(self.producers.actors)):
@@ -223,6 +236,12 @@ class Workers:
             write_atomically(self._folder.processes, json.dumps(ids, indent=1).encode())
         except StorageError as error:
             self._note(f"warning: the ids of the processes were not kept: {error}")
+
+    def write_engine_targets(self) -> None:
+        """Tell Prometheus where the engines of all models are, once they have started."""
+        named = {engine.name.replace(" ", "_"): engine.address for engine in self.engines}
+        of_others = {f"engine_{number}": address for number, address in enumerate(self._addresses[self.trained_model])}
+        write_engine_targets(self.settings.logging, self._folder, named or of_others)
 
     async def guarded(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """See `ProcessWatch.guarded`."""
@@ -324,7 +343,7 @@ class Workers:
         self._note(f"The engine that was at {address} is at {now_at} now.")
         for addresses in (*self._addresses.values(), self._engine_addresses):
             addresses[:] = [now_at if each == address else each for each in addresses]
-        write_engine_targets(self.settings.logging, self._folder, self._addresses[self._models[0]])
+        self.write_engine_targets()
         await self.producers.engine_moved(address, now_at)
 
     async def _leave_lost_nodes(self, engine: int | None = None) -> None:

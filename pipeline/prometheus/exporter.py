@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from logging import getLogger
 from pathlib import Path
@@ -70,12 +70,11 @@ def write_target(path: Path, target: str, labels: Mapping[str, str]) -> None:
         logger.warning("Prometheus does not find %s: %s", target, error)
 
 
-def write_engine_targets(logging: LoggingSettings, folder: RunFolder, addresses: Sequence[str]) -> None:
-    """With `--prometheus-port`, the addresses of the engines, whose servers have a `/metrics` of their own."""
+def write_engine_targets(logging: LoggingSettings, folder: RunFolder, addresses: Mapping[str, str]) -> None:
+    """With `--prometheus-port`, the addresses of the engines by name: their servers have a `/metrics` of their own."""
     if logging.prometheus_port is None:
         return
-    for number, address in enumerate(addresses):
-        name = f"engine_{number}"
+    for name, address in addresses.items():
         write_target(folder.prometheus_target(name), urlsplit(address).netloc, _labels(folder, "engine", name))
 
 

@@ -76,7 +76,7 @@ READERS = [
     for command in COMMANDS
     if command.is_shown
     and is_whole(command)
-    and command.words[1] in ("queue", "sample", "audit", "runs")
+    and command.words[1] in ("queue", "sample", "audit", "runs", "report")
     and "--help" not in command.words
 ]
 
@@ -123,11 +123,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("page", sorted({command.page for command in READERS}), ids=name_of)
 def test_commands_that_look_into_a_run_work_on_a_stored_one(
-    page: Path, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    page: Path, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     for number, command in enumerate(command for command in READERS if command.page == page):
         words = list(command.words[1:])
-        words[1 if words[0] in ("audit", "runs") else 2] = str(copy_run(made, tmp_path / str(number)))
+        words[2 if words[0] in ("queue", "sample") else 1] = str(copy_run(made, tmp_path / str(number)))
         if words[1] in ("requeue", "drop") and "--yes" not in words:
             words.append("--yes")
         assert main(words) == 0, f"{command}: {capsys.readouterr().err}"

@@ -67,6 +67,7 @@ def test_a_frozen_teacher_sleeps_in_the_trainers_turn_and_scores_every_response_
             "--opd-type": "vllm",
             "--opd-teacher-model": "ref",
             "--actor-num-gpus-per-node": 2,
+            "--prometheus-port": 0,
         },
     )
     groups.write_text(
@@ -74,7 +75,12 @@ def test_a_frozen_teacher_sleeps_in_the_trainers_turn_and_scores_every_response_
         "  server_groups: [{worker_type: regular, num_gpus: 1}]\n"
         "- name: actor\n  server_groups: [{worker_type: regular, num_gpus: 1}]\n"
     )
-    finished(job.standin_command())
+    running = job.start_with_standins()
+    targets = job.run / "prometheus"
+    wait_until(lambda: bool(job.steps()), running)
+    assert {path.stem for path in targets.glob("engine_*.json")} == {"engine_0", "engine_1"}
+    output, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, output
     check_turns(job)
     samples = stored_samples(job)
     assert all(len(sample.teacher_log_probs or []) == sample.response_length > 0 for sample in samples)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 
@@ -30,7 +30,7 @@ async def test_a_frozen_engine_serves_as_soon_as_it_runs_again_and_a_trained_one
         served.append(sorted(addresses))
 
     trained = Trained()
-    frozen = FrozenEngines(["r1", "r2"], serve_only, ignored)
+    frozen = FrozenEngines(["r1", "r2"], serve_only, ignored, unheard)
     fences = FencesOfModels(trained, {"r1": frozen, "r2": frozen}, nobody_moves)
     await fences.fence("r1", "died")
     await fences.readmit("r1", "r1")
@@ -52,10 +52,14 @@ async def test_a_frozen_engine_gets_requests_when_whoever_wakes_it_knows_where_i
     async def runs_anew(address: str, now_at: str) -> None:
         said.append(f"{address} at {now_at}")
 
-    frozen = FrozenEngines(["r1"], serve_only, runs_anew)
+    frozen = FrozenEngines(["r1"], serve_only, runs_anew, lambda fenced: said.append(f"fenced {dict(fenced)}"))
     await frozen.fence("r1", "died")
     await frozen.readmit("r1", "n1")
-    assert said == ["serve []", "r1 at n1", "serve ['n1']"]
+    assert said == ["fenced {'r1': 'died'}", "serve []", "r1 at n1", "serve ['n1']", "fenced {}"]
+
+
+def unheard(fenced: Mapping[str, str]) -> None:
+    del fenced
 
 
 async def ignored(address: str, now_at: str) -> None:
@@ -77,7 +81,7 @@ async def test_engines_that_went_to_another_node_are_fenced_there_from_then_on()
         moves.append((address, now_at))
 
     trained = Trained()
-    fences = FencesOfModels(trained, {"r1": FrozenEngines(["r1"], serve_only, ignored)}, on_move)
+    fences = FencesOfModels(trained, {"r1": FrozenEngines(["r1"], serve_only, ignored, unheard)}, on_move)
     await fences.fence("r1", "lost its node")
     await fences.readmit("r1", "n1")
     await fences.fence("n1", "died")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 import pytest
 
+from pipeline.engine_health import EngineKeeper
 from pipeline.engine_in_turns import EngineInTurns
+from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.memory_turns import MemoryTurns
 from pipeline.sleeping_engine import Process, SleepingEngine
 from tests.pipeline.publication_rig import Rig
-from tests.pipeline.test_replaced_in_turns import EngineProcess
+from tests.pipeline.test_replaced_in_turns import QUIET, EngineProcess
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult, Sampling
@@ -156,3 +158,35 @@ async def test_a_successor_elsewhere_is_the_one_that_takes_turns() -> None:
             await process.check(5.0)
             await run.turns.give_to_trainer()
             assert elsewhere.asleep == {"weights", "kv_cache"}
+
+
+async def test_one_that_dies_in_the_trainers_turn_is_out_until_its_successor_is_awake() -> None:
+    async with started() as run:
+        served: list[list[str]] = []
+        fenced: list[dict[str, str]] = []
+
+        async def serve_only(addresses: Collection[str]) -> None:
+            served.append(sorted(addresses))
+            assert not addresses or not run.frozen.asleep, "requests come when it is awake"
+
+        async def nobody_moves(address: str, now_at: str) -> None:
+            raise AssertionError(f"{address} has not moved to {now_at}")
+
+        address = run.frozen.address
+        judge = FrozenEngines([address], serve_only, run.turns.runs_anew, lambda now: fenced.append(dict(now)))
+        process = EngineProcess(run.frozen, 1)
+        keeper = EngineKeeper([EngineInTurns(process, run.turns)], QUIET, lambda _: None)
+        keeping = asyncio.create_task(keeper.run(FencesOfModels(run.rig.publisher, {address: judge}, nobody_moves)))
+        await run.turns.give_to_trainer()
+        process.dies()
+        while run.sleeping.process is not Process.GONE:
+            await asyncio.sleep(0.005)
+        assert "start" not in run.events
+        assert (served, [list(each) for each in fenced]) == ([[]], [[address]])
+        await run.turns.wake(run.rig.publisher.serving)
+        while fenced[-1]:
+            await asyncio.sleep(0.005)
+        assert served == [[], [address]]
+        assert len((await run.ask()).token_ids) == 4
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)

@@ -16,7 +16,8 @@ class Session:
     """What `ServedWeights` is given; an evaluation goes on until `responses` is set."""
 
     def __init__(self, *, serves: bool = True) -> None:
-        self.serving, self.version, self.behind = (["http://a"] if serves else []), 1, list[str]()
+        self.serving, self.version, self.behind = ["e"] if serves else [], 1, list[str]()
+        self.woken: list[list[str]] = []
         self.responses, self.done = asyncio.Event(), list[str]()
         this = cast(Any, self)
         self.weights = ServedWeights(this, this, this, this, this, self.done.append, this)
@@ -39,10 +40,16 @@ class Session:
     async def guarded(self, work: Any) -> Any:
         return await work
 
+    async def wake(self, serving: list[str]) -> None:
+        self.woken.append(serving)
+
+    async def serve(self, version: int, serving: list[str]) -> None:
+        self.done.append(f"{serving} under {version}")
+
     async def nothing(self, *_: object) -> None:
         """Of the calls that have no part here."""
 
-    keep_version = record_processes = release = revive = wake = nothing
+    keep_version = record_processes = release = revive = nothing
 
     def sender_is_new(self) -> None:
         self.done.append("another trainer")
@@ -66,6 +73,20 @@ async def test_an_engine_that_needs_a_new_version_waits_for_an_evaluation_and_th
     session.responses.set()
     await session.weights.bring_back()
     assert session.done == ["evaluated", "published 2"]
+
+
+async def test_after_a_publication_whoever_may_be_asked_is_awake() -> None:
+    session = Session()
+    session.responses.set()
+    await session.weights.publish()
+    assert session.woken == [["e"]]
+
+
+async def test_an_evaluation_that_outlives_the_last_batch_goes_on_at_the_engines_that_serve() -> None:
+    for serves, done in ((True, ["['e'] under 1"]), (False, [])):
+        session = Session(serves=serves)
+        await session.weights.serve_on()
+        assert session.done == done
 
 
 async def test_engines_that_serve_nothing_are_not_waited_for() -> None:

@@ -39,6 +39,12 @@ def test_an_engine_that_fails_stands_behind_what_is_generated_and_not_behind_a_r
     assert "engine" not in chain_words(dataclasses.replace(report, producers=[in_reward]))
 
 
+def test_an_engine_that_is_not_trained_stands_behind_a_reward_and_not_behind_a_step() -> None:
+    report = RunReport(WAIT, COUNTS, [producer(GroupActivity(Phase.REWARD, 9, 5))], frozen={"http://judge": DEAF})
+    assert chain_words(report).endswith("oldest 9 s: judge <- engine http://judge does not answer within 5 s")
+    assert "engine" not in chain_words(dataclasses.replace(report, stage=Stage("trains", 41)))
+
+
 def test_a_producer_that_hangs_is_named() -> None:
     assert chain_words(RunReport(WAIT, COUNTS, [DEAF])) == (
         "step 41 waits for 3 groups <- producer 0 does not answer within 5 s"

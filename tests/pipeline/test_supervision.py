@@ -24,7 +24,7 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tell_s: float = 10, limit_s: float = 100) -> None:
         monkeypatch.setattr(supervision, "ASK_S", 0.05)
         self.now, self.accepted, self.steps = 0.0, 0, 0
-        self.hangs, self.dead = False, False
+        self.hangs, self.dead, self.judge_hangs = False, False, False
         self.told: list[StallRecord] = []
         self.board = StageBoard()
         self.board.begin(Stage("", 1, groups_wanted=8))
@@ -53,6 +53,13 @@ class Run:
 
     def ask_engines(self) -> dict[str, Awaitable[None]]:
         return {}
+
+    def ask_frozen_engines(self) -> dict[str, Awaitable[None]]:
+        async def check() -> None:
+            if self.judge_hangs:
+                await asyncio.Event().wait()
+
+        return {"http://judge": check()}
 
     def fenced_engines(self) -> dict[str, str]:
         return {}
@@ -98,6 +105,14 @@ async def test_a_process_that_hangs_or_died_is_named_and_is_no_progress(monkeypa
     run.hangs = False
     await run.look_after(10)
     assert [record.quiet_s for record in run.told] == [12, 22, 32]
+
+
+async def test_an_engine_that_judges_and_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch)
+    await run.look_after(0)
+    run.judge_hangs = True
+    await run.look_after(12)
+    assert run.told[0].words.endswith(" <- engine http://judge does not answer within 0.05 s")
 
 
 async def test_a_stage_with_limits_of_its_own_is_told_and_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:

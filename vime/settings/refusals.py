@@ -62,16 +62,14 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "--vllm-config",
         "regular and placeholder groups",
-        "Prefill engines hand keys and values over through a KV connector (NIXL), and no vLLM that vime is tested with "
-        "has one.",
+        "Prefill engines hand keys and values over by NIXL, which no vLLM that vime is tested with is installed with.",
         "two GPUs and the package nixl",
         refused_value=_unserved_groups,
     ),
     Refusal(
         "--prefill-num-servers",
         "left out, or 0",
-        "Prefill engines hand keys and values over through a KV connector (NIXL), and no vLLM that vime is tested with "
-        "has one.",
+        "Prefill engines hand keys and values over by NIXL, which no vLLM that vime is tested with is installed with.",
         "two GPUs and the package nixl",
         refused_value=lambda settings: settings.engine.prefill_num_servers or None,
     ),

@@ -92,7 +92,7 @@ def test_without_the_flag_nothing_listens(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, tmp_path / "pool")
     settings = parse_settings([]).logging
     assert start_exporter(settings, folder, "run", nothing) == (None, "")
-    write_engine_targets(settings, folder, ["http://127.0.0.1:8000"])
+    write_engine_targets(settings, folder, {"engine_0": "http://127.0.0.1:8000"})
     write_router_target(settings, folder, "default", ("127.0.0.1", 29000))
     assert list(tmp_path.iterdir()) == []
 
@@ -121,7 +121,7 @@ def test_a_full_disk_costs_the_file_by_which_a_process_is_found_and_not_the_proc
 def test_engines_and_routers_are_found_at_their_own_addresses(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, tmp_path / "pool")
     settings = parse_settings(["--prometheus-port", "0"]).logging
-    write_engine_targets(settings, folder, ["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
+    write_engine_targets(settings, folder, {"engine_1": "http://10.0.0.2:8000"})
     ((entry,),) = [json.loads(folder.prometheus_target("engine_1").read_text())]
     assert entry["targets"] == ["10.0.0.2:8000"]
     assert (entry["labels"]["role"], entry["labels"]["process"]) == ("engine", "engine_1")

@@ -148,11 +148,11 @@ def test_a_stale_prefix_is_named_with_the_flag_that_allows_it(run: Path, plan: B
 def test_a_dead_engine_is_named_with_its_log_until_it_serves_again(run: Path) -> None:
     why = "Its process ended with status -9."
     with session_incidents(run / "incidents.jsonl") as incidents:
-        incidents.engines({"http://127.0.0.1:4711": why}, {"http://127.0.0.1:4711": "engine 0"})
+        incidents.engines("actor", {"http://127.0.0.1:4711": why}, {"http://127.0.0.1:4711": "engine 0"})
         page = first_page(run)
         assert f"Engine 0 (http://127.0.0.1:4711) gets no requests: {why}" in page
         assert "logs/engine_0.log" in page
-        incidents.engines({}, {})
+        incidents.engines("actor", {}, {})
         assert alarms_of(run) == []
 
 
