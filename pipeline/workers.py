@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from pipeline.actors.settings import encode_settings
 from pipeline.cluster import CONTROL_S, Cluster, answer, closed
 from pipeline.coordinator_handle import CoordinatorHandle
 from pipeline.engine_health import EngineKeeper, Fences, HealthSettings, KeptEngine
-from pipeline.engine_process import EngineProcess
+from pipeline.engine_process import STOP_MARGIN_S, EngineProcess
 from pipeline.evaluation.records import EvaluationRecord
 from pipeline.external_engines import ExternalEngine, check_external
 from pipeline.forwarders import ForwarderActor
@@ -304,13 +304,14 @@ class Workers:
         await asyncio.gather(*self._followers, return_exceptions=True)
         await self.watch.close()
         ending = [engine for engine in self.engines if not (keeps_engines and engine.is_kept)]
-        stopping = {engine.name: engine.actor.stop.remote() for engine in ending}
-        stopping |= {f"trainer rank {rank}": trainer.close.remote() for rank, trainer in enumerate(self.trainers.ranks)}
+        engines = {engine.name: engine.actor.stop.remote() for engine in ending}
+        others = {f"trainer rank {rank}": trainer.close.remote() for rank, trainer in enumerate(self.trainers.ranks)}
         if self.queue.actor is not None:
-            stopping["the queue coordinator"] = self.queue.actor.close.remote()
-        tasks = [asyncio.create_task(closed(reference, name)) for name, reference in stopping.items()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+            others["the queue coordinator"] = self.queue.actor.close.remote()
+        cleanup_s = self.settings.engine.rollout_cleanup_timeout + STOP_MARGIN_S
+        await asyncio.gather(
+            _closed_in_time(engines, max(STOP_TIMEOUT_S, cleanup_s)), _closed_in_time(others, STOP_TIMEOUT_S)
+        )
         if not keeps_engines:
             await asyncio.to_thread(end_claims, self._folder.kept_engines)
         await self.routers.stop()
@@ -380,6 +381,14 @@ class Workers:
             return int(await answer(actor.pid.remote(), "a process", within_s=CONTROL_S))
         except ProcessDiedError:
             return None
+
+
+async def _closed_in_time(closing: Mapping[str, Awaitable[Any]], within_s: float) -> None:
+    """Wait for what ends processes, by their names; those that don't end are told."""
+    tasks = {asyncio.create_task(closed(reference, name)): name for name, reference in closing.items()}
+    late = (await asyncio.wait(tasks, timeout=within_s))[1] if tasks else set()
+    for task in late:
+        logger.warning("%s did not close within %g s", tasks[task], within_s)
 
 
 def _health(settings: Settings) -> HealthSettings:
