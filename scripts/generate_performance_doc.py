@@ -309,7 +309,12 @@ FLOORS: dict[str, list[Row]] = {
         ("keep_swap_s", "", 0, "the call that changes them, as its caller sees it"),
         ("keep_change_s", "", 0, "seconds in which no request is let in"),
         ("keep_prepare_s", "", 0, "seconds before that, in which the engine samples on"),
-        ("ipc_pause_over_plain", "<=", 2.0, "trainer and engine on one of two GPUs, over a plain broadcast between them"),
+        (
+            "ipc_pause_over_plain",
+            "<=",
+            2.0,
+            "trainer and engine on one of two GPUs, over a broadcast between them",
+        ),
         ("ipc_pause_s", "", 0, "that pause"),
         ("ipc_prepare_s", "", 0, "seconds before it"),
         ("halt_pause_s", "", 0, "the pause with a halt, requests kept"),

@@ -59,6 +59,26 @@ norms are what would help next. The GPU is busy for {values["busy_32k"]:.0%} of 
 
 
 def _publication(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
+    if "halt_stop_s" not in values:
+        return _publication_with_halts(values)
+    is_shared = "ipc_pause_s" not in values
+    yardstick = "a copy inside the GPU" if is_shared else "a plain broadcast to the other GPU"
+    halt = {name: values[f"halt_{name}_s"] * 1000 for name in ("stop", "open", "load", "close", "resume")}
+    return f"""\
+The yardstick is {yardstick}, {values["plain_s"] * 1000:.1f} ms. The pause is what the engine's core spends in the call
+that changes its weights, plus the time of the copies on the GPU: {values["keep_pause_s"] * 1000:.1f} ms. Whoever makes
+the call waits {values["keep_swap_s"] * 1000:.0f} ms for it, since the core answers between two steps. With a halt the
+same publication costs {values["halt_pause_s"] * 1000:.0f} ms: {halt["stop"]:.0f} for bringing requests to a halt, of
+which vLLM's server sleeps 20, {halt["load"]:.0f} for loading, by the same copies, and
+{halt["open"] + halt["close"] + halt["resume"]:.0f} for the calls that open, close and resume. In the
+{values["keep_prepare_s"]:.2f} s before, the version is gathered, brought beside the model and verified; sampling goes
+on, and shares process and GPU with that. Requests that are waited for lose {values["wait_lost_s"]:.1f} s of sampling,
+aborted ones {values["abort_lost_s"]:.1f} s.
+
+[What was tried](design/2026-11-30-swaps.md) has a note of its own."""
+
+
+def _publication_with_halts(values: Values) -> str:
     parts = {name: values[f"keep_{name}_s"] * 1000 for name in ("stop", "open", "load", "close", "resume")}
     rest = values["keep_pause_s"] * 1000 - sum(parts.values())
     return f"""\
@@ -126,6 +146,7 @@ WORDS: Mapping[str, Callable[[Values, Mapping[str, Any], Values], str]] = {
     "cpu/chaos_real_engine": _chaos,
     "cpu/queue_ops": _queue_ops,
     "gpu/gpu.layouts": _layouts,
+    "gpu/gpu.publication": _publication,
     "gpu/gpu.stream": _stream,
     "gpu_shared/gpu.correct": _correct,
     "gpu_shared/gpu.crash": _crash,

@@ -57,6 +57,8 @@ class GroupTransport:
         self._streams_after_failure = streams_after_failure
         self._wait_s = timeout_s * WAIT_SHARE
         self._joined: list[str] | None = None
+        self._beside: int | None = None
+        """The version that was brought beside the models."""
 
     async def prepare(
         self,
@@ -68,37 +70,50 @@ class GroupTransport:
     ) -> Prepared:
         """Join whoever isn't, and send the weights to where they wait beside the models.
 
-        What a group sends is always whole; `full` makes a new group, since an engine may be a new process.
+        What a group sends is always whole, and goes to all of it or to none: an engine that can't take part costs the
+        others a new group, not the version. `full` makes a new group, since an engine may be a new process.
         """
         if full:
             self.leave()
+        failures: Failures = {}
+        left = list(engines)
+        while left:
+            self._beside = None if self._streams else version
+            found, some_have_it = await self._bring(version, left, deadline)
+            failures |= found.failures
+            if some_have_it:
+                return Prepared(failures, found.wire_bytes)
+            left = [engine for engine in left if engine.address not in failures]
+        return Prepared(failures)
+
+    async def _bring(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> tuple[Prepared, bool]:
+        """Bring the version to these engines; whether some have it, or with `streams` are ready for it."""
         if [engine.address for engine in engines] != self._joined:
             failures = await self._join(engines, deadline)
             if failures:
-                return Prepared(failures)
+                self.leave()
+                return Prepared(failures), False
         if self._streams:
-            return Prepared()
-        failures = await on_each(
-            engines, "staging on", [engine.stage_weights(FromGroup(version)) for engine in engines], deadline
-        )
+            return Prepared(), True
+        calls = [engine.stage_weights(FromGroup(version)) for engine in engines]
+        failures = await on_each(engines, "staging on", calls, deadline)
         if failures:
-            # The group sends to all or to none.
             await self._could_not_stage(engines, failures, deadline)
-            return Prepared(failures)
+            return Prepared(failures), False
         try:
-            num_bytes = await deadline.bound("sending weights", self._source.send_weights())
+            return Prepared(wire_bytes=await deadline.bound("sending weights", self._source.send_weights())), True
         except PublicationError as error:
             failures = failures_of(error, engines)
             await self._could_not_stage(engines, failures, deadline)
             # Those that aren't named may have the whole version, or have been left in the middle of it.
             others = [engine for engine in engines if engine.address not in failures]
             waits = [staged(engine, version) for engine in others]
-            return Prepared(failures | await on_each(others, "staging on", waits, deadline))
-        return Prepared(wire_bytes=num_bytes)
+            failures |= await on_each(others, "staging on", waits, deadline)
+            return Prepared(failures), len(failures) < len(engines)
 
     async def load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
         """What lies beside the model, or what arrives."""
-        if not self._streams:
+        if self._beside == version:
             loads = [engine.update_weights(LoadStaged(version)) for engine in engines]
             return await on_each(engines, "loading on", loads, deadline, share=WORK_SHARE)
         if [engine.address for engine in engines] != self._joined:
@@ -116,7 +131,7 @@ class GroupTransport:
 
     @property
     def stages(self) -> bool:
-        return not self._streams
+        return self._beside is not None
 
     def leave(self) -> None:
         """Make a new group for the next publication."""

@@ -45,10 +45,12 @@ class SharedTransport:
         there, for want of memory say.
         """
         self._source, self._stages = source, stages
+        self._beside: int | None = None
+        """The version that was brought beside the models."""
 
     @property
     def stages(self) -> bool:
-        return self._stages
+        return self._beside is not None
 
     async def prepare(
         self, version: int, engines: Sequence[EngineClient], *, full: bool, deadline: Deadline
@@ -56,6 +58,7 @@ class SharedTransport:
         """Copy the weights beside the models, where they fit; `full` shares them anew, for engines that are new."""
         if full:
             await deadline.bound("giving up the shared buffer", self._source.stop_sharing())
+        self._beside = version if self._stages else None
         if not self._stages:
             return Prepared()
         failures, num_bytes = await self._stage(version, engines, deadline)
@@ -65,7 +68,7 @@ class SharedTransport:
 
     async def load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
         """What lies beside the models, or part by part."""
-        if self._stages:
+        if self._beside == version:
             loads = [engine.update_weights(LoadStaged(version)) for engine in engines]
             return await on_each(engines, "loading on", loads, deadline, share=WORK_SHARE)
 

@@ -44,6 +44,23 @@ def engines() -> Iterator[list[StandinEngine]]:
         yield [first, second]
 
 
+@pytest.mark.parametrize("step", ["/init_weight_transfer_engine", "vime_stage_weights"])
+async def test_an_engine_that_cannot_take_part_costs_the_others_neither_version_nor_requests(
+    engines: list[StandinEngine], step: str
+) -> None:
+    async with Rig(engines, timeout_s=TIMEOUT_S) as rig:
+        await rig.publish()
+        rig.forget_group()
+        running = rig.generate(0)
+        await is_running(rig, 0)
+        engines[1].faults.steps[step] = "error"
+        publication = await rig.publish()
+        assert (publication.raised, set(publication.fenced)) == (True, {engines[1].address})
+        result = await running
+        assert (result.finish_reason, len(result.token_ids)) == ("length", 60)
+        rig.check_labels(0, result)
+
+
 async def publish_with_fault(rig: Rig, step: str, behaviour: Misbehaviour) -> None:
     """Publish once with requests in flight and the fault in the second engine, and check what must hold."""
     running = [rig.generate(0), rig.generate(1)]

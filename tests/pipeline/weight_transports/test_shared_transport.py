@@ -102,9 +102,11 @@ async def test_an_engine_without_room_is_named_and_later_versions_are_loaded_as_
     assert list(prepared.failures) == ["b"]
     assert "no memory is left" in prepared.failures["b"]
     assert said[-1] == "stop"
-    assert not transport.stages
+    assert await transport.load(4, clients(engines[:1]), Deadline(10)) == {}
+    assert engines[0].loaded == [LoadStaged(4)], "who has it loads it"
+    engines[0].loaded.clear()
     prepared = await transport.prepare(5, clients(engines), full=False, deadline=Deadline(10))
-    assert (prepared.failures, prepared.wire_bytes) == ({}, 0)
+    assert (prepared.failures, prepared.wire_bytes, transport.stages) == ({}, 0, False)
     assert await transport.load(5, clients(engines), Deadline(10)) == {}
     for engine in engines:
         assert all(isinstance(update, LoadShared) for update in engine.loaded)
@@ -116,4 +118,14 @@ async def test_the_death_of_an_engine_says_nothing_of_the_others_room(engines: l
     transport = SharedTransport(Source(said), stages=True)
     prepared = await transport.prepare(4, clients(engines), full=False, deadline=Deadline(10))
     assert list(prepared.failures) == ["b"]
-    assert transport.stages
+    said.clear()
+    await transport.prepare(5, clients(engines[:1]), full=False, deadline=Deadline(10))
+    assert sum(word.startswith("a has") for word in said) == NUM_PARTS, "it is brought beside the model again"
+
+
+async def test_engines_that_may_be_new_get_a_new_buffer_and_others_keep_theirs(said: list[str]) -> None:
+    transport = SharedTransport(Source(said))
+    await transport.prepare(1, [], full=False, deadline=Deadline(5.0))
+    assert said == []
+    await transport.prepare(2, [], full=True, deadline=Deadline(5.0))
+    assert said == ["stop"]

@@ -61,8 +61,8 @@ async def sampled(client: EngineClient, salt: str) -> GenerateResult:
     )
 
 
-async def publish(client: EngineClient, weights: object, version: int) -> list[str]:
-    """Send to both workers; their states once the sender has heard that the digests agree."""
+async def publish(client: EngineClient, weights: object, version: int, *, swaps: bool) -> list[str]:
+    """Send to both workers, and load; their states once the sender has heard that the digests agree."""
     workers = [client.address] * await client.world_size()
     with WeightSender("127.0.0.1", 0, 1 + len(workers), engine_names=workers, timeout_s=60.0) as sender:
         await client.init_weight_transfer(sender.init_info(1))
@@ -70,6 +70,9 @@ async def publish(client: EngineClient, weights: object, version: int) -> list[s
         await client.stage_weights(FromGroup(version))
         await asyncio.to_thread(sender.send, weights)  # type: ignore[arg-type]
         states = [f"{status.version} {status.state}" for status in await client.staging()]
+        if swaps:
+            await client.swap_weights(version)
+            return states
         await client.pause("keep")
         await client.start_weight_update()
         await client.update_weights(LoadStaged(version))
@@ -92,7 +95,11 @@ async def test_two_workers_sample_and_load_weights_as_one(tmp_path: Path, num_no
             assert all(-10 < value <= 0 and math.isfinite(value) for value in before.log_probs)
             assert before.candidates is not None
             assert before.candidates.ids[:, 0].tolist() == before.token_ids
-            assert await publish(client, second, 1) == ["1 staged", "1 staged"]
+            assert await publish(client, second, 1, swaps=False) == ["1 staged", "1 staged"]
             after = await sampled(client, "after")
             assert after.token_ids == reference(second, PROMPT, NUM_TOKENS)
             assert [span.version for span in after.version_spans] == [1]
+            assert await publish(client, first, 2, swaps=True) == ["2 staged", "2 staged"]
+            again = await sampled(client, "again")
+            assert again.token_ids == before.token_ids
+            assert [span.version for span in again.version_spans] == [2]
