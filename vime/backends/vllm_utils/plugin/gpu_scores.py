@@ -63,9 +63,9 @@ def _scoring(stock: Callable[..., Any]) -> Callable[..., Any]:
         logits: torch.Tensor, num_logprobs: int, sampled_token_ids: torch.Tensor, *others: Any, **named: Any
     ) -> Any:
         # Samplers pass the first row of each request, None where each has one row; scores of prompts are vLLM's.
-        is_special = len(others) != 1 or isinstance(others[0], torch.Tensor)
-        is_special = is_special or bool(named.get("max_per_req_token_ids") or named.get("logits_mode"))
-        if not (is_special or refused) and can_score(logits, num_logprobs):
+        is_common = len(others) == 1 and not isinstance(others[0], torch.Tensor)
+        is_common = is_common and not named.get("max_per_req_token_ids") and not named.get("logits_mode")
+        if is_common and not refused and can_score(logits, num_logprobs):
             try:
                 return PackedScores.of(score(logits, num_logprobs, sampled_token_ids), num_logprobs, others[0])
             except TritonError as error:

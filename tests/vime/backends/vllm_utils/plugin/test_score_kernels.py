@@ -20,12 +20,13 @@ INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 runs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETS, reason="runs in a process of its own")
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETS, reason="the tests below run here")
 def test_the_kernels_do_in_tritons_interpreter_what_the_tests_below_say() -> None:
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     ended = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=110
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=230
     )
     assert ended.returncode == 0, ended.stdout[-4000:]
     assert "passed" in ended.stdout
@@ -50,12 +51,23 @@ def logits_of(kind: str, rows: int, vocab_size: int) -> torch.Tensor:
 
 
 @runs_kernels
-@pytest.mark.parametrize("kind", ["random", "bf16", "neighbours", "nucleus", "equal"])
-@pytest.mark.parametrize(("k", "vocab_size"), [(0, 9000), (1, 9000), (20, 9001)])
-def test_scores_are_those_of_a_log_softmax(kernels: Any, kind: str, k: int, vocab_size: int) -> None:
-    logits = logits_of(kind, 3, vocab_size)
+@pytest.mark.parametrize(
+    ("kind", "k"),
+    [
+        ("random", 0),
+        ("bf16", 0),
+        ("nucleus", 0),
+        ("random", 1),
+        ("bf16", 12),
+        ("neighbours", 12),
+        ("nucleus", 12),
+        ("equal", 12),
+    ],
+)
+def test_scores_are_those_of_a_log_softmax(kernels: Any, kind: str, k: int) -> None:
+    logits = logits_of(kind, 2, 9001)
     assert kernels.can_score(logits, k)
-    token_ids = torch.tensor([0, 5, 6], device=DEVICE)
+    token_ids = torch.tensor([0, 6], device=DEVICE)
     found = kernels.score(logits, k, token_ids)
     packed, ranks = kernels.packed_rows(found, k), kernels.ranks(found, k)
     ids, log_probs = packed[:, : k + 1].long(), packed[:, k + 1 :].view(torch.float32)
