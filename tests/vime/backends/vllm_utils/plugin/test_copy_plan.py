@@ -125,6 +125,17 @@ def keeps_some_elsewhere(model: Merged, tensors: list[tuple[str, torch.Tensor]])
     model.other = torch.empty(4, 4).copy_(tensors[0][1])
 
 
+def leaves_a_parameter_out(model: Merged, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    load(model, tensors)
+    model.bias = torch.nn.Parameter(torch.zeros(6), requires_grad=False)
+
+
+def is_changed_unseen(model: Merged, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    memory = model.weight.numpy()
+    load(model, tensors)
+    memory[0] += 1
+
+
 def calls_an_operation_of_others(model: Merged, tensors: list[tuple[str, torch.Tensor]]) -> None:
     load(model, tensors)
     torch.ops.vime_test.reads(model.weight)
@@ -141,6 +152,8 @@ def calls_an_operation_of_others(model: Merged, tensors: list[tuple[str, torch.T
         (overwrites_with_a_constant, "written twice"),
         (goes_round, "numpy reads weights"),
         (keeps_some_elsewhere, "up went somewhere else"),
+        (leaves_a_parameter_out, "no received weight was seen to go into bias"),
+        (is_changed_unseen, "the model holds something else than up"),
         (calls_an_operation_of_others, "vime_test::reads reads weights"),
     ],
 )
