@@ -18,6 +18,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.module import MegatronModule
 
 from vime.backends.megatron_utils.context import ContextShare, Positions, QueryRun, gathered_order, query_runs
+from vime.backends.megatron_utils.device_copy import to_device
 from vime.backends.megatron_utils.fused.rotation import Rotation
 from vime.errors import SettingsError
 
@@ -48,11 +49,11 @@ def make_pack(
     further_tokens: tuple[torch.Tensor, ...] = (),
 ) -> Pack:
     """The pack with these boundaries [S + 1] as the ranks of `share` hold it."""
-    cu_seqlens = torch.tensor(boundaries, dtype=torch.int32).to(device, non_blocking=True)
+    cu_seqlens = to_device(torch.tensor(boundaries, dtype=torch.int32), device)
     longest = int(np.diff(boundaries).max(initial=1))
     order = None
     if share.size > 1:
-        order = torch.tensor(gathered_order(boundaries, share)).to(device, non_blocking=True)
+        order = to_device(torch.tensor(gathered_order(boundaries, share)), device)
     return Pack(
         qkv_format="sbhd",
         cu_seqlens_q=cu_seqlens,
@@ -203,7 +204,7 @@ def flash_attention(
     if query.size(1) != key.size(1):
         if "enable_gqa" in accepted:
             options["enable_gqa"] = True
-        else:
+        elif not _shares_key_heads(query.device):
             repeats = query.size(1) // key.size(1)
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     if "scale" in accepted:
@@ -217,7 +218,7 @@ def flash_attention(
     output: torch.Tensor = call(
         query, key, value, spans.queries, spans.keys, spans.longest_queries, spans.longest_keys, **options
     )
-    return output[..., :value_dim]
+    return output if output.size(-1) == value_dim else output[..., :value_dim]
 
 
 @dataclass(frozen=True)
@@ -237,11 +238,11 @@ def _flash_spans(runs: tuple[QueryRun, ...], device: torch.device) -> _FlashSpan
     queries, keys = [run.num_queries for run in runs], [run.num_keys for run in runs]
     spans = [torch.arange(run.key_start, run.key_start + run.num_keys) for run in runs]
     return _FlashSpans(
-        torch.tensor(np.cumsum([0, *queries]), dtype=torch.int32).to(device),
-        torch.tensor(np.cumsum([0, *keys]), dtype=torch.int32).to(device),
+        to_device(torch.tensor(np.cumsum([0, *queries]), dtype=torch.int32), device),
+        to_device(torch.tensor(np.cumsum([0, *keys]), dtype=torch.int32), device),
         max(queries, default=1),
         max(keys, default=1),
-        torch.cat([torch.zeros(0, dtype=torch.int64), *spans]).to(device),
+        to_device(torch.cat([torch.zeros(0, dtype=torch.int64), *spans]), device),
     )
 
 
@@ -251,3 +252,30 @@ def _varlen_parameters() -> frozenset[str]:
     from torch.nn.attention.varlen import varlen_attn
 
     return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+@functools.cache
+def _shares_key_heads(device: torch.device) -> bool:
+    """Whether a `varlen_attn` without a word for it lets several heads of queries have one of keys, in both passes.
+
+    It is asked for a few tokens, and has to give the gradients that repeated heads get.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    chance = torch.Generator(device).manual_seed(0)
+    shapes = ((16, 2, 64), (16, 1, 64), (16, 1, 64))
+    leaves = [torch.randn(shape, device=device, dtype=torch.bfloat16, generator=chance) for shape in shapes]
+    ends = torch.tensor([0, 16], dtype=torch.int32, device=device)
+    call: Callable[..., Any] = varlen_attn
+    gradients = []
+    with torch.enable_grad():
+        for repeats in (1, 2):
+            query, key, value = (leaf.clone().requires_grad_() for leaf in leaves)
+            repeated = (each.repeat_interleave(repeats, 1) for each in (key, value))
+            try:
+                output: torch.Tensor = call(query, *repeated, ends, ends, 16, 16)
+                gradients.append(torch.autograd.grad(output.square().sum(), (query, key, value)))
+            except (RuntimeError, ValueError):
+                return False
+    pairs = zip(*gradients, strict=True)
+    return all(torch.allclose(shared, repeated, rtol=0.05, atol=0.05) for shared, repeated in pairs)

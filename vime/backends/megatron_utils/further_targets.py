@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from vime.backends.megatron_utils.context import Positions, find
+from vime.backends.megatron_utils.device_copy import to_device
 from vime.data.batch import PackedMicrobatch
 
 
@@ -54,7 +55,7 @@ def further_targets(
     responses = inside[own]
 
     def move(array: npt.NDArray[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.tensor(array, dtype=dtype).to(device, non_blocking=True)
+        return to_device(torch.tensor(array, dtype=dtype), device)
 
     return FurtherTargets(
         move(rows),

@@ -19,6 +19,7 @@ from vime.backends.megatron_utils.context import (
     positions_of_rank,
     token_places,
 )
+from vime.backends.megatron_utils.device_copy import to_device
 from vime.backends.megatron_utils.further_targets import FurtherTargets, further_targets, shifted_tokens
 from vime.backends.megatron_utils.head.types import Nucleus, TopKCandidates
 from vime.backends.megatron_utils.recorded import recorded_tensors
@@ -99,7 +100,7 @@ def to_tensors(
     lengths = microbatch.response_lengths.astype(np.int64)
 
     def move(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(array, dtype=dtype).to(device, non_blocking=True)
+        return to_device(torch.tensor(array, dtype=dtype), device)
 
     def move_own(array: npt.NDArray[np.float32]) -> torch.Tensor:
         return move(array[own], torch.float32)

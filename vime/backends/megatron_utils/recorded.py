@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vime.backends.megatron_utils.device_copy import to_device
 from vime.backends.megatron_utils.head.types import Nucleus, TopKCandidates
 from vime.data.batch import PackedMicrobatch
 from vime.errors import TrainerError
@@ -22,7 +23,7 @@ def recorded_tensors(
     """
 
     def move(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(array, dtype=dtype).to(device, non_blocking=True)
+        return to_device(torch.tensor(array, dtype=dtype), device)
 
     candidates, nucleus = None, None
     if (top_k := microbatch.top_k) is not None:

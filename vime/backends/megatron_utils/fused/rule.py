@@ -23,4 +23,4 @@ def num_programs(device: torch.device) -> int:
     """Programs that fill a device, for kernels of which each goes over many rows."""
     if device.type != "cuda":  # Triton's interpreter
         return 4
-    return 8 * torch.cuda.get_device_properties(device).multi_processor_count
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
