@@ -29,6 +29,7 @@ def settings_tables(script: LaunchScript) -> tuple[Tables, list[str]]:
         try:
             namespace, rest = parser.parse_known_args([flag.text, *(value.text for value in values)])
             given = checked_values(vars(namespace))
+            rest = _without_stray_words(rest, flag, notes)
             share_out(rest)
         except SettingsError as error:
             notes.append(f"{flag.where}: {error.message}")
@@ -71,11 +72,17 @@ def _flags(words: Sequence[Located], notes: list[str]) -> Iterator[tuple[Located
         yield flag, values
 
 
+def _without_stray_words(rest: list[str], flag: Located, notes: list[str]) -> list[str]:
+    """What the parser left over: nothing after a flag of vime's, whose surplus words become a note."""
+    if not rest or rest[0].startswith("--"):
+        return rest
+    words = ", ".join(map(repr, rest))
+    notes.append(f"{flag.where}: {words} after {flag.text} is more than the flag takes; left out.")
+    return []
+
+
 def _pass_on(words: list[str], where: str, tables: Tables, notes: list[str]) -> None:
     flag, has_value, value = words[0].partition("=")
-    if not flag.startswith("--"):
-        notes.append(f"{where}: {' '.join(words)} is more than the flag takes.")
-        return
     table, prefix = next((table, prefix) for table, prefix in PASSED_ON_TABLES.items() if flag.startswith(prefix))
     if prefix == "--" and flag not in listed_megatron_flags():
         near = nearest(flag, {*own_flag_names(), *listed_megatron_flags()})
