@@ -76,6 +76,20 @@ def test_words_after_two_dashes_stand_for_the_scripts_own(script: Path) -> None:
     assert [word.text for word in launch.words][-2:] == ["--rm-type", "math"]
 
 
+@pytest.mark.parametrize("order", ["{script} --output {output}", "--output {output} {script}"])
+def test_the_scripts_own_words_come_after_all_else_in_any_order(script: Path, order: str) -> None:
+    output = script.with_name("run.toml")
+    named = order.format(script=script, output=output).split()
+    assert main(["import-script", *named, "--", "--rm-type", "math", "--eps-clip", "0.3"]) == 0
+    settings = resolve(["--config", str(output)]).settings
+    assert (settings.rollout.rm_type, settings.objective.eps_clip) == ("math", 0.3)
+
+
+def test_only_the_script_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import-script"]) == 1
+    assert "the following arguments are required: script\n" in capsys.readouterr().err
+
+
 def read(folder: Path, text: str, *arguments: str) -> tuple[list[str], list[str]]:
     """Words after train.py, and the notes without the script's folder."""
     script = folder / "run.sh"
