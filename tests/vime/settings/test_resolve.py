@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vime.errors import SettingsError
+from vime.settings.groups import all_flags
 from vime.settings.resolve import Source, resolve
 
 
@@ -151,3 +152,11 @@ def test_supervised_fine_tuning_starts_no_engine_unless_the_user_wants_one() -> 
     assert str(resolved.sources["--rollout-num-gpus"]) == "derived:--loss-type sft_loss"
     assert resolve(["--loss-type", "sft_loss", "--rollout-num-gpus", "1"]).settings.cluster.num_engines == 1
     assert resolve([]).settings.cluster.num_engines == 1
+
+
+def test_no_flag_takes_empty_text() -> None:
+    texts = [described for _, described in all_flags().values() if described.type is str and not described.choices]
+    assert len(texts) > 50
+    for described in texts:
+        with pytest.raises(SettingsError, match=f"{described.name} is empty, allowed: text"):
+            resolve([described.name, ""])
