@@ -12,6 +12,7 @@ from pipeline.preview.folders import folder_problems
 from pipeline.preview.process_map import Machines, assumed_machines
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
+from pipeline.preview.start_checks import router_port_problem
 from pipeline.prompt_source import build_prompt_source, with_num_rollout
 from pipeline.run_folder import RunFolder
 from pipeline.session_plan import plan_session
@@ -50,7 +51,7 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     except VimeError as error:
         problems.append(error)
     settings = resolved.settings
-    problems = [*folder_problems(settings), *problems]
+    problems = [*folder_problems(settings), *_port_problems(settings), *problems]
     try:
         warnings = [*warnings, *(words for each in open_eval_sets(settings) for words in set_aside_words(each))]
     except VimeError as error:
@@ -69,6 +70,12 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
         warnings=warnings,
         problems=problems,
     )
+
+
+def _port_problems(settings: Settings) -> list[VimeError]:
+    """Of this machine; none where another cluster is assumed."""
+    taken = None if settings.command.assume_gpus is not None else router_port_problem(settings)
+    return [] if taken is None else [taken]
 
 
 def machines_for(settings: Settings) -> Machines:
