@@ -12,7 +12,7 @@ from pipeline.session_plan import plan_session
 from recovery.restore import RestoreMode
 from vime.backends.vllm_utils.listening import claim_port
 from vime.data.prompt_stream import PromptStream
-from vime.errors import EngineStartError, VimeError
+from vime.errors import EngineStartError, VimeError, joined
 from vime.settings.groups import Settings
 
 
@@ -25,24 +25,16 @@ def check_start(settings: Settings, source: PromptStream, folder: RunFolder) -> 
         RewardError: the reward fails on the first records.
         RestoreError: the run can't be resumed as asked.
     """
-    refuse_all(not_writable_folders(settings))
+    _refuse(not_writable_folders(settings))
     if session_is_running(folder) or plan_session(settings, new_branch="(new)").mode is RestoreMode.COMPLETE:
         return
     found = [router_port_problem(settings), reward_failure(settings, source)]
-    refuse_all([problem for problem in found if problem is not None])
+    _refuse([problem for problem in found if problem is not None])
 
 
-def refuse_all(problems: Sequence[VimeError]) -> None:
-    """Raise the problem, or one of the first one's type that lists all of them; nothing where there is none."""
-    if not problems:
-        return
-    if len(problems) == 1:
-        raise problems[0]
-    lines = [f"{number}. {each.message} Next: {each.next_step}" for number, each in enumerate(problems, start=1)]
-    raise type(problems[0])(
-        "\n".join([f"{len(problems)} things keep the run from starting:", *lines]),
-        next_step="Correct these and start again.",
-    )
+def _refuse(problems: Sequence[VimeError]) -> None:
+    if problems:
+        raise joined(problems, "things keep the run from starting")
 
 
 def router_port_problem(settings: Settings) -> EngineStartError | None:
