@@ -16,7 +16,7 @@ from vime.settings.rules.quantities import is_stream
 from vime.utils.types import Sample
 
 NUM_TRIALS = 2
-TRIAL_S = 10.0
+TRIAL_S = 5.0
 """How long a start waits for the reward on the first records."""
 _PASSING = ("reward_timeout", "reward_process_died", "reward_memory")
 """Failures that say little about the next call."""
