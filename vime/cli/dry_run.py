@@ -11,9 +11,10 @@ from pipeline.fixed_settings import refuse_otherwise_started
 from pipeline.model_config import model_config
 from pipeline.preview.folders import folder_problems
 from pipeline.preview.process_map import Machines, assumed_machines
+from pipeline.preview.record_keys import absent_keys
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, reward_failure, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
-from pipeline.preview.start_checks import router_port_problem
+from pipeline.preview.start_checks import room_problem, room_warnings, router_port_problem
 from pipeline.prompt_source import build_prompt_source, with_num_rollout
 from pipeline.run_folder import RunFolder
 from pipeline.session_plan import plan_session
@@ -58,6 +59,8 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
         warnings = [*warnings, *(words for each in open_eval_sets(settings) for words in set_aside_words(each))]
     except VimeError as error:
         problems.append(error)
+    if source is not None:
+        warnings = [*warnings, *room_warnings(settings, source), *absent_keys(settings, source)]
     start = StartFacts()
     try:
         start = start_facts(settings)
@@ -134,6 +137,8 @@ def _rehearse(settings: Settings, source: PromptStream | None, problems: list[Vi
     except VimeError as error:
         problems.append(error)
     try:
+        room = room_problem(settings, source)
+        problems += [] if room is None else [room]
         prompts = prompt_facts(settings, source)
         trials = try_reward(settings, source)
     except VimeError as error:

@@ -13,14 +13,16 @@ import pytest
 
 from pipeline.preview import rehearsal
 from pipeline.preview.folders import written_places
-from pipeline.preview.start_checks import check_start
+from pipeline.preview.start_checks import check_start, room_problem, room_warnings
 from pipeline.progress import ProgressView
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run import run_training
 from pipeline.run_folder import RunFolder
 from tests.pipeline.preview.planned import settings_of, write_job
+from tests.support.tiny_models import build_tokenizer
 from vime.cli.main import main
 from vime.errors import EngineStartError, RewardError, SettingsError, VimeError
+from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
 from vime.utils.types import Sample
 
@@ -154,6 +156,46 @@ def test_several_faults_are_told_together(tmp_path: Path, taken_port: int) -> No
     assert "1. --vllm-router-port" in caught.value.message
     assert "2. " in caught.value.message
     assert "KeyError" in caught.value.message
+
+
+def with_tokenizer(folder: Path, *more: str) -> Settings:
+    """A job whose prompts, `question 0` and so on, have as many tokens as letters: 10."""
+    settings = settings_of(folder, "--use-dynamic-batch-size", "--rollout-max-response-len", "6", *more)
+    build_tokenizer(folder)
+    return settings
+
+
+def test_a_limit_that_leaves_no_room_beside_the_prompts_is_refused(tmp_path: Path) -> None:
+    settings = with_tokenizer(tmp_path, "--max-tokens-per-gpu", "10")
+    with pytest.raises(SettingsError, match=r"The first prompts have 10 tokens, .* allows 10 together") as caught:
+        check_start(settings, build_prompt_source(settings), RunFolder.of(settings))
+    assert caught.value.next_step.startswith("Raise --max-tokens-per-gpu")
+
+
+def test_a_limit_that_a_long_answer_may_pass_is_warned_of(tmp_path: Path) -> None:
+    for limit, num_warnings in ((11, 1), (15, 1), (16, 0)):
+        settings = with_tokenizer(tmp_path, "--max-tokens-per-gpu", str(limit))
+        source = build_prompt_source(settings)
+        assert room_problem(settings, source) is None
+        assert len(room_warnings(settings, source)) == num_warnings
+    split = with_tokenizer(tmp_path, "--max-tokens-per-gpu", "8", "--context-parallel-size", "2")
+    assert room_warnings(split, build_prompt_source(split)) == []
+
+
+def test_tokens_are_not_counted_where_they_do_not_matter(tmp_path: Path) -> None:
+    for flags in (["--max-tokens-per-gpu", "4", "--apply-chat-template"], ["--micro-batch-size", "1"]):
+        settings = with_tokenizer(tmp_path, *flags)
+        assert room_warnings(settings, build_prompt_source(settings)) == []
+
+
+def test_a_dry_run_tells_of_the_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with_tokenizer(tmp_path)
+    limit = ["--use-dynamic-batch-size", "--rollout-max-response-len", "6", "--assume-gpus", "8"]
+    words = ["train", "--dry-run", *write_job(tmp_path), *limit, "--max-tokens-per-gpu"]
+    assert main([*words, "12"]) == 0
+    assert "a sample that needs more stops the run" in capsys.readouterr().out
+    assert main([*words, "8"]) == 1
+    assert "- The first prompts have 10 tokens" in capsys.readouterr().out
 
 
 def test_a_run_that_is_live_is_left_to_the_lock(tmp_path: Path) -> None:
