@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 from vime.errors import SettingsError, joined
 from vime.settings.flag import Flag
 from vime.settings.groups import GROUPS, all_flags
-from vime.settings.passed_on import PassedOn, listed_megatron_flags
+from vime.settings.passed_on import PassedOn, listed_megatron_flags, nearest_words
 from vime.settings.values import check_value, from_file
 
 PASSED_ON_TABLES = {"vllm_args": "--vllm-", "router_args": "--router-", "megatron_args": "--"}
@@ -136,8 +135,9 @@ def _set_once(values: dict[str, Any], field: str, value: Any, where: str) -> Non
 
 
 def _unknown(where: str, key: str, known: Iterable[str], more: str = "") -> SettingsError:
-    near = difflib.get_close_matches(key.replace("-", "_"), list(known), n=1, cutoff=0.0)
-    return SettingsError(f"{where} is not a setting{more}; the nearest one is {near[0]}.", next_step="Correct the key.")
+    near = nearest_words(key.replace("-", "_"), known)
+    step = "Correct the key." if near else "Correct or remove it; docs/flags.md lists the settings."
+    return SettingsError(f"{where} is not a setting{more}{near}.", next_step=step)
 
 
 def read_mapping(flag: str, path: str) -> dict[str, Any]:

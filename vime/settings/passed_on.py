@@ -18,6 +18,9 @@ MEGATRON_FLAGS_FILE = "megatron_flags.json"
 _CLOSE = 2
 """Edits up to which an unknown flag counts as a misspelt one of vime."""
 
+_SIMILAR = 0.65
+"""Share of letters in common, by `difflib`, below which a name is not taken for a misspelt one."""
+
 
 @dataclass
 class PassedOn:
@@ -70,15 +73,23 @@ def share_out(words: Sequence[str], extra_flags: Collection[str] = ()) -> tuple[
 
 
 def unknown_flags(settings: Settings, megatron_flags: frozenset[str]) -> dict[str, str]:
-    """Flags in `megatron_args` that are not in `megatron_flags` -> the nearest flag of vime or Megatron."""
+    """Flags in `megatron_args` that are not in `megatron_flags` -> the nearest flag of vime or Megatron, or ""."""
     given = (word.partition("=")[0] for word in settings.megatron_args if word.startswith("--"))
     known = {*own_flag_names(), *megatron_flags}
     return {name: nearest(name, known) for name in given if name not in megatron_flags}
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The most similar one of `known`."""
-    return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
+    """The most similar one of `known`, dashes at the beginning aside; empty where none is similar."""
+    plain = {name.lstrip("-"): name for name in known}
+    found = difflib.get_close_matches(word.lstrip("-"), plain, n=1, cutoff=_SIMILAR)
+    return plain[found[0]] if found else ""
+
+
+def nearest_words(word: str, known: Iterable[str]) -> str:
+    """`; the nearest one is X`, or nothing."""
+    near = nearest(word, known)
+    return near and f"; the nearest one is {near}"
 
 
 @functools.cache

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from vime.errors import SettingsError
 from vime.settings.parse import parse_settings
-from vime.settings.passed_on import edit_distance, listed_megatron_flags, own_flag_names, share_out, unknown_flags
+from vime.settings.passed_on import (
+    edit_distance,
+    listed_megatron_flags,
+    nearest_words,
+    own_flag_names,
+    share_out,
+    unknown_flags,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,8 +57,15 @@ def test_flags_that_no_megatron_knows_are_named_with_the_nearest() -> None:
     settings = parse_settings(["--tensor-model-parralel-size", "2", "--swiglu", "--my-own-plugin"])
     unknown = unknown_flags(settings, listed_megatron_flags())
     assert unknown["--tensor-model-parralel-size"] == "--tensor-model-parallel-size"
+    assert unknown["--my-own-plugin"] == "", "nothing is similar"
     assert set(unknown) == {"--tensor-model-parralel-size", "--my-own-plugin"}
     assert unknown_flags(settings, listed_megatron_flags() | set(unknown)) == {}
+
+
+def test_nothing_is_named_that_is_not_similar() -> None:
+    assert nearest_words("--foo-bar-baz", own_flag_names()) == ""
+    assert nearest_words("--epochs", own_flag_names()) == "; the nearest one is --num-epoch"
+    assert nearest_words("--vx", ["--vllm-x"]) == ""
 
 
 def test_edits_are_counted() -> None:

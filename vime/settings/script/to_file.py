@@ -10,7 +10,13 @@ from vime.settings.files import PASSED_ON_TABLES
 from vime.settings.flag import Kind
 from vime.settings.groups import GROUPS, all_flags
 from vime.settings.parser import parse_words
-from vime.settings.passed_on import listed_megatron_flags, listed_megatron_version, nearest, own_flag_names, share_out
+from vime.settings.passed_on import (
+    listed_megatron_flags,
+    listed_megatron_version,
+    nearest_words,
+    own_flag_names,
+    share_out,
+)
 from vime.settings.resolve import checked_values
 from vime.settings.script.reader import LaunchScript
 from vime.settings.script.variables import Located
@@ -70,11 +76,9 @@ def _pass_on(words: list[str], where: str, tables: Tables, notes: list[str]) -> 
     flag, has_value, value = words[0].partition("=")
     table, prefix = next((table, prefix) for table, prefix in PASSED_ON_TABLES.items() if flag.startswith(prefix))
     if prefix == "--" and flag not in listed_megatron_flags():
-        near = nearest(flag, {*own_flag_names(), *listed_megatron_flags()})
-        notes.append(
-            f"{where}: {flag} is a flag neither of vime nor of Megatron {listed_megatron_version()}; the nearest one "
-            f"is {near}. It is passed on."
-        )
+        near = nearest_words(flag, {*own_flag_names(), *listed_megatron_flags()})
+        owners = f"neither of vime nor of Megatron {listed_megatron_version()}"
+        notes.append(f"{where}: {flag} is a flag {owners}{near}. It is passed on.")
     items = [_scalar(text) for text in ([value] if has_value else words[1:])]
     key = flag.removeprefix(prefix)
     if key in tables[table]:
