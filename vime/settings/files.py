@@ -18,8 +18,8 @@ PASSED_ON_TABLES = {"vllm_args": "--vllm-", "router_args": "--router-", "megatro
 """Tables of a `--config` file that hold flags of others, and what their keys become flags with."""
 
 
-def read_config(path: str) -> tuple[dict[str, Any], PassedOn]:
-    """Field name -> value of a `--config` file, and its flags for others.
+def read_config(path: str, *, flag: str = "--config") -> tuple[dict[str, Any], PassedOn]:
+    """Field name -> value of a file as `--config` takes it, and its flags for others; `flag` named the file.
 
     Raises:
         SettingsError: it can't be read or parsed; an unknown table or key (with the nearest one), a wrong type or a
@@ -28,7 +28,7 @@ def read_config(path: str) -> tuple[dict[str, Any], PassedOn]:
     values: dict[str, Any] = {}
     passed_on = PassedOn()
     fields = all_flags()
-    for table, entries in read_mapping("--config", path).items():
+    for table, entries in read_mapping(flag, path).items():
         where = f"{path}: {table}"
         if table not in GROUPS and table not in PASSED_ON_TABLES:
             belongs = f" ({table} belongs into {fields[table][0]})" if table in fields else ""
@@ -120,7 +120,8 @@ def read_mapping(flag: str, path: str) -> dict[str, Any]:
         text = Path(path).read_text()
         parsed = tomllib.loads(text) if path.endswith(".toml") else _parse_yaml(text)
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{flag} {path}: {error}.", next_step="Name a readable TOML or YAML file.") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).rstrip(".")
+        raise SettingsError(f"{flag} {path}: {reason}.", next_step="Name a readable TOML or YAML file.") from error
     if not isinstance(parsed, dict) or not all(isinstance(key, str) for key in parsed):
         raise SettingsError(
             f"{flag} {path}: allowed at the top level: keys with values.", next_step="Correct the file."
@@ -135,8 +136,12 @@ def _parse_yaml(text: str) -> Any:
     try:
         _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader))
         parsed = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise ValueError(f"{where}{error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(" ".join(str(error).split())) from error
     return {} if parsed is None else parsed
 
 

@@ -261,6 +261,28 @@ def test_a_file_that_cannot_be_used_is_refused(name: str, content: bytes | None,
         PromptSource(tmp_path / name)
 
 
+def test_an_address_that_cannot_be_reached_is_told_with_the_reason() -> None:
+    with pytest.raises(
+        DataError, match=r"a.jsonl: can't be fetched: Cannot connect to host 127.0.0.1:1 .*this machine"
+    ):
+        PromptSource("http://127.0.0.1:1/a.jsonl")
+
+
+def test_a_folder_with_the_name_of_a_prompt_file_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"a.jsonl: no file but a directory"):
+        PromptSource(tmp_path / "a.jsonl")
+
+
+def test_a_file_that_went_away_is_told_when_it_is_read(tmp_path: Path) -> None:
+    six = tmp_path / "six.jsonl"
+    six.write_text('{"input": "a"}\n' * 6)
+    source = PromptSource(six)
+    six.unlink()
+    with pytest.raises(DataError, match=f"{six}: can't be read any more: .*No such file"):
+        source.take(source.cursor_at(0), 1)
+
+
 def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(DataError, match=r"nothing://x.jsonl: can't be read"):
         PromptSource("nothing://x.jsonl")
