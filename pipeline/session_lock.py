@@ -32,11 +32,32 @@ def session_lock(folder: RunFolder) -> Iterator[None]:
             os.close(descriptor)
         if not isinstance(error, BlockingIOError):
             raise os_error(error, path, 0) from error
-        raise SessionRunningError(
-            f"{folder.root}: another session is running there (process {path.read_text().strip() or 'unknown'}).",
-            next_step="Wait for it, stop it, or use another --save.",
-        ) from error
+        raise _running(folder) from error
     try:
         yield
     finally:
         os.close(descriptor)
+
+
+def refuse_running(folder: RunFolder) -> None:
+    """Raise `SessionRunningError` while a session holds the run folder; nothing is written and nothing stays locked."""
+    try:
+        descriptor = os.open(folder.session_lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise os_error(error, folder.session_lock, 0) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _running(folder) from error
+    finally:
+        os.close(descriptor)
+
+
+def _running(folder: RunFolder) -> SessionRunningError:
+    return SessionRunningError(
+        f"{folder.root}: another session is running there (process "
+        f"{folder.session_lock.read_text().strip() or 'unknown'}).",
+        next_step="Wait for it, stop it, or use another --save.",
+    )

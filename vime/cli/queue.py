@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.dead_list import export_dead, list_dead
-from pipeline.queue_changes import drop, groups_to_drop, groups_to_requeue, requeue
+from pipeline.queue_changes import drop, groups_to_drop, groups_to_requeue, refuse_live, requeue
 from pipeline.task_list import STATES, list_leases, list_tasks
 from recovery import queue_report
 from storage.queue_view import GroupView, QueueView
@@ -171,6 +171,7 @@ def _requeue(words: list[str]) -> None:
     if bool(options.group) == options.all:
         raise SettingsError("Name the groups to requeue, or give --all, and not both.")
     location = run_of(options)
+    refuse_live(location)
     groups = groups_to_requeue(QueueView(location.pool), options.group)
     if not groups:
         print("No dropped group is left to requeue.")
@@ -195,6 +196,7 @@ def _drop(words: list[str]) -> None:
     _add_yes(parser)
     options = parser.parse_args(words)
     location = run_of(options)
+    refuse_live(location)
     groups = groups_to_drop(QueueView(location.pool), options.group)
     _confirm("drop", groups, yes=options.yes)
     drop(location, groups, options.reason)

@@ -1,6 +1,7 @@
 """`vime queue` on stopped and live runs, against the independent audit."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -279,7 +280,13 @@ def test_what_cannot_be_done_is_told_and_changes_nothing(
     assert snapshot(run) == before
 
 
-@pytest.mark.parametrize("words", ["queue requeue 0 --yes", "queue drop 23 --reason x --yes"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "queue requeue 0 --yes", "queue requeue --all --yes", "queue requeue 5 --yes", "queue requeue 0",
+        "queue drop 23 --reason x --yes", "queue drop 5 --reason x --yes",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("holder", ["session", "coordinator"])
 def test_the_queue_of_a_live_run_is_not_changed(
     run: Path, words: str, holder: str, capsys: pytest.CaptureFixture[str]
@@ -292,9 +299,12 @@ def test_the_queue_of_a_live_run_is_not_changed(
             else GroupQueue.open(pool, owner="coordinator of a run", lease_seconds=60)
         )
         with lock:
+            before = snapshot(run)
             assert call(run, words) == 1
+            assert snapshot(run) == before
         printed = capsys.readouterr().err
     assert "The run is live, and its queue can't be changed" in printed
+    assert f"process {os.getpid()}" in printed
     assert "Stop it with one Ctrl-C" in printed
     assert read_json(run, "queue status", capsys)["identity"]["dropped"] == {"reward_raised": 1}
 
