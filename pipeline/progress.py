@@ -173,7 +173,8 @@ class ProgressView:
 def step_line(record: StepRecord) -> str:
     """A step as one plain line."""
     return (
-        f"step {record.rollout_id + 1}/{record.num_rollout} (rollout {record.rollout_id})  reward {record.reward_mean:.3f}  "
+        f"step {record.rollout_id + 1}/{record.num_rollout} (rollout {record.rollout_id})  "
+        f"reward {record.reward_mean:.3f}  "
         f"staleness {record.staleness_mean:.1f} max {record.staleness_max}  "
         f"tok/s generated {record.generated_tokens_per_s:.0f} trained {record.trained_tokens_per_s:.0f}  "
         f"pending {record.pending} in flight {record.in_flight} dropped {sum(record.dropped.values())}  "
@@ -185,14 +186,9 @@ def step_table(record: StepRecord) -> Group:
     """A step as a table with the bottleneck below it."""
     table = Table(show_header=False, box=None, padding=(0, 2))
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(record.dropped.items())) or "0"
-    step = record.rollout_id + 1
+    step = f"{record.rollout_id + 1} of {record.num_rollout} (rollout {record.rollout_id})"
     rows = [
-        (
-            "step",
-            f"{step} of {record.num_rollout} (rollout {record.rollout_id})",
-            "policy version",
-            str(record.policy_version),
-        ),
+        ("step", step, "policy version", str(record.policy_version)),
         (
             "reward",
             f"{record.reward_mean:.3f} ± {record.reward_std:.3f}",
