@@ -49,7 +49,10 @@ def groups_to_requeue(view: QueueView, indices: Sequence[int]) -> list[GroupView
                 next_step="`vime queue dead RUN` lists them.",
             )
         if index in successors:
-            raise NoRunError(f"Group {index} was requeued before, as group {successors[index]}.")
+            raise NoRunError(
+                f"Group {index} was requeued before, as group {successors[index]}.",
+                next_step=f"Leave it out; if group {successors[index]} is dropped too, name that.",
+            )
     return [groups[index] for index in indices]
 
 

@@ -25,6 +25,7 @@ from pipeline.resume_words import resume_words
 from pipeline.run_folder import RunFolder
 from pipeline.session import Session
 from pipeline.session_lock import session_lock
+from pipeline.session_plan import plan_session
 from pipeline.session_start import Start, coordinator_config, prepare_start
 from pipeline.storage_proof import prove_here
 from pipeline.transports.promise import transport_words
@@ -51,6 +52,8 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         settings = generation_alone(settings)
     folder, queue = RunFolder.of(settings), settings.queue
     fixed = fixed_settings(settings, source)
+    if not folder.session_lock.exists():
+        plan_session(settings, new_branch="new")  # refuses what --load and --ckpt-step name before it makes a folder
     folder.make()
     with session_lock(folder):
         start = prepare_start(settings, folder)

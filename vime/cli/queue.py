@@ -169,7 +169,10 @@ def _requeue(words: list[str]) -> None:
     _add_yes(parser)
     options = parser.parse_args(words)
     if bool(options.group) == options.all:
-        raise SettingsError("Name the groups to requeue, or give --all, and not both.")
+        raise SettingsError(
+            "Name the groups to requeue, or give --all, and not both.",
+            next_step="`vime queue dead RUN` lists dropped groups.",
+        )
     location = run_of(options)
     refuse_live(location)
     groups = groups_to_requeue(QueueView(location.pool), options.group)
@@ -221,4 +224,4 @@ def _confirm(what: str, groups: Sequence[GroupView], *, yes: bool) -> None:
     for group in groups:
         print(f"  group {group.group_index}: {group.state}" + (f" ({group.reason})" if group.reason else ""))
     if input(f"{what.capitalize()} {counted(len(groups), 'group')}? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise SettingsError("Nothing was changed.")
+        raise SettingsError("Nothing was changed.", next_step="Answer y, or give --yes, to change it.")

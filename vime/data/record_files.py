@@ -70,13 +70,13 @@ def open_record_file(path: str, keys: RecordKeys, on_bad: OnBad) -> RecordFile:
     kinds: dict[str, type[JsonlFile] | type[ParquetFile]] = {".jsonl": JsonlFile, ".parquet": ParquetFile}
     kind = next((kind for suffix, kind in kinds.items() if path.endswith(suffix)), None)
     if kind is None:
-        raise DataError(f"{path}: unknown kind of prompt file, allowed: {', '.join(kinds)}.")
+        raise DataError(f"{path}: unknown kind of prompt file, allowed: {', '.join(kinds)}.", next_step="Convert it.")
     try:
         filesystem, inner = fsspec.core.url_to_fs(path)
         _refuse_no_file(path, filesystem, inner)
         return kind(path, filesystem, inner, keys, on_bad)
     except (OSError, ValueError, ImportError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: can't be read: {error}.", next_step="Check the path.") from error
+        raise DataError(f"{path}: can't be read: {_reason(error)}.", next_step="Check the path.") from error
 
 
 def _refuse_no_file(path: str, filesystem: fsspec.AbstractFileSystem, inner: str) -> None:
@@ -88,11 +88,16 @@ def _refuse_no_file(path: str, filesystem: fsspec.AbstractFileSystem, inner: str
         if cause is None or "://" not in path:
             raise DataError(f"{path}: no such file.", next_step="Check the path.") from error
         raise DataError(
-            f"{path}: can't be fetched: {str(cause) or type(cause).__name__}.",
+            f"{path}: can't be fetched: {_reason(cause)}.",
             next_step="Check the address and that this machine reaches it, or copy the file here.",
         ) from error
     if kind != "file":
         raise DataError(f"{path}: no file but a {kind}.", next_step="Check the path.")
+
+
+def _reason(error: BaseException) -> str:
+    """The error's words, without the full stops at their end."""
+    return str(error).rstrip(". ") or type(error).__name__
 
 
 def record_places(path: str, rows: Sequence[int]) -> dict[int, str]:
@@ -116,7 +121,9 @@ def record_places(path: str, rows: Sequence[int]) -> dict[int, str]:
                         places[record] = f"{path}:{number}"
                     record += 1
     except (OSError, ValueError, ImportError) as error:
-        raise DataError(f"{path}: can't be read: {error}.", next_step="Check that the prompt file is there.") from error
+        raise DataError(
+            f"{path}: can't be read: {_reason(error)}.", next_step="Check that the prompt file is there."
+        ) from error
     return places
 
 
@@ -177,7 +184,7 @@ class JsonlFile:
                     lines.append(stream.read(num_bytes))
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{self._path}: can't be read any more: {error}.",
+                f"{self._path}: can't be read any more: {_reason(error)}.",
                 next_step="Restore the file, or copy it to this machine.",
             ) from error
         return lines
