@@ -87,7 +87,7 @@ class PromptSource:
                 next_step=first.next_step if first.wrong_flag else next_step,
             )
         if not self._file.num_records:
-            raise DataError(f"{path}: the file has no records.", next_step="Check the path.")
+            raise BadRecordError(f"{path}: the file has no records.", next_step="Check the path, or fill the file.")
         chosen = range(self._file.num_records)[bounds]
         self._rows = np.asarray([row for row in chosen if row not in self._file.bad], np.int64)
         if not self._rows.size:

@@ -64,7 +64,10 @@ class RecordFile(Protocol):
 
 
 def open_record_file(path: str, keys: RecordKeys, on_bad: OnBad) -> RecordFile:
-    """Check and index a `.jsonl` or `.parquet` file, or make the tasks of `reasoning_gym:NAME`. Raises `DataError`."""
+    """Check and index a `.jsonl` or `.parquet` file, or make the tasks of `reasoning_gym:NAME`.
+
+    Raises `DataError` for a file that isn't there or can't be reached, `BadRecordError` for what it holds.
+    """
     if path.startswith(GYM_PREFIX):
         return GymFile(path)
     kinds: dict[str, type[JsonlFile] | type[ParquetFile]] = {".jsonl": JsonlFile, ".parquet": ParquetFile}
@@ -75,6 +78,8 @@ def open_record_file(path: str, keys: RecordKeys, on_bad: OnBad) -> RecordFile:
         filesystem, inner = fsspec.core.url_to_fs(path)
         _refuse_no_file(path, filesystem, inner)
         return kind(path, filesystem, inner, keys, on_bad)
+    except pyarrow.ArrowInvalid as error:
+        raise BadRecordError(f"{path}: can't be read: {_reason(error)}.", next_step="Restore the file.") from error
     except (OSError, ValueError, ImportError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: can't be read: {_reason(error)}.", next_step="Check the path.") from error
 
