@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from pipeline.messages import ProducerStats, QueueCounts
@@ -24,11 +24,10 @@ With it no group is begun between a step and its publication, so that where the 
 
 
 class GroupSource(Protocol):
-    """What the wait needs of the run's processes."""
+    """What the wait needs of the queue."""
 
     async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None: ...
     async def counts(self) -> QueueCounts: ...
-    async def stats(self) -> list[ProducerStats]: ...
 
 
 def batches_left_waiting() -> int:
@@ -52,7 +51,8 @@ def groups_to_wait_for(batch: int, rollouts_left: int) -> int:
 
 
 async def wait_for_batch(
-    source: GroupSource,
+    queue: GroupSource,
+    stats: Callable[[], Awaitable[list[ProducerStats]]],
     batch: int,
     *,
     stall_timeout_s: float | None,
@@ -63,19 +63,20 @@ async def wait_for_batch(
 ) -> Sequence[AcceptedGroup] | None:
     """All waiting groups once there are `batch`; None when the user asked to stop meanwhile.
 
-    Every `interval_s`, `report` is told what the wait is for and `check` may refuse to go on.
+    `stats` asks the producers. Every `interval_s`, `report` is told what the wait is for, and `check` may refuse to go
+    on.
 
     Raises:
         StalledError: no group was accepted for `stall_timeout_s`; None where a supervisor watches the wait.
     """
     started_s = time.monotonic()
     watch = None if stall_timeout_s is None else StallWatch(stall_timeout_s, started_s)
-    while (groups := await source.wait_for_groups(batch, min(interval_s, stall_timeout_s or interval_s))) is None:
+    while (groups := await queue.wait_for_groups(batch, min(interval_s, stall_timeout_s or interval_s))) is None:
         if stop_asked():
             return None
-        counts, stats = await asyncio.gather(source.counts(), source.stats())
+        counts, told = await asyncio.gather(queue.counts(), stats())
         now_s = time.monotonic()
-        requests, dropped = sum(stat.in_flight_requests for stat in stats), sum(counts.dropped.values())
+        requests, dropped = sum(stat.in_flight_requests for stat in told), sum(counts.dropped.values())
         report(
             f"The trainer has waited {now_s - started_s:.0f} s for {counted(batch, 'group')} ({counts.pending} "
             f"{agreeing(counts.pending, 'is')} there); "
@@ -85,5 +86,5 @@ async def wait_for_batch(
         )
         check(counts)
         if watch is not None:
-            watch.check(counts, stats, batch, now_s)
+            watch.check(counts, told, batch, now_s)
     return groups

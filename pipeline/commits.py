@@ -57,8 +57,8 @@ class Commits:
             await self._workers.on_trainers(lambda trainer: trainer.begin_save.remote(directory, rollout_id))
         else:
             await self._workers.on_trainers(lambda trainer: trainer.save.remote(directory, rollout_id))
-        await self._workers.save_prompt_source(rollout_id)
-        state = await self._workers.queue_state()
+        await self._workers.queue.save_prompt_source(rollout_id)
+        state = await self._workers.queue.state()
         if in_background:
             self._note(
                 f"Copied rollout {rollout_id} in {time.monotonic() - started:.1f} s; it is being written, and no "
@@ -121,7 +121,7 @@ class Commits:
             kept = (self._folder.root, start.plan.directory, queue.rollout_queue_keep_commits)
             released = releasable(*kept)
             await self._remove_token_logs(last_releasable_rollout(*kept))
-        await self._workers.rotate_queue(state, released)
+        await self._workers.queue.rotate(state, released)
         how = ", written in the background" if self._settings.checkpoint.async_save else ""
         self._note(f"Committed rollout {rollout_id} in {time.monotonic() - started:.1f} s{how}: {_relative(path)}")
 

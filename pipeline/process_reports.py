@@ -23,9 +23,9 @@ class ProcessReports:
 
     def ask_coordinator(self) -> Awaitable[QueueCounts]:
         """What the coordinator counts, where there is one; nobody waits for one that starts again."""
-        if self._workers.coordinator is None:
+        if self._workers.queue.actor is None:
             return _nothing_counted()
-        return _told(self._workers.coordinator.counts.remote(), "the queue coordinator", QueueCounts)
+        return _told(self._workers.queue.actor.counts.remote(), "the queue coordinator", QueueCounts)
 
     def ask_producers(self) -> list[Awaitable[ProducerActivity]]:
         """What the groups of each are at."""

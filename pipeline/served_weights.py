@@ -132,7 +132,7 @@ class ServedWeights:
 
     async def keep(self) -> None:
         """The next batch is planned under the version that serves."""
-        await self._workers.keep_version(self.version)
+        await self._workers.queue.keep_version(self.version)
 
     def _tell(self, publication: Publication) -> None:
         for address in publication.returned:
@@ -165,7 +165,7 @@ async def start_publisher(
             0 if start.commit is None else start.commit.weight_version,
             kept_version or 0,
             highest_evaluated_version(folder.root),
-            await workers.highest_version(),
+            await workers.queue.highest_version(),
             await workers.trainers.highest_version_on_disk(),
         ),
         flush_interval=weights.flush_cache_interval,

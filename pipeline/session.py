@@ -117,7 +117,7 @@ class Session:
             if failed is not None:
                 raise failed
             self._report.end(
-                await self._workers.identity(),
+                await self._workers.queue.identity(),
                 self._done_rollouts,
                 names_bottleneck=self._workers.has_engines and self._done_rollouts > self._start.plan.start_rollout,
             )
@@ -133,9 +133,9 @@ class Session:
         """Start every process and publish the first version; `clients` gets one for each engine."""
         workers = self._workers
         await prove_nodes(self._folder.queue, self._settings.queue)
-        await workers.start_coordinator(coordinator_config(self._settings, self._start, self._session))
+        await workers.queue.start(coordinator_config(self._settings, self._start, self._session))
         self._supervise(clients)
-        self._at_start = await workers.identity()
+        self._at_start = await workers.queue.identity()
         self._view.note(f"At start: {self._at_start}")
         kept_version = await workers.guarded(workers.take_over_engines())
         await workers.start_routers()
@@ -229,7 +229,7 @@ class Session:
         )
         self._evaluations.branch = self._start.branch
         weights.trainer_changed()
-        await self._workers.begin_branch(coordinator_config(self._settings, self._start, self._session))
+        await self._workers.queue.begin_branch(coordinator_config(self._settings, self._start, self._session))
         await self._give_memory_to_trainer()
         await self._workers.guarded(self._trainer.start())
         await weights.publish_of_new_trainer()
@@ -250,7 +250,7 @@ class Session:
         self._stages.begin(Stage("trains", rollout_id + 1))
         samples, reports = await self._workers.guarded(self._read_and_train(plan))
         reach(KillPoint.AFTER_TRAIN)
-        await self._workers.training_completed(plan)
+        await self._workers.queue.training_completed(plan)
         await self._hooks.trained()
         self._done_rollouts = rollout_id + 1
         self._report.clock.trained()
@@ -268,7 +268,8 @@ class Session:
         wanted = groups_to_wait_for(self._settings.data.rollout_batch_size or 0, self._num_rollout - rollout_id)
         self._stages.begin(Stage("", rollout_id + 1, groups_wanted=wanted))
         groups = await wait_for_batch(
-            self._workers,
+            self._workers.queue,
+            self._workers.stats,
             wanted,
             stall_timeout_s=None,
             report=self._view.waiting,
@@ -290,7 +291,7 @@ class Session:
             processed=processed,
         )
         reach(KillPoint.BEFORE_PLAN)
-        await self._workers.record_plan(plan, encode(plan))
+        await self._workers.queue.record_plan(plan, encode(plan))
         reach(KillPoint.AFTER_PLAN)
         await self._dumps.save(plan)
         return plan
@@ -356,4 +357,4 @@ class Session:
         return HookArgs(self._workers.settings)
 
     def _open_pool(self) -> PayloadPool:
-        return open_pool(self._settings, self._workers.coordinator)
+        return open_pool(self._settings, self._workers.queue.actor)

@@ -6,26 +6,24 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.engine import EngineActor
 from pipeline.actors.producer import ProducerActor
 from pipeline.actors.settings import encode_settings
 from pipeline.cluster import CONTROL_S, Cluster, answer, closed
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_handle import CoordinatorHandle
 from pipeline.engine_health import EngineKeeper, Fences, HealthSettings, KeptEngine
-from pipeline.engine_process import EngineProcess
+from pipeline.engine_process import STOP_MARGIN_S, EngineProcess
 from pipeline.evaluation.records import EvaluationRecord
 from pipeline.external_engines import ExternalEngine, check_external
 from pipeline.forwarders import ForwarderActor
 from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.kept_engines import end_claims
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
-from pipeline.planner import BatchPlan
 from pipeline.probe_sequence import ProbeSequence
 from pipeline.process_log import last_lines
 from pipeline.process_watch import ProcessWatch
@@ -37,12 +35,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
 from pipeline.storage_proof import prove_nodes
 from pipeline.trainer_group import STOP_TIMEOUT_S, TrainerGroup
-from pipeline.transports.ray_parts import COORDINATOR_S
-from recovery.accounting import Identity
-from recovery.commit import QueueState
 from storage.files import write_atomically
-from storage.positions import PositionRanges
-from storage.queue_types import AcceptedGroup
 from vime.counted import counted
 from vime.errors import ProcessDiedError, RunFailedError, StorageError, VimeError
 from vime.settings.groups import Settings
@@ -54,7 +47,6 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 PROGRESS_S = 2.0
-COORDINATOR_RESTARTS = 20
 
 
 def _as_it_is(engine: KeptEngine) -> KeptEngine:
@@ -84,6 +76,7 @@ class Workers:
         self.keeper: EngineKeeper | None = None
         """Who replaces engines, in a run that does, once they have started."""
         self.watch = ProcessWatch(folder.log)
+        self.queue = CoordinatorHandle(encoded, cluster, self.watch, in_memory=settings.queue.is_in_memory)
         self.trainers = TrainerGroup(settings, cluster, self.watch, self._leave_lost_nodes)
         self.producers = ProducerGroup(
             self._spawn_producer,
@@ -93,22 +86,11 @@ class Workers:
             self.record_processes,
             max_restarts=settings.queue.max_process_restarts,
         )
-        self.coordinator: Any = None
         self._engine_addresses: list[str] = []
         self._unproven: set[int | None] = set()
         """Engines, None for the trainer, that have gone to a node which is not known to see the queue's folder."""
         self._forwarders: list[Any] = []
         self._followers: list[asyncio.Task[None]] = []
-
-    async def start_coordinator(self, config: CoordinatorConfig) -> None:
-        """Open the queue. Ray restarts this actor when its process dies, unless its queue dies with it."""
-        in_memory = self.settings.queue.is_in_memory
-        self.coordinator = self._cluster.spawn(
-            CoordinatorActor, self._encoded, encode(config), restarts=0 if in_memory else COORDINATOR_RESTARTS
-        )
-        await self._coordinator_call(self.coordinator.pid.remote())
-        if in_memory:
-            self.watch.add("coordinator", self.coordinator.watch.remote())
 
     async def start_engines(
         self, report: Callable[[str], None], kept: Callable[[KeptEngine], KeptEngine] = _as_it_is
@@ -215,7 +197,7 @@ class Workers:
 
     async def start_trainers(self) -> int:
         """See `TrainerGroup.start`."""
-        return await self.trainers.start(self.coordinator)
+        return await self.trainers.start(self.queue.actor)
 
     async def start_producers(self, engine_addresses: list[str]) -> None:
         """Start the producers; they generate nothing before admission is resumed."""
@@ -230,7 +212,7 @@ class Workers:
         """Write the ids of all processes into the run folder, for those who look for what a session has left."""
         ids = {
             "driver": os.getpid(),
-            "coordinator": await self._pid(self.coordinator),
+            "coordinator": await self._pid(self.queue.actor),
             "trainers": [await self._pid(trainer) for trainer in self.trainers.ranks],
             "engines": [await engine.pids() for engine in self.engines],
             "routers": self.routers.pids,
@@ -246,17 +228,6 @@ class Workers:
         """See `ProcessWatch.guarded`."""
         return await self.watch.guarded(work)
 
-    async def begin_branch(self, config: CoordinatorConfig) -> None:
-        """Have the queue keep the books of another branch."""
-        await self._coordinator_call(self.coordinator.begin_branch.remote(encode(config)))
-
-    async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None:
-        content = await self._coordinator_call(self.coordinator.wait_for_groups.remote(count, timeout_s))
-        return None if content is None else decode(content, list[AcceptedGroup])
-
-    async def record_plan(self, plan: BatchPlan, content: bytes) -> None:
-        await self._coordinator_call(self.coordinator.record_plan.remote(plan.batch_id, plan.positions, content))
-
     async def probe_engines(self, addresses: list[str]) -> list[list[ProbeSequence]]:
         """A few sequences of each of these engines; see `pipeline.parity_probe`."""
         probed = await self.producers.ask(0, lambda producer: producer.probe.remote(addresses))
@@ -268,11 +239,6 @@ class Workers:
         scores = await self.trainers.probe(content, start_weights)
         return decode(scores[0], dict[str, list[float]])
 
-    async def training_completed(self, plan: BatchPlan) -> None:
-        await self._coordinator_call(
-            self.coordinator.training_completed.remote(plan.rollout_id, plan.policy_version, plan.positions)
-        )
-
     async def train(self, content: bytes) -> list[TrainReport]:
         reports = await self.on_trainers(lambda trainer: trainer.train.remote(content))
         return [decode(report, TrainReport) for report in reports]
@@ -281,31 +247,6 @@ class Workers:
         """Let the ranks leave their devices' memory until they are needed again."""
         await self.trainers.rest()
 
-    async def identity(self) -> Identity:
-        return decode(await self._coordinator_call(self.coordinator.identity.remote()), Identity)
-
-    async def counts(self) -> QueueCounts:
-        return decode(await self._coordinator_call(self.coordinator.counts.remote()), QueueCounts)
-
-    async def save_prompt_source(self, rollout_id: int) -> None:
-        """Have a data source of the user's own save its place, as part of a commit."""
-        await self._coordinator_call(self.coordinator.save_prompt_source.remote(rollout_id))
-
-    async def queue_state(self) -> QueueState:
-        return decode(await self._coordinator_call(self.coordinator.queue_state.remote()), QueueState)
-
-    async def rotate_queue(self, committed: QueueState, released: PositionRanges) -> None:
-        """Tell the queue that a commit with this state is on disk, and which positions no kept commit needs."""
-        await self._coordinator_call(self.coordinator.rotate.remote(encode(committed), released.ranges()))
-
-    async def keep_version(self, policy_version: int) -> None:
-        """Tell the queue that the next batch is planned under this version, too."""
-        await self._coordinator_call(self.coordinator.keep_version.remote(policy_version))
-
-    async def highest_version(self) -> int:
-        version: int = await self._coordinator_call(self.coordinator.highest_version.remote())
-        return version
-
     async def stats(self) -> list[ProducerStats]:
         """Of the producers that live."""
         contents = await self.producers.ask_all(lambda producer: producer.stats.remote())
@@ -313,7 +254,7 @@ class Workers:
 
     async def counts_and_stats(self) -> tuple[QueueCounts, list[ProducerStats]]:
         """Both at one moment."""
-        return await asyncio.gather(self.counts(), self.stats())
+        return await asyncio.gather(self.queue.counts(), self.stats())
 
     async def evaluate(self, step: int, branch: str) -> EvaluationRecord:
         """The first producer evaluates the policy that serves; see `Evaluator`."""
@@ -363,13 +304,14 @@ class Workers:
         await asyncio.gather(*self._followers, return_exceptions=True)
         await self.watch.close()
         ending = [engine for engine in self.engines if not (keeps_engines and engine.is_kept)]
-        stopping = {engine.name: engine.actor.stop.remote() for engine in ending}
-        stopping |= {f"trainer rank {rank}": trainer.close.remote() for rank, trainer in enumerate(self.trainers.ranks)}
-        if self.coordinator is not None:
-            stopping["the queue coordinator"] = self.coordinator.close.remote()
-        tasks = [asyncio.create_task(closed(reference, name)) for name, reference in stopping.items()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+        engines = {engine.name: engine.actor.stop.remote() for engine in ending}
+        others = {f"trainer rank {rank}": trainer.close.remote() for rank, trainer in enumerate(self.trainers.ranks)}
+        if self.queue.actor is not None:
+            others["the queue coordinator"] = self.queue.actor.close.remote()
+        cleanup_s = self.settings.engine.rollout_cleanup_timeout + STOP_MARGIN_S
+        await asyncio.gather(
+            _closed_in_time(engines, max(STOP_TIMEOUT_S, cleanup_s)), _closed_in_time(others, STOP_TIMEOUT_S)
+        )
         if not keeps_engines:
             await asyncio.to_thread(end_claims, self._folder.kept_engines)
         await self.routers.stop()
@@ -428,10 +370,10 @@ class Workers:
 
     def _spawn_producer(self, number: int) -> Any:
         encoded, addresses = encode_settings(self.settings), self._engine_addresses
-        return self._cluster.spawn(ProducerActor, encoded, self.coordinator, addresses, number, self._forwarders)
+        return self._cluster.spawn(ProducerActor, encoded, self.queue.actor, addresses, number, self._forwarders)
 
     async def _retire_producer(self, number: int) -> None:
-        await self._coordinator_call(self.coordinator.retire.remote(worker_name(number)))
+        await self.queue.retire(worker_name(number))
 
     async def _pid(self, actor: Any) -> int | None:
         """None for a process that has died and may be replaced."""
@@ -440,9 +382,13 @@ class Workers:
         except ProcessDiedError:
             return None
 
-    async def _coordinator_call(self, reference: Awaitable[_Result]) -> _Result:
-        """Its answer, of its successor where Ray has to start one. Raises `StalledError` when none comes."""
-        return await answer(reference, "the queue coordinator", within_s=COORDINATOR_S)
+
+async def _closed_in_time(closing: Mapping[str, Awaitable[Any]], within_s: float) -> None:
+    """Wait for what ends processes, by their names; those that don't end are told."""
+    tasks = {asyncio.create_task(closed(reference, name)): name for name, reference in closing.items()}
+    late = (await asyncio.wait(tasks, timeout=within_s))[1] if tasks else set()
+    for task in late:
+        logger.warning("%s did not close within %g s", tasks[task], within_s)
 
 
 def _health(settings: Settings) -> HealthSettings:

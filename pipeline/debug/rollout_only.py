@@ -57,15 +57,15 @@ class RolloutOnlySession:
         self._view, self._interrupts = view, interrupts
         self._workers = Workers(settings, folder, cluster)
         self._dumps = RolloutDumps(
-            settings.debug.rollout_data_template, lambda: open_pool(settings, self._workers.coordinator), view.note
+            settings.debug.rollout_data_template, lambda: open_pool(settings, self._workers.queue.actor), view.note
         )
 
     async def run(self) -> Ending:
         """Raises `TooManyFailuresError`."""
         workers, last = self._workers, self._settings.data.num_rollout or 0
         try:
-            await workers.start_coordinator(self._config)
-            at_start = await workers.identity()
+            await workers.queue.start(self._config)
+            at_start = await workers.queue.identity()
             self._view.note(f"At start: {at_start}")
             check = partial(stop_when_too_many_failed, self._settings, self._folder.root, at_start)
             await workers.start_routers()
@@ -82,7 +82,7 @@ class RolloutOnlySession:
             if failed is not None:
                 raise failed
             self._view.note(
-                f"At end: {await workers.identity()}; nothing is committed, a run in this folder trains it."
+                f"At end: {await workers.queue.identity()}; nothing is committed, a run in this folder trains it."
             )
             return Ending.INTERRUPTED if self._interrupts.stop_asked else Ending.DONE
         finally:
@@ -92,7 +92,8 @@ class RolloutOnlySession:
         """Wait for a batch, dump it and call it done; False when the user asked to stop."""
         workers, data = self._workers, self._settings.data
         groups = await wait_for_batch(
-            workers,
+            workers.queue,
+            workers.stats,
             data.rollout_batch_size or 0,
             stall_timeout_s=self._settings.queue.stall_timeout,
             report=self._view.waiting,
@@ -108,11 +109,11 @@ class RolloutOnlySession:
             rollout_id=rollout_id,
             policy_version=START_VERSION,
         )
-        await workers.record_plan(plan, encode(plan))
+        await workers.queue.record_plan(plan, encode(plan))
         await self._dumps.save(plan)
-        await workers.training_completed(plan)
-        await workers.keep_version(START_VERSION)
-        counts = await workers.counts()
+        await workers.queue.training_completed(plan)
+        await workers.queue.keep_version(START_VERSION)
+        counts = await workers.queue.counts()
         rewards = [sample.reward for sample in plan.samples]
         self._view.note(
             f"rollout {rollout_id + 1}/{data.num_rollout}  reward {sum(rewards) / len(rewards):.3f}  "

@@ -7,7 +7,16 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
-from pipeline.weight_transports.transport import WORK_SHARE, Deadline, Failures, Prepared, failures_of, on_each, staged
+from pipeline.weight_transports.transport import (
+    WORK_SHARE,
+    Deadline,
+    Failures,
+    Prepared,
+    all_are_there,
+    failures_of,
+    on_each,
+    staged,
+)
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.updates import FromGroup, LoadStaged, LoadStream
 from vime.errors import PublicationError
@@ -41,8 +50,8 @@ class GroupTransport:
         """With `streams` engines load weights as they arrive, while they are paused.
 
         Else they receive them whole before, beside the model: in host memory over gloo, on the GPU over NCCL. With
-        `streams_after_failure` a version that could not be brought there, for want of memory say, is the last one that
-        is tried so.
+        `streams_after_failure` a version that engines could not take there, for want of memory say, is the last one
+        that is tried so; one that an engine did not live to take is not.
         """
         self._source, self._streams = source, streams
         self._streams_after_failure = streams_after_failure
@@ -74,13 +83,13 @@ class GroupTransport:
         )
         if failures:
             # The group sends to all or to none.
-            self._could_not_stage()
+            await self._could_not_stage(engines, failures, deadline)
             return Prepared(failures)
         try:
             num_bytes = await deadline.bound("sending weights", self._source.send_weights())
         except PublicationError as error:
-            self._could_not_stage()
             failures = failures_of(error, engines)
+            await self._could_not_stage(engines, failures, deadline)
             # Those that aren't named may have the whole version, or have been left in the middle of it.
             others = [engine for engine in engines if engine.address not in failures]
             waits = [staged(engine, version) for engine in others]
@@ -109,9 +118,10 @@ class GroupTransport:
         """Make a new group for the next publication."""
         self._joined = None
 
-    def _could_not_stage(self) -> None:
+    async def _could_not_stage(self, engines: Sequence[EngineClient], failures: Failures, deadline: Deadline) -> None:
         self.leave()
-        self._streams = self._streams_after_failure
+        if self._streams_after_failure and await all_are_there(engines, failures, deadline):
+            self._streams = True
 
     def repeats(self, version: int) -> bool:  # noqa: ARG002
         """The trainer's memory holds it."""

@@ -122,6 +122,12 @@ async def on_each(
     return failures
 
 
+async def all_are_there(engines: Sequence[EngineClient], failures: Failures, deadline: Deadline) -> bool:
+    """Whether all engines that failed still answer: then they lack something, and have not ended or left the others."""
+    failed = [engine for engine in engines if engine.address in failures]
+    return not await on_each(failed, "asking", [engine.weight_version() for engine in failed], deadline)
+
+
 async def staged(engine: EngineClient, version: int) -> None:
     """Until all workers of the engine have the version; `PublicationError` has the reason of one that failed."""
     while True:

@@ -41,8 +41,10 @@ async def never(args: Any, sample: Sample) -> float:  # noqa: ARG001 - the docum
 
 
 async def wait(parts: Parts, batch: int, timeout_s: float, reports: list[str] | None = None) -> Any:
+    source = PartsSource(parts)
     return await wait_for_batch(
-        PartsSource(parts),
+        source,
+        source.stats,
         batch,
         stall_timeout_s=timeout_s,
         report=(reports if reports is not None else []).append,
@@ -71,7 +73,8 @@ async def test_stream_that_gives_groups_does_not_stall(tmp_path: Path) -> None:
 
 async def test_asked_to_stop_ends_the_wait_without_groups() -> None:
     assert await wait_for_batch(
-        Silent(), 4, stall_timeout_s=9, report=str, check=lambda _: None, stop_asked=lambda: True, interval_s=0.01
+        Silent(), Silent().stats, 4, stall_timeout_s=9, report=str, check=lambda _: None, stop_asked=lambda: True,
+        interval_s=0.01,
     ) is None  # fmt: skip
 
 
@@ -81,7 +84,14 @@ async def test_refused_counts_end_the_wait() -> None:
 
     with pytest.raises(TooManyFailuresError):
         await wait_for_batch(
-            Silent(), 4, stall_timeout_s=9, report=str, check=refuse, stop_asked=lambda: False, interval_s=0.01
+            Silent(),
+            Silent().stats,
+            4,
+            stall_timeout_s=9,
+            report=str,
+            check=refuse,
+            stop_asked=lambda: False,
+            interval_s=0.01,
         )
 
 

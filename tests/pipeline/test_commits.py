@@ -63,6 +63,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.queue = self
         self.ranks = [Rank(number, self.calls) for number in range(2)]
         self.trained = 0
         self.rotated: list[QueueState] = []
@@ -74,10 +75,10 @@ class Ranks:
     async def save_prompt_source(self, rollout_id: int) -> None:
         self.calls.append(f"source {rollout_id}")
 
-    async def queue_state(self) -> QueueState:
+    async def state(self) -> QueueState:
         return QueueState([(0, self.trained)], self.trained + 1, {})
 
-    async def rotate_queue(self, state: QueueState, released: PositionRanges) -> None:
+    async def rotate(self, state: QueueState, released: PositionRanges) -> None:
         self.released.append(released)
         self.rotated.append(state)
 

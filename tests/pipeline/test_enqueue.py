@@ -185,7 +185,8 @@ async def test_a_batch_that_cannot_be_filled_says_what_became_of_its_groups(
     with pytest.raises(StalledError, match=r"waits for 4 groups, 0 are there and \d+ were set aside \(\d+ reward"):
         async with stream(tmp_path, engine, reward=reward, max_attempts=1) as parts:
             await wait_for_batch(
-                PartsSource(parts),
+                source := PartsSource(parts),
+                source.stats,
                 4,
                 stall_timeout_s=1.0,
                 report=reports.append,

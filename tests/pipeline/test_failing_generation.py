@@ -54,7 +54,8 @@ async def test_a_run_most_of_whose_generations_fail_stops_with_a_summary(tmp_pat
         check_failed_fraction(counts.dropped, counts.generated, allowed=0.1, run=tmp_path)
 
     async with stream(tmp_path, engine, max_groups=200, **FEW_BUSY) as parts:
-        wait = functools.partial(wait_for_batch, PartsSource(parts), 100, stall_timeout_s=60.0, interval_s=0.05)
+        source = PartsSource(parts)
+        wait = functools.partial(wait_for_batch, source, source.stats, 100, stall_timeout_s=60.0, interval_s=0.05)
         with pytest.raises(
             TooManyFailuresError, match=r"^\d+ of \d+ groups were set aside, .* reasons: engine \(\d+\)"
         ):

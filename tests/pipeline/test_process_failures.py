@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,34 @@ async def test_what_does_not_close_in_order_is_named_and_hides_nothing(
 
     given = settings(tmp_path)
     workers = Workers(given, RunFolder.of(given), NoCluster())  # type: ignore[arg-type]
-    workers.engines, workers.trainers.ranks, workers.coordinator = [], [], Coordinator
+    workers.engines, workers.trainers.ranks, workers.queue.actor = [], [], Coordinator
     await workers.stop()
     assert "the queue coordinator did not close in order: close the pool: the disk is full" in caplog.text
+
+
+async def test_an_engine_has_its_own_time_to_end_and_who_does_not_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pipeline.workers.STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("pipeline.workers.STOP_MARGIN_S", 0.0)
+    ended = list[str]()
+
+    async def in_time() -> None:
+        await asyncio.sleep(0.2)
+        ended.append("engine 0")
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    given = settings(tmp_path, "--rollout-cleanup-timeout", "5")
+    workers = Workers(given, RunFolder.of(given), NoCluster())  # type: ignore[arg-type]
+    workers.engines = [SimpleNamespace(name="engine 0", is_kept=False, actor=remote(stop=in_time))]  # type: ignore[list-item]
+    workers.trainers.ranks = [remote(close=never)]
+    await workers.stop()
+    assert ended == ["engine 0"]
+    assert "trainer rank 0 did not close within 0.05 s" in caplog.text
+
+
+def remote(**methods: Any) -> Any:
+    """An actor with these methods."""
+    return SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})

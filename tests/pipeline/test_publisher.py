@@ -114,6 +114,18 @@ async def test_versions_are_loaded_as_they_arrive_once_one_had_no_room(engines: 
         await rig.check_standing()
 
 
+async def test_an_engine_that_dies_while_a_version_is_brought_says_nothing_of_the_others_room(
+    engines: list[StandinEngine],
+) -> None:
+    async with Rig(engines, streams_after_failure=True) as rig:
+        await rig.publish()
+        engines[1].faults.steps["vime_stage_weights"] = "die"
+        await rig.publish()
+        assert (await rig.publish()).raised
+        engines[0].faults.steps["vime_stage_weights"] = "error"
+        assert not (await rig.publish()).raised, "it was still brought beside the model first"
+
+
 async def test_engine_that_fails_to_load_is_fenced_and_repaired_by_the_next_publication(
     engines: list[StandinEngine],
 ) -> None:

@@ -22,7 +22,7 @@ from vime.settings.groups import QueueSettings
 class Workers:
     """One rank that works on a call, takes steps while it is told to, and nothing besides."""
 
-    coordinator = None
+    queue = SimpleNamespace(actor=None)
     producers = SimpleNamespace(actors=[])
 
     def __init__(self, folder: Path) -> None:

@@ -91,7 +91,8 @@ async def test_a_run_whose_every_group_fails_ends_with_the_count_and_the_reasons
         check_some_accepted(counts.dropped, counts.trained + counts.pending, batch=4, run=tmp_path)
 
     async with stream(tmp_path, engine, reward=raising, max_attempts=1) as parts:
-        wait = functools.partial(wait_for_batch, PartsSource(parts), 4, stall_timeout_s=60.0, interval_s=0.05)
+        source = PartsSource(parts)
+        wait = functools.partial(wait_for_batch, source, source.stats, 4, stall_timeout_s=60.0, interval_s=0.05)
         with pytest.raises(TooManyFailuresError, match=r"^0 of (1[6-9]|[2-9]\d) groups were accepted\.") as caught:
             await wait(report=lambda _: None, check=check, stop_asked=lambda: False)
     assert "reward_raised (" in caught.value.message

@@ -20,6 +20,7 @@ class Session:
         self.responses, self.done = asyncio.Event(), list[str]()
         this = cast(Any, self)
         self.weights = ServedWeights(this, this, this, this, this, self.done.append, this)
+        self.queue = self
         self.trainers_busy, self.engines_sleep = asyncio.Lock(), False
 
     @property

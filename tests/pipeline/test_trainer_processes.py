@@ -215,7 +215,7 @@ def test_a_released_rank_gives_its_place_to_one_that_goes_on_from_the_checkpoint
     async def session(cluster: Cluster) -> tuple[list[int], list[int]]:
         workers = Workers(settings, folder, cluster)
         try:
-            await workers.start_coordinator(CoordinatorConfig("b", [], 1, 1, 60))
+            await workers.queue.start(CoordinatorConfig("b", [], 1, 1, 60))
             await workers.start_trainers()
             await workers.on_trainers(lambda rank: rank.load_start.remote())
             await workers.on_trainers(lambda rank: rank.save.remote(directory, 0))

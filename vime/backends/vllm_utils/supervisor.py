@@ -89,6 +89,8 @@ class Supervisor:
         self._grace_s, self._ledger = grace_s, ledger
         self._stop_asked = False
         self._segments: set[str] = set()
+        self._listed: set[str] = set()
+        """Those of them that the ledger names."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_stop)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -112,10 +114,17 @@ class Supervisor:
         return os.getppid() == self._parent
 
     def _note_segments(self) -> None:
-        found = mapped_segments(descendants(os.getpid())) - self._segments
-        if found:
-            self._segments |= found
-            self._ledger.write_text("".join(f"{path}\n" for path in sorted(self._segments)))
+        """Where the ledger can't be written the engine goes on; a supervisor that is killed then leaves segments."""
+        self._segments |= mapped_segments(descendants(os.getpid()))
+        if self._segments != self._listed:
+            new = self._ledger.with_name(f"{self._ledger.name}.new")
+            try:
+                new.write_text("".join(f"{path}\n" for path in sorted(self._segments)))
+                new.replace(self._ledger)
+                self._listed = set(self._segments)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    new.unlink(missing_ok=True)
 
     def _end_all(self) -> None:
         self._note_segments()
@@ -134,6 +143,8 @@ class Supervisor:
                     pass
             time.sleep(0.02)
         unlink_listed(self._ledger)
+        for path in self._segments:
+            Path(path).unlink(missing_ok=True)
 
     def _ask_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stop_asked = True

@@ -14,7 +14,7 @@ from vime.models.weight_names import num_further_layers
 from vime.settings.groups import Settings
 from vime.settings.rules.json_files import model_config, read_json
 from vime.settings.rules.problem import Problem, problem, problem_of
-from vime.settings.rules.quantities import longest_sequence, option, size
+from vime.settings.rules.quantities import has_critic, longest_sequence, option, size
 
 _LAYOUT = "--pipeline-model-parallel-layout"
 
@@ -219,6 +219,16 @@ def a_layout_places_layers_for_further_tokens(settings: Settings) -> Iterator[Pr
     if not layout:
         return
     asked, stages = settings.trainer.mtp_num_layers or 0, layout_stages(layout)
+    if asked and has_critic(settings):
+        yield problem(
+            settings,
+            "--mtp-num-layers --advantage-estimator",
+            found=f"{_LAYOUT} is given with both --mtp-num-layers and --advantage-estimator ppo",
+            allowed="two of the three",
+            reason="The critic has the same layout and none of these layers.",
+            next_step=f"Leave out {_LAYOUT}: Megatron then places these layers beside the head.",
+        )
+        return
     last, everywhere = stages[-1].count("m"), "".join(stages).count("m")
     if (last, everywhere) != (asked, asked):
         yield Problem(

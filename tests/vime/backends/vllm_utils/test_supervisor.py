@@ -64,6 +64,15 @@ def test_a_stop_ends_everything_and_removes_the_segment(tmp_path: Path) -> None:
     assert not segment.exists()
 
 
+def test_a_ledger_that_can_not_be_written_ends_no_engine(tmp_path: Path) -> None:
+    process, pids, segment = started(tmp_path, supervisor(tmp_path / "gone"))
+    time.sleep(1.3)  # segments are looked for once a second
+    assert all(alive(pid) for pid in pids)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert not segment.exists()
+
+
 def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
     code = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
     process, pids, segment = started(tmp_path, [sys.executable, "-c", code, *supervisor(tmp_path)])
