@@ -19,13 +19,13 @@ from pipeline.incidents import session_incidents
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.kept_engines import engine_lease
 from pipeline.metric_sinks.sinks import open_sinks
+from pipeline.preview.start_checks import check_start
 from pipeline.progress import ProgressView
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.resume_words import resume_words
 from pipeline.run_folder import RunFolder
 from pipeline.session import Session
 from pipeline.session_lock import session_lock
-from pipeline.session_plan import plan_session
 from pipeline.session_start import Start, coordinator_config, prepare_start
 from pipeline.storage_proof import prove_here
 from pipeline.transports.promise import transport_words
@@ -42,7 +42,10 @@ from vime.settings.rules.quantities import demand_of
 
 
 def run_training(resolved: Resolved, view: ProgressView) -> Ending:
-    """Run `vime train` to its end. Errors come out as `VimeError`."""
+    """Run `vime train` to its end; what can be seen at once is refused before anything is written.
+
+    Errors come out as `VimeError`.
+    """
     if resolved.settings.debug.trains_only:
         return train_stored(resolved.settings, view)
     source = build_prompt_source(resolved.settings)
@@ -52,8 +55,7 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         settings = generation_alone(settings)
     folder, queue = RunFolder.of(settings), settings.queue
     fixed = fixed_settings(settings, source)
-    if not folder.session_lock.exists():
-        plan_session(settings, new_branch="new")  # refuses what --load and --ckpt-step name before it makes a folder
+    check_start(settings, source, folder)
     folder.make()
     with session_lock(folder):
         start = prepare_start(settings, folder)

@@ -12,6 +12,21 @@ from storage.os_errors import os_error
 from vime.errors import SessionRunningError
 
 
+def session_is_running(folder: RunFolder) -> bool:
+    """Whether a session holds the lock now; False where it can't be looked at."""
+    try:
+        descriptor = os.open(folder.session_lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @contextmanager
 def session_lock(folder: RunFolder) -> Iterator[None]:
     """One session a run folder.
@@ -41,18 +56,8 @@ def session_lock(folder: RunFolder) -> Iterator[None]:
 
 def refuse_running(folder: RunFolder) -> None:
     """Raise `SessionRunningError` while a session holds the run folder; nothing is written and nothing stays locked."""
-    try:
-        descriptor = os.open(folder.session_lock, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise os_error(error, folder.session_lock, 0) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise _running(folder) from error
-    finally:
-        os.close(descriptor)
+    if session_is_running(folder):
+        raise _running(folder)
 
 
 def _running(folder: RunFolder) -> SessionRunningError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from pipeline.devices import cpu_slots, visible_gpus
 from pipeline.evaluation.prompts import open_eval_sets, set_aside_words
@@ -10,8 +11,9 @@ from pipeline.fixed_settings import refuse_otherwise_started
 from pipeline.model_config import model_config
 from pipeline.preview.folders import folder_problems
 from pipeline.preview.process_map import Machines, assumed_machines
-from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, try_reward
+from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, reward_failure, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
+from pipeline.preview.start_checks import router_port_problem
 from pipeline.prompt_source import build_prompt_source, with_num_rollout
 from pipeline.run_folder import RunFolder
 from pipeline.session_plan import plan_session
@@ -24,6 +26,7 @@ from vime.errors import VimeError
 from vime.rollout.hooks import named_hooks
 from vime.settings.groups import Settings
 from vime.settings.resolve import Resolved
+from vime.settings.rules.data import without_slice
 
 
 def dry_run(resolved: Resolved, warnings: list[str]) -> int:
@@ -50,7 +53,7 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     except VimeError as error:
         problems.append(error)
     settings = resolved.settings
-    problems = [*folder_problems(settings), *problems]
+    problems = [*folder_problems(settings), *_port_problems(settings), *problems]
     try:
         warnings = [*warnings, *(words for each in open_eval_sets(settings) for words in set_aside_words(each))]
     except VimeError as error:
@@ -69,6 +72,28 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
         warnings=warnings,
         problems=problems,
     )
+
+
+def _port_problems(settings: Settings) -> list[VimeError]:
+    """Of this machine; none where another cluster is assumed."""
+    taken = None if settings.command.assume_gpus is not None else router_port_problem(settings)
+    return [] if taken is None else [taken]
+
+
+def data_problems(resolved: Resolved) -> list[VimeError]:
+    """What is wrong with the prompts or, where these can be read, with the reward, beside settings that can't work.
+
+    Nothing of a missing file, which is one of those.
+    """
+    settings = resolved.settings
+    path = settings.data.prompt_data
+    if path is None or settings.data.data_source_path is not None or not Path(without_slice(path)).is_file():
+        return []
+    try:
+        failure = reward_failure(settings, build_prompt_source(settings))
+    except VimeError as error:
+        return [error]
+    return [] if failure is None else [failure]
 
 
 def machines_for(settings: Settings) -> Machines:

@@ -51,25 +51,22 @@ def _without(words: Sequence[str], newer: Sequence[str]) -> list[str]:
     return kept
 
 
-def share_out(words: Sequence[str], extra_flags: Collection[str] = ()) -> PassedOn:
+def share_out(words: Sequence[str], extra_flags: Collection[str] = ()) -> tuple[PassedOn, list[SettingsError]]:
     """Share out the words that vime's parser left over: each flag goes with the values that follow it.
 
-    `extra_flags` are known besides Megatron's listed ones; see `vime.settings.extra_args`.
-
-    Raises:
-        SettingsError: a word that belongs to no flag, or what looks like a misspelt flag of vime.
+    The first word is a flag. `extra_flags` are known besides Megatron's listed ones; see `vime.settings.extra_args`.
+    What looks like a misspelt flag of vime goes to nobody and becomes an error.
     """
-    result = PassedOn()
-    target: list[str] | None = None
+    result, errors = PassedOn(), list[SettingsError]()
+    target: list[str] = []
     for word in words:
         if word.startswith("--"):
-            if word.partition("=")[0] not in extra_flags:
-                _refuse_misspelt(word.partition("=")[0])
-            target = result.owner_of(word)
-        if target is None:
-            raise SettingsError(f"Stray word {word!r} on the command line.", next_step="Flags start with two dashes.")
+            flag = word.partition("=")[0]
+            misspelt = None if flag in extra_flags else _misspelt(flag)
+            target = result.owner_of(word) if misspelt is None else []
+            errors += [] if misspelt is None else [misspelt]
         target.append(word)
-    return result
+    return result, errors
 
 
 def unknown_flags(settings: Settings, megatron_flags: frozenset[str]) -> dict[str, str]:
@@ -113,17 +110,18 @@ def _listed() -> dict[str, list[str] | str]:
     return listed
 
 
-def _refuse_misspelt(flag: str) -> None:
+def _misspelt(flag: str) -> SettingsError | None:
     if flag in listed_megatron_flags():
-        return
+        return None
     plain = flag.replace("_", "-")
     close = [name for name in own_flag_names() if edit_distance(plain, name, _CLOSE) <= _CLOSE]
     close += [name for name in own_flag_names() if len(plain) > len("--vllm-") and name.startswith(plain)]
-    if close:
-        meant = min(close, key=lambda name: (edit_distance(plain, name, len(name)), name))
-        raise SettingsError(
-            f"{flag} is not a flag; the nearest one is {meant}.", next_step="`vime train --help` lists every flag."
-        )
+    if not close:
+        return None
+    meant = min(close, key=lambda name: (edit_distance(plain, name, len(name)), name))
+    return SettingsError(
+        f"{flag} is not a flag; the nearest one is {meant}.", next_step="`vime train --help` lists every flag."
+    )
 
 
 def edit_distance(left: str, right: str, limit: int) -> int:

@@ -28,6 +28,15 @@ CASES = (
     Case("--custom-rm-path reward:score", "--custom-rm-path is reward:score", "package.module.function", "Correct"),
     Case("--multimodal-keys [1]", "Argument --multimodal-keys: '[1]'", "JSON object", _LISTED),
     Case("--train-backend fsdp", "Argument --train-backend: invalid choice: 'fsdp'", "'megatron'", _LISTED),
+    Case("--save=", "--save is empty", "text of one letter or more", "Give a value, or leave it out."),
+    Case("--load=", "--load is empty", "text of one letter or more", "Give a value, or leave it out."),
+    Case(
+        "--config $DIR/job.toml",
+        "job.toml: evaluation.eval_prompt_data is empty",
+        "text of one letter or more",
+        "Give a value, or leave it out.",
+        files={"job.toml": '[evaluation]\neval_prompt_data = ["aime", ""]\n'},
+    ),
     Case(
         "--config $DIR/job.toml",
         "job.toml: data.rollout_batchsize is not a setting",
