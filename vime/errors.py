@@ -53,7 +53,7 @@ class DataError(VimeError):
 
 
 class BadRecordError(DataError):
-    """A record of the prompt file can't be used, and the run may not go on without it."""
+    """What a prompt file holds can't be used: a record that the run may not go on without, or all of it."""
 
 
 class FailedSampleError(VimeError):

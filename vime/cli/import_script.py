@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vime.errors import SettingsError
+from vime.outputs import write_output
 from vime.settings.script.reader import read_launch_script
 from vime.settings.script.to_file import settings_tables, toml_text
 
@@ -32,10 +32,7 @@ def import_script(words: list[str]) -> int:
     if options.output is None:
         print(text, end="")
         return 0
-    try:
-        options.output.write_text(text)
-    except OSError as error:
-        raise SettingsError(f"--output: {error}.", next_step="Name a file that can be written.") from error
+    write_output("--output", options.output, text)
     settings = sum(len(entries) for entries in tables.values())
     print(f"{options.output}: {settings} settings, {len(notes)} notes.")
     print(f"Check it: vime train --config {options.output} --dry-run")

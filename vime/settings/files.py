@@ -28,23 +28,23 @@ class FileEntries:
     errors: list[SettingsError] = field(default_factory=list)
 
 
-def read_config(path: str) -> tuple[dict[str, Any], PassedOn]:
-    """Field name -> value of a `--config` file, and its flags for others.
+def read_config(path: str, *, flag: str = "--config") -> tuple[dict[str, Any], PassedOn]:
+    """Field name -> value of a file as `--config` takes it, and its flags for others; `flag` named the file.
 
     Raises:
         SettingsError: it can't be read or parsed; an unknown table or key (with the nearest one), a wrong type or a
             value out of range, each with file and key, all of them at once.
     """
-    entries = config_entries(path)
+    entries = config_entries(path, flag=flag)
     if entries.errors:
         raise joined(entries.errors, "keys can't be used")
     return entries.values, entries.passed_on
 
 
-def config_entries(path: str) -> FileEntries:
+def config_entries(path: str, *, flag: str = "--config") -> FileEntries:
     """As `read_config`, with the errors of the keys beside what is right."""
     result = FileEntries()
-    for table, entries in read_mapping("--config", path).items():
+    for table, entries in read_mapping(flag, path).items():
         where = f"{path}: {table}"
         if table not in GROUPS and table not in PASSED_ON_TABLES:
             belongs = f" ({table} belongs into {all_flags()[table][0]})" if table in all_flags() else ""
@@ -150,7 +150,8 @@ def read_mapping(flag: str, path: str) -> dict[str, Any]:
         text = Path(path).read_text()
         parsed = tomllib.loads(text) if path.endswith(".toml") else _parse_yaml(text)
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{flag} {path}: {error}.", next_step="Name a readable TOML or YAML file.") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).rstrip(".")
+        raise SettingsError(f"{flag} {path}: {reason}.", next_step="Name a readable TOML or YAML file.") from error
     if not isinstance(parsed, dict) or not all(isinstance(key, str) for key in parsed):
         raise SettingsError(
             f"{flag} {path}: allowed at the top level: keys with values.", next_step="Correct the file."
@@ -165,8 +166,12 @@ def _parse_yaml(text: str) -> Any:
     try:
         _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader))
         parsed = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise ValueError(f"{where}{error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(" ".join(str(error).split())) from error
     return {} if parsed is None else parsed
 
 

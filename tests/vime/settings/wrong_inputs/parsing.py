@@ -65,7 +65,19 @@ CASES = (
         "Name a readable TOML or YAML file.",
         files={"job.toml": "[data\n"},
     ),
-    Case("--config $DIR/absent.toml", "absent.toml: [Errno 2]", "TOML or YAML", "Name a readable TOML or YAML file."),
+    Case(
+        "--config $DIR/absent.toml",
+        "--config $DIR/absent.toml: No such file or directory.",
+        "TOML or YAML",
+        "Name a readable TOML or YAML file.",
+    ),
+    Case(
+        "--config $DIR/prompts.jsonl",
+        "--config $DIR/prompts.jsonl: line 2, column 1: expected '<document start>'",
+        "TOML or YAML",
+        "Name a readable TOML or YAML file.",
+        files={"prompts.jsonl": '{"prompt": "a"}\n{"prompt": "b"}\n'},
+    ),
     Case(
         "--config $DIR/job.yaml",
         "job.yaml: line 2: the key 'lr' is there twice",
