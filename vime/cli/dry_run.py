@@ -16,10 +16,10 @@ from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, r
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
 from pipeline.preview.start_checks import room_problem, room_warnings, router_port_problem
 from pipeline.prompt_source import build_prompt_source, with_num_rollout
+from pipeline.resume_words import resume_words
 from pipeline.run_folder import RunFolder
-from pipeline.session_plan import plan_session
+from pipeline.session_start import prepare_start
 from pipeline.transports.promise import transport_words
-from recovery.commit import commit_path, read_commit, read_queue_state
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
 from vime.data.prompt_stream import PromptStream
@@ -111,19 +111,17 @@ def machines_for(settings: Settings) -> Machines:
 
 
 def start_facts(settings: Settings) -> StartFacts:
-    """What the run folder makes a session start from; reads only.
+    """What the run folder makes a session start from, with what changed settings mean for it; reads only.
 
     Raises:
         RestoreError, CommitError: it can't be resumed as asked.
     """
     folder = RunFolder.of(settings)
-    plan = plan_session(settings, new_branch="(new)")
-    version, kept = 0, None
-    if plan.commit_directory is not None and plan.commit_rollout is not None:
-        directory = folder.root / plan.commit_directory
-        version = read_commit(commit_path(directory, plan.commit_rollout)).weight_version
-        kept = read_queue_state(directory, plan.commit_rollout).memory
-    return StartFacts(plan.start_rollout, version, [*plan.words, *transport_words(settings, kept)])
+    start = prepare_start(settings, folder, branch="(new)")
+    version = 0 if start.commit is None else start.commit.weight_version
+    kept = None if start.state is None else start.state.memory
+    words = [*resume_words(settings, folder, start), *transport_words(settings, kept)]
+    return StartFacts(start.plan.start_rollout, version, words)
 
 
 def _rehearse(settings: Settings, source: PromptStream | None, problems: list[VimeError]) -> Rehearsal:
