@@ -70,7 +70,9 @@ class CustomPromptSource:
         self._source, self._num_taken = self._asked(make), 0
         self._size = self._asked(lambda: len(self._source))
         if self._size < 1:
-            raise DataError(f"{name}: its length is {self._size}, allowed: 1 or more.")
+            raise DataError(
+                f"{name}: its length is {self._size}, allowed: 1 or more.", next_step="Correct its __len__."
+            )
 
     @property
     def num_records(self) -> int:

@@ -110,6 +110,14 @@ def locate_run(root: Path, pool: Path | None = None, *, needs_queue: bool = True
     return RunLocation(root, found, settings)
 
 
+def prompt_data_of(run: Path) -> str | None:
+    """The --prompt-data of the newest session of a run; None where it isn't recorded."""
+    try:
+        return _read_settings(run / "settings.json").data.prompt_data
+    except NoRunError:
+        return None
+
+
 def _usual_pools(root: Path) -> list[Path]:
     default = root / "rollout_data" / "pool"
     ours = read_claim(run_claim_path(root))
