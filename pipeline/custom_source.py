@@ -12,7 +12,7 @@ import msgspec
 
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.data.record_files import BadRecord
-from vime.errors import DataError
+from vime.errors import DataError, reason_of
 from vime.utils.equality import same_value
 from vime.utils.types import Sample
 
@@ -185,7 +185,8 @@ class CustomPromptSource:
                 state = msgspec.json.decode(path.read_bytes(), type=_State)
             except (OSError, msgspec.MsgspecError) as error:
                 raise DataError(
-                    f"{path}: can't be read: {error}.", next_step="Remove the file; an earlier place is used then."
+                    f"{path}: can't be read: {reason_of(error)}.",
+                    next_step="Remove the file; an earlier place is used then.",
                 ) from error
             if best[1] < state.num_taken <= group_index:
                 best = (int(path.stem.rpartition("_")[2]), state.num_taken)

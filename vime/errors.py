@@ -40,6 +40,14 @@ def joined(errors: Sequence[VimeError], what: str) -> VimeError:
     return type(errors[0])("\n".join([f"{len(errors)} {what}:", *lines]), next_step="Correct these and start again.")
 
 
+def reason_of(error: BaseException) -> str:
+    """The words of an error to be put in a message that names the file: without its number, path and full stop."""
+    text = str(error).rstrip(". ")
+    if isinstance(error, OSError) and error.strerror and text.startswith("[Errno"):
+        return error.strerror
+    return text or type(error).__name__
+
+
 class SettingsError(VimeError):
     """A flag is unknown, malformed, or can't be combined with another one."""
 

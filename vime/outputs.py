@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from vime.errors import DiskFullError, SettingsError, StorageError, VimeError
+from vime.errors import DiskFullError, SettingsError, StorageError, VimeError, reason_of
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEXT_STEPS = {
@@ -28,7 +28,7 @@ def output_error(flag: str, path: Path, error: OSError) -> VimeError:
     """
     kind = DiskFullError if error.errno in _FULL else SettingsError
     next_step = _NEXT_STEPS.get(error.errno or 0, "Name another place.")
-    return kind(f"{flag} {path} can't be written: {error.strerror or error}.", next_step=next_step)
+    return kind(f"{flag} {path} can't be written: {reason_of(error)}.", next_step=next_step)
 
 
 def write_output(flag: str, path: Path, content: str) -> None:
@@ -61,6 +61,6 @@ def temporary_folder(prefix: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=prefix))
     except OSError as error:
         raise StorageError(
-            f"No folder for temporary files can be made: {error.strerror or error}.",
+            f"No folder for temporary files can be made: {reason_of(error)}.",
             next_step="Set TMPDIR to a folder where you may write.",
         ) from error

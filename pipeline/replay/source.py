@@ -19,7 +19,7 @@ from recovery.replay_line import TrainedRollout, replay_line
 from recovery.run_location import RunLocation
 from storage.pool import Pool
 from storage.queue_view import QueueView
-from vime.errors import CommitError, NoRunError, StorageError
+from vime.errors import CommitError, NoRunError, StorageError, reason_of
 from vime.settings.groups import Settings
 
 
@@ -105,7 +105,7 @@ def read_session_settings(root: Path, branch: str) -> Settings:
         return msgspec.json.decode(path.read_bytes(), type=Settings)
     except (OSError, msgspec.MsgspecError) as error:
         raise NoRunError(
-            f"The settings of the run can't be read from {path}: {error}.", next_step="Restore the file."
+            f"The settings of the run can't be read from {path}: {reason_of(error)}.", next_step="Restore the file."
         ) from error
 
 

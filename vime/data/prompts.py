@@ -17,7 +17,7 @@ import numpy.typing as npt
 from vime.data.cursor import PromptCursor, PromptTask, epoch_order
 from vime.data.record_files import BadRecord, RecordFile, open_record_file
 from vime.data.records import PromptRecord, RecordKeys
-from vime.errors import BadRecordError, DataError, SampleError
+from vime.errors import BadRecordError, DataError, SampleError, reason_of
 
 __all__ = ["PromptCursor", "PromptSource", "PromptTask"]
 
@@ -154,7 +154,7 @@ class PromptSource:
             path.write_text("".join(f"{line}\n" for line in lines))
         except OSError as error:
             raise DataError(
-                f"{path}: can't write the bad records aside: {error.strerror or error}.",
+                f"{path}: can't write the bad records aside: {reason_of(error)}.",
                 next_step="Check the mount and the folder's rights, or give another --save.",
             ) from error
 

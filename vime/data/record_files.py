@@ -16,7 +16,7 @@ import pyarrow.parquet
 from vime.data.gym import GYM_PREFIX, GymTasks
 from vime.data.records import PromptRecord, RecordFault, RecordKeys, read_record
 from vime.data.strict_json import JsonFault, key_column, loads_strict
-from vime.errors import BadRecordError, DataError
+from vime.errors import BadRecordError, DataError, reason_of
 
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20
@@ -79,9 +79,9 @@ def open_record_file(path: str, keys: RecordKeys, on_bad: OnBad) -> RecordFile:
         _refuse_no_file(path, filesystem, inner)
         return kind(path, filesystem, inner, keys, on_bad)
     except pyarrow.ArrowInvalid as error:
-        raise BadRecordError(f"{path}: can't be read: {_reason(error)}.", next_step="Restore the file.") from error
+        raise BadRecordError(f"{path}: can't be read: {reason_of(error)}.", next_step="Restore the file.") from error
     except (OSError, ValueError, ImportError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: can't be read: {_reason(error)}.", next_step="Check the path.") from error
+        raise DataError(f"{path}: can't be read: {reason_of(error)}.", next_step="Check the path.") from error
 
 
 def _refuse_no_file(path: str, filesystem: fsspec.AbstractFileSystem, inner: str) -> None:
@@ -93,16 +93,11 @@ def _refuse_no_file(path: str, filesystem: fsspec.AbstractFileSystem, inner: str
         if cause is None or "://" not in path:
             raise DataError(f"{path}: no such file.", next_step="Check the path.") from error
         raise DataError(
-            f"{path}: can't be fetched: {_reason(cause)}.",
+            f"{path}: can't be fetched: {reason_of(cause)}.",
             next_step="Check the address and that this machine reaches it, or copy the file here.",
         ) from error
     if kind != "file":
         raise DataError(f"{path}: no file but a {kind}.", next_step="Check the path.")
-
-
-def _reason(error: BaseException) -> str:
-    """The error's words, without the full stops at their end."""
-    return str(error).rstrip(". ") or type(error).__name__
 
 
 def record_places(path: str, rows: Sequence[int]) -> dict[int, str]:
@@ -127,7 +122,7 @@ def record_places(path: str, rows: Sequence[int]) -> dict[int, str]:
                     record += 1
     except (OSError, ValueError, ImportError) as error:
         raise DataError(
-            f"{path}: can't be read: {_reason(error)}.", next_step="Check that the prompt file is there."
+            f"{path}: can't be read: {reason_of(error)}.", next_step="Check that the prompt file is there."
         ) from error
     return places
 
@@ -189,7 +184,7 @@ class JsonlFile:
                     lines.append(stream.read(num_bytes))
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{self._path}: can't be read any more: {_reason(error)}.",
+                f"{self._path}: can't be read any more: {reason_of(error)}.",
                 next_step="Restore the file, or copy it to this machine.",
             ) from error
         return lines

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vime.errors import SettingsError, joined
+from vime.errors import SettingsError, joined, reason_of
 from vime.settings.flag import Flag
 from vime.settings.groups import GROUPS, all_flags
 from vime.settings.passed_on import PassedOn, listed_megatron_flags, nearest_words
@@ -150,8 +150,9 @@ def read_mapping(flag: str, path: str) -> dict[str, Any]:
         text = Path(path).read_text()
         parsed = tomllib.loads(text) if path.endswith(".toml") else _parse_yaml(text)
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).rstrip(".")
-        raise SettingsError(f"{flag} {path}: {reason}.", next_step="Name a readable TOML or YAML file.") from error
+        raise SettingsError(
+            f"{flag} {path}: {reason_of(error)}.", next_step="Name a readable TOML or YAML file."
+        ) from error
     if not isinstance(parsed, dict) or not all(isinstance(key, str) for key in parsed):
         raise SettingsError(
             f"{flag} {path}: allowed at the top level: keys with values.", next_step="Correct the file."
