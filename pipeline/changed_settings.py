@@ -69,6 +69,7 @@ CONSEQUENCES: tuple[Consequence, ...] = (
         "the checkpoint is spread over the ranks anew; which groups make a batch does not depend on them",
     ),
     Consequence(("num_rollout", "num_epoch"), "the run ends elsewhere"),
+    Consequence(("lr",), "the schedule goes on with it from the step that it has reached"),
     Consequence(
         (
             "rollout_temperature",

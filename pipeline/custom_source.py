@@ -12,7 +12,7 @@ import msgspec
 
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.data.record_files import BadRecord
-from vime.errors import DataError
+from vime.errors import DataError, reason_of
 from vime.utils.equality import same_value
 from vime.utils.types import Sample
 
@@ -70,7 +70,9 @@ class CustomPromptSource:
         self._source, self._num_taken = self._asked(make), 0
         self._size = self._asked(lambda: len(self._source))
         if self._size < 1:
-            raise DataError(f"{name}: its length is {self._size}, allowed: 1 or more.")
+            raise DataError(
+                f"{name}: its length is {self._size}, allowed: 1 or more.", next_step="Correct its __len__."
+            )
 
     @property
     def num_records(self) -> int:
@@ -183,7 +185,8 @@ class CustomPromptSource:
                 state = msgspec.json.decode(path.read_bytes(), type=_State)
             except (OSError, msgspec.MsgspecError) as error:
                 raise DataError(
-                    f"{path}: can't be read: {error}.", next_step="Remove the file; an earlier place is used then."
+                    f"{path}: can't be read: {reason_of(error)}.",
+                    next_step="Remove the file; an earlier place is used then.",
                 ) from error
             if best[1] < state.num_taken <= group_index:
                 best = (int(path.stem.rpartition("_")[2]), state.num_taken)

@@ -17,7 +17,8 @@ from storage.dead_letters import DeadLetter, read_letters
 from storage.plain_json import to_plain_json
 from storage.pool import Pool
 from storage.queue_view import QueueView
-from vime.errors import NoRunError, StorageError
+from vime.errors import StorageError
+from vime.outputs import output_error
 
 
 class DeadRow(msgspec.Struct, frozen=True):
@@ -70,14 +71,17 @@ def list_dead(
 
 
 def export_dead(location: RunLocation, found: DeadList, path: Path) -> None:
-    """Write the letters as JSON lines, each with its samples' full content. Raises `NoRunError` when `path` exists."""
+    """Write the letters as JSON lines, each with its samples' full content, to the new file `path`.
+
+    Raises as `output_error`, also when `path` exists.
+    """
     try:
         with path.open("xb") as file, ExitStack() as stack:
             pool = stack.enter_context(Pool.open(location.pool)) if location.has_queue else None
             for row in found.letters:
                 file.write(msgspec.json.encode(_with_samples(row, pool)) + b"\n")
     except OSError as error:
-        raise NoRunError(f"{path}: {error.strerror}.", next_step="Name a new file in a folder that exists.") from error
+        raise output_error("--export", path, error) from error
 
 
 def _with_samples(row: DeadRow, pool: Pool | None) -> DeadRow:

@@ -18,6 +18,8 @@ from pipeline.alarm import Alarm
 PLAIN_INTERVAL_S = 2.0
 IDLE_MARGIN = 0.05
 """Idle shares closer than this count as balanced."""
+BOTH_IDLE_SHARE = 0.25
+"""Of the time in which trainer and engines must have been idle at once, from which on neither is the bottleneck."""
 REWARD_SHARE = 0.5
 """Of the samples' time, from which on the reward is what the trainer waits for."""
 ROUTES_WORDS = "Routes were replayed"
@@ -103,18 +105,33 @@ class StepRecord(msgspec.Struct, frozen=True):
 def bottleneck(
     trainer_idle_share: float, generator_idle_share: float, reward_time_share: float = 0.0, reward: str = ""
 ) -> str:
-    """One sentence that names the slower side; the reward, where samples spent most of their time in it."""
+    """One sentence that names the slower side; the reward, where samples spent most of their time in it.
+
+    Shares that add up to more than all of the time overlap: then both sides waited for something else.
+    """
     trainer, generator = f"{trainer_idle_share:.0%}", f"{generator_idle_share:.0%}"
     if reward_time_share > REWARD_SHARE and trainer_idle_share > REWARD_SHARE:
         return (
             f"The reward is the bottleneck: samples spent {reward_time_share:.0%} of their time in {reward}, while the "
             f"trainer waited {trainer} of the time and the engines stood idle {generator}."
         )
+    both_idle_share = trainer_idle_share + generator_idle_share - 1.0
+    if both_idle_share >= BOTH_IDLE_SHARE:
+        return (
+            f"Neither side is the bottleneck: the trainer idled {trainer} and the engines {generator} of the time, so "
+            f"for {both_idle_share:.0%} of it or more both waited: for failing groups that are tried again, for "
+            "rewards, or for weights on their way."
+        )
     if trainer_idle_share > generator_idle_share + IDLE_MARGIN:
         return f"Generation is the bottleneck: the trainer waited {trainer} of the time for samples."
     if generator_idle_share > trainer_idle_share + IDLE_MARGIN:
         return f"Training is the bottleneck: the engines stood idle {generator} of the time."
     return f"Both sides keep pace: the trainer idled {trainer}, the engines {generator} of the time."
+
+
+def stopped(done_rollouts: int, num_rollout: int) -> str:
+    """The last line of a session that ends before its last rollout."""
+    return f"Stopped after {done_rollouts} of {num_rollout} rollouts. To go on, run the same command again."
 
 
 class ProgressView:
@@ -158,7 +175,8 @@ class ProgressView:
 def step_line(record: StepRecord) -> str:
     """A step as one plain line."""
     return (
-        f"step {record.rollout_id + 1}/{record.num_rollout}  reward {record.reward_mean:.3f}  "
+        f"step {record.rollout_id + 1}/{record.num_rollout} (rollout {record.rollout_id})  "
+        f"reward {record.reward_mean:.3f}  "
         f"staleness {record.staleness_mean:.1f} max {record.staleness_max}  "
         f"tok/s generated {record.generated_tokens_per_s:.0f} trained {record.trained_tokens_per_s:.0f}  "
         f"pending {record.pending} in flight {record.in_flight} dropped {sum(record.dropped.values())}  "
@@ -170,8 +188,9 @@ def step_table(record: StepRecord) -> Group:
     """A step as a table with the bottleneck below it."""
     table = Table(show_header=False, box=None, padding=(0, 2))
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(record.dropped.items())) or "0"
+    step = f"{record.rollout_id + 1} of {record.num_rollout} (rollout {record.rollout_id})"
     rows = [
-        ("step", f"{record.rollout_id + 1} of {record.num_rollout}", "policy version", str(record.policy_version)),
+        ("step", step, "policy version", str(record.policy_version)),
         (
             "reward",
             f"{record.reward_mean:.3f} ± {record.reward_std:.3f}",

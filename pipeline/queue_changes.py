@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pipeline.run_folder import RunFolder
-from pipeline.session_lock import session_lock
+from pipeline.session_lock import refuse_running, session_lock
 from recovery.claim import refuse_unbound
 from recovery.run_location import RunLocation
 from storage.dead_letters import DeadLetterBox
+from storage.lock import refuse_held
 from storage.pool import Pool
 from storage.queue_edit import QueueEditor
 from storage.queue_view import GroupView, QueueView
@@ -22,6 +23,13 @@ class GroupsDroppedByHand(SampleError):
     """Why the letter of such a group was written."""
 
     default_reason = "by_hand"
+
+
+def refuse_live(location: RunLocation) -> None:
+    """Raise `RestoreError` while the run is live, before groups are looked at; nothing is written."""
+    with _told_as_live():
+        refuse_running(RunFolder(location.root, location.pool))
+        refuse_held(location.pool / "vime")
 
 
 def groups_to_requeue(view: QueueView, indices: Sequence[int]) -> list[GroupView]:
@@ -41,7 +49,10 @@ def groups_to_requeue(view: QueueView, indices: Sequence[int]) -> list[GroupView
                 next_step="`vime queue dead RUN` lists them.",
             )
         if index in successors:
-            raise NoRunError(f"Group {index} was requeued before, as group {successors[index]}.")
+            raise NoRunError(
+                f"Group {index} was requeued before, as group {successors[index]}.",
+                next_step=f"Leave it out; if group {successors[index]} is dropped too, name that.",
+            )
     return [groups[index] for index in indices]
 
 
@@ -89,13 +100,20 @@ def drop(location: RunLocation, groups: Sequence[GroupView], reason: str) -> Non
 def _stopped(location: RunLocation) -> Iterator[QueueEditor]:
     """The run held against being started, with its queue opened for changes. Raises `RestoreError`."""
     refuse_unbound(location.root, location.pool)
+    with (
+        _told_as_live(),
+        session_lock(RunFolder(location.root, location.pool)),
+        Pool.open(location.pool) as pool,
+        QueueEditor(pool, owner=OWNER) as editor,
+    ):
+        yield editor
+
+
+@contextmanager
+def _told_as_live() -> Iterator[None]:
+    """Turns locks that another process holds into a `RestoreError` that says what to do."""
     try:
-        with (
-            session_lock(RunFolder(location.root, location.pool)),
-            Pool.open(location.pool) as pool,
-            QueueEditor(pool, owner=OWNER) as editor,
-        ):
-            yield editor
+        yield
     except (CoordinatorBusyError, SessionRunningError) as error:
         raise RestoreError(
             f"The run is live, and its queue can't be changed: {error.message}",

@@ -19,6 +19,8 @@ from pipeline.incidents import session_incidents
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.kept_engines import engine_lease
 from pipeline.metric_sinks.sinks import open_sinks
+from pipeline.preview.record_keys import absent_keys
+from pipeline.preview.start_checks import check_start, room_warnings
 from pipeline.progress import ProgressView
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.resume_words import resume_words
@@ -41,7 +43,10 @@ from vime.settings.rules.quantities import demand_of
 
 
 def run_training(resolved: Resolved, view: ProgressView) -> Ending:
-    """Run `vime train` to its end. Errors come out as `VimeError`."""
+    """Run `vime train` to its end; what can be seen at once is refused before anything is written.
+
+    Errors come out as `VimeError`.
+    """
     if resolved.settings.debug.trains_only:
         return train_stored(resolved.settings, view)
     source = build_prompt_source(resolved.settings)
@@ -51,11 +56,14 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         settings = generation_alone(settings)
     folder, queue = RunFolder.of(settings), settings.queue
     fixed = fixed_settings(settings, source)
+    check_start(settings, source, folder)
     folder.make()
     with session_lock(folder):
         start = prepare_start(settings, folder)
         hold_to_fixed(folder.root, fixed)
         live_at(folder.root, folder.root / folder.output)
+        for words in [*room_warnings(settings, source), *absent_keys(settings, source)]:
+            view.note(f"warning: {words}")
         for words in resume_words(settings, folder, start):
             view.note(words)
         left_out = [words for each in open_eval_sets(settings) for words in set_aside_words(each)]

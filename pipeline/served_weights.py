@@ -18,6 +18,7 @@ from pipeline.trainer_turns import TrainerTurns
 from pipeline.weight_wiring import weight_transport
 from pipeline.workers import Workers
 from vime.backends.vllm_utils.client import EngineClient
+from vime.errors import PublicationError
 from vime.settings.groups import Settings
 
 
@@ -60,7 +61,7 @@ class ServedWeights:
         self._trainer_holds_them = False
         self._overlaps = overlaps
         self._under_way: asyncio.Task[Publication] | None = None
-        self._planned_version = 0
+        self._planned_version, self._is_planned = 0, False
 
     @property
     def version(self) -> int:
@@ -75,6 +76,16 @@ class ServedWeights:
     def planning_version(self) -> int:
         """The version that the trainer holds, as far as it has one: that which serves, or is about to."""
         return max(self.version, self._planned_version) if self.is_publishing else self.version
+
+    def plan_under(self) -> int:
+        """The version under which the next batch is planned now; it stays so, whatever becomes of a publication."""
+        self._is_planned = True
+        return self.planning_version
+
+    def check(self) -> None:
+        """Raise what the publication that is under way has failed with."""
+        if self._under_way is not None and self._under_way.done():
+            self._under_way.result()
 
     @property
     def fenced(self) -> Mapping[str, str]:
@@ -110,8 +121,13 @@ class ServedWeights:
             await self._evaluations.responses_are_there()
 
     async def _publish_held(self) -> Publication:
+        """Producers begin groups for the version that serves, if a batch is still to be planned for one that failed."""
         await self._evaluations_have_responses()
-        return await self._publisher.publish()
+        publication = await self._publisher.publish()
+        if not publication.raised and not self._is_planned:
+            self._planned_version = self.version
+            await self.keep()
+        return publication
 
     async def publish_and_tell(self) -> Publication:
         """Between two batches."""
@@ -125,7 +141,8 @@ class ServedWeights:
             is_held = self._overlaps and await self._workers.trainers.hold_weights()
         if not is_held:
             return await self.publish_and_tell()
-        self._planned_version, self._trainer_holds_them = self._publisher.next_version, True
+        self._planned_version, self._is_planned = self._publisher.next_version, False
+        self._trainer_holds_them = True
         self._under_way = asyncio.create_task(self._publish_held())
         return None
 
@@ -135,6 +152,9 @@ class ServedWeights:
             return None
         try:
             publication = await self._under_way
+        except PublicationError:
+            await self._workers.trainers.let_go_weights()
+            raise
         finally:
             self._under_way = None
         await self._workers.trainers.let_go_weights()

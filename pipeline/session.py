@@ -300,7 +300,7 @@ class Session:
             plan_settings(self._settings, self._trainer.packing),
             branch=self._start.branch,
             rollout_id=rollout_id,
-            policy_version=weights.planning_version,
+            policy_version=weights.plan_under(),
             processed=processed,
         )
         reach(KillPoint.BEFORE_PLAN)
@@ -373,6 +373,8 @@ class Session:
 
     def _stop_when_too_many_failed(self, counts: QueueCounts) -> None:
         self._commits.check()
+        if self._weights is not None:
+            self._weights.check()
         stop_when_too_many_failed(self._settings, self._folder.root, self._at_start, counts)
 
     def _hook_args(self) -> HookArgs:

@@ -12,6 +12,21 @@ from storage.os_errors import os_error
 from vime.errors import SessionRunningError
 
 
+def session_is_running(folder: RunFolder) -> bool:
+    """Whether a session holds the lock now; False where it can't be looked at."""
+    try:
+        descriptor = os.open(folder.session_lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @contextmanager
 def session_lock(folder: RunFolder) -> Iterator[None]:
     """One session a run folder.
@@ -32,11 +47,22 @@ def session_lock(folder: RunFolder) -> Iterator[None]:
             os.close(descriptor)
         if not isinstance(error, BlockingIOError):
             raise os_error(error, path, 0) from error
-        raise SessionRunningError(
-            f"{folder.root}: another session is running there (process {path.read_text().strip() or 'unknown'}).",
-            next_step="Wait for it, stop it, or use another --save.",
-        ) from error
+        raise _running(folder) from error
     try:
         yield
     finally:
         os.close(descriptor)
+
+
+def refuse_running(folder: RunFolder) -> None:
+    """Raise `SessionRunningError` while a session holds the run folder; nothing is written and nothing stays locked."""
+    if session_is_running(folder):
+        raise _running(folder)
+
+
+def _running(folder: RunFolder) -> SessionRunningError:
+    return SessionRunningError(
+        f"{folder.root}: another session is running there (process "
+        f"{folder.session_lock.read_text().strip() or 'unknown'}).",
+        next_step="Wait for it, stop it, or use another --save.",
+    )

@@ -15,7 +15,7 @@ from pipeline.metric_sinks.sinks import MetricSinks
 from pipeline.optional_records import OptionalRecords
 from pipeline.planner import BatchPlan
 from pipeline.producer_wiring import reward_name
-from pipeline.progress import ProgressView, bottleneck
+from pipeline.progress import ProgressView, bottleneck, stopped
 from pipeline.publisher import Publication
 from pipeline.run_folder import RunFolder
 from pipeline.step_metrics import StepClock, step_record
@@ -109,7 +109,4 @@ class SessionReport:
             self._view.note(bottleneck(*idle, shares.reward_time, shares.reward))
         self._alarms.tell_at_end()
         if done_rollouts < self._num_rollout:
-            self._view.note(
-                f"Stopped after {done_rollouts} of {self._num_rollout} rollouts. To resume, run the same command again "
-                f"(with --load {self._folder.root})."
-            )
+            self._view.note(stopped(done_rollouts, self._num_rollout))

@@ -51,8 +51,9 @@ def coordinator_config(settings: Settings, start: Start, session: str) -> Coordi
     )
 
 
-def prepare_start(settings: Settings, folder: RunFolder) -> Start:
-    branch = uuid.uuid4().hex[:12]
+def prepare_start(settings: Settings, folder: RunFolder, *, branch: str | None = None) -> Start:
+    """What the session `branch`, one with a new name when left out, starts from. Reads only."""
+    branch = branch or uuid.uuid4().hex[:12]
     plan = plan_session(settings, new_branch=branch)
     if plan.commit_directory is None or plan.commit_rollout is None:
         return Start(plan, branch, None, None, None)

@@ -11,7 +11,7 @@ import msgspec
 
 from storage.files import append_durably
 from vime.backends.megatron_utils.trainer_hooks import StepPlace
-from vime.errors import SettingsError, TrainerError
+from vime.errors import SettingsError, TrainerError, reason_of
 from vime.settings.groups import Settings
 from vime.settings.schemas.megatron_config import Role
 
@@ -107,7 +107,7 @@ def read_norms(path: Path) -> dict[tuple[Role, int, int], float]:
         norms = [msgspec.json.decode(line, type=GradientNorm) for line in lines]
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(
-            f"--ci-load-grad-norm {path} can't be read: {error}, allowed: a file of --ci-save-grad-norm.",
+            f"--ci-load-grad-norm {path} can't be read: {reason_of(error)}, allowed: a file of --ci-save-grad-norm.",
             next_step="Correct the path, or write the file with --ci-save-grad-norm.",
         ) from error
     return {(norm.role, norm.rollout_id, norm.step_id): norm.grad_norm for norm in norms}

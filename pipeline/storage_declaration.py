@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vime.errors import SettingsError
+from vime.errors import SettingsError, reason_of
 
 
 def read_declaration(path: str | None) -> dict[str, object] | None:
@@ -16,6 +16,6 @@ def read_declaration(path: str | None) -> dict[str, object] | None:
         declaration: dict[str, object] = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise SettingsError(
-            f"--rollout-storage-declaration {path}: {error}.", next_step="Name a readable JSON file."
+            f"--rollout-storage-declaration {path}: {reason_of(error)}.", next_step="Name a readable JSON file."
         ) from error
     return declaration

@@ -67,7 +67,10 @@ def ancestry(branches: Sequence[Branch], tip: str) -> list[tuple[str, int | None
     name, last = tip, None
     while True:
         if name not in known:
-            raise RestoreError(f"branch {name} is not in {len(known)} known branches of this run.")
+            raise RestoreError(
+                f"branch {name} is not in {len(known)} known branches of this run.",
+                next_step="`vime queue history RUN` lists them.",
+            )
         chain.append((name, last))
         parent = known[name].parent
         if parent is None:

@@ -98,7 +98,10 @@ def write_commit(
     checkpoint = iteration_directory(directory, rollout_id)
     payload = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     if not payload:
-        raise CommitError(f"{checkpoint}: the checkpoint has no file, so it can't be committed.")
+        raise CommitError(
+            f"{checkpoint}: the checkpoint has no file, so it can't be committed.",
+            next_step="Look at the trainer's logs and the mount, then run the same command again.",
+        )
     make_folder(directory / "rollout")
     state_path = queue_state_path(directory, rollout_id)
     write_atomically(state_path, msgspec.json.format(msgspec.json.encode(queue_state), indent=1))
@@ -117,7 +120,10 @@ def write_commit(
     try:
         write_once(path, msgspec.json.format(msgspec.json.encode(record), indent=1))
     except FileExistsError as error:
-        raise CommitError(f"{path} exists already, and commits are never replaced.") from error
+        raise CommitError(
+            f"{path} exists already, and commits are never replaced.",
+            next_step="Run the same command again; it goes on from the newest commit.",
+        ) from error
     reach(KillPoint.AFTER_COMMIT)
     write_atomically(directory / TRACKER, str(rollout_id).encode())
     return path

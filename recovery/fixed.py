@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from recovery.run_location import prompt_data_of
 from storage.files import write_once
 from vime.errors import RestoreError
 
@@ -23,12 +24,15 @@ class FixedSettings(msgspec.Struct, frozen=True):
 
 _FLAGS = {
     "run_id": "--rollout-queue-run-id",
-    "dataset_digest": "--prompt-data and its keys (digest)",
     "n_samples_per_prompt": "--n-samples-per-prompt",
     "rollout_shuffle": "--rollout-shuffle",
     "rollout_seed": "--rollout-seed",
     "transport": "--rollout-data-transport",
 }
+
+
+DIGITS = 12
+"""Of digests in messages."""
 
 
 def fixed_path(run: Path) -> Path:
@@ -64,8 +68,20 @@ def refuse_changed(run: Path, settings: FixedSettings) -> None:
     changed = [
         f"{flag} is {now[name]}, was {before[name]}" for name, flag in _FLAGS.items() if now[name] != before[name]
     ]
+    if settings.dataset_digest != started_with.dataset_digest:
+        changed.insert(0, _other_data(run, settings.dataset_digest, started_with.dataset_digest))
     if changed:
         raise RestoreError(
             f"{run} holds a run that was started otherwise: {'; '.join(changed)}.",
             next_step="Give the old values, or start a new run in another --save.",
         )
+
+
+def _other_data(run: Path, now: str, before: str) -> str:
+    """That file, rows or keys give other prompts, with the file that the newest session read where that is known."""
+    file = prompt_data_of(run)
+    known = "" if file is None else f", of {file}"
+    return (
+        f"--prompt-data and its keys give other prompts (digest {now[:DIGITS]}, was {before[:DIGITS]}{known}); a file "
+        "with the same bytes may lie anywhere"
+    )

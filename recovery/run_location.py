@@ -12,7 +12,7 @@ from recovery.claim import queue_claim_path, read_claim, run_claim_path
 from recovery.home import home_of
 from storage.dead_letters import letters_folder
 from storage.holder import process_lives
-from vime.errors import NoRunError
+from vime.errors import NoRunError, reason_of
 
 
 class _Data(msgspec.Struct, frozen=True):
@@ -110,6 +110,14 @@ def locate_run(root: Path, pool: Path | None = None, *, needs_queue: bool = True
     return RunLocation(root, found, settings)
 
 
+def prompt_data_of(run: Path) -> str | None:
+    """The --prompt-data of the newest session of a run; None where it isn't recorded."""
+    try:
+        return _read_settings(run / "settings.json").data.prompt_data
+    except NoRunError:
+        return None
+
+
 def _usual_pools(root: Path) -> list[Path]:
     default = root / "rollout_data" / "pool"
     ours = read_claim(run_claim_path(root))
@@ -126,4 +134,4 @@ def _read_settings(path: Path) -> RunSettings:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunSettings)
     except (OSError, msgspec.MsgspecError) as error:
-        raise NoRunError(f"{path} can't be read: {error}.", next_step="Restore the file.") from error
+        raise NoRunError(f"{path} can't be read: {reason_of(error)}.", next_step="Restore the file.") from error

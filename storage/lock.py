@@ -100,6 +100,23 @@ class CoordinatorLock:
         self.release()
 
 
+def refuse_held(folder: Path) -> None:
+    """Raise `CoordinatorBusyError` while a coordinator holds the lock; nothing is written and nothing stays locked."""
+    path = folder / "coordinator.lock"
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise os_error(error, path, 0) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _busy(folder / "epochs", f"the queue in {folder.parent} has a coordinator") from error
+    finally:
+        os.close(descriptor)
+
+
 def _lock(descriptor: int, path: Path, epochs: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,7 @@ A message says what happened, where, the value found, the values allowed, and on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class VimeError(Exception):
@@ -29,6 +29,25 @@ def _rebuild(cls: type[VimeError], message: str, next_step: str) -> VimeError:
     return cls(message, next_step=next_step)
 
 
+def joined(errors: Sequence[VimeError], what: str) -> VimeError:
+    """The only one of `errors`, or an error of the first one's type that lists all, each with its next step.
+
+    `what` comes after their number: "settings can't work".
+    """
+    if len(errors) == 1:
+        return errors[0]
+    lines = [f"{number}. {each.message} Next: {each.next_step}" for number, each in enumerate(errors, start=1)]
+    return type(errors[0])("\n".join([f"{len(errors)} {what}:", *lines]), next_step="Correct these and start again.")
+
+
+def reason_of(error: BaseException) -> str:
+    """The words of an error to be put in a message that names the file: without its number, path and full stop."""
+    text = str(error).rstrip(". ")
+    if isinstance(error, OSError) and error.strerror and text.startswith("[Errno"):
+        return error.strerror
+    return text or type(error).__name__
+
+
 class SettingsError(VimeError):
     """A flag is unknown, malformed, or can't be combined with another one."""
 
@@ -42,7 +61,7 @@ class DataError(VimeError):
 
 
 class BadRecordError(DataError):
-    """A record of the prompt file can't be used, and the run may not go on without it."""
+    """What a prompt file holds can't be used: a record that the run may not go on without, or all of it."""
 
 
 class FailedSampleError(VimeError):

@@ -52,7 +52,9 @@ def train_stored(settings: Settings, view: ProgressView) -> Ending:
         )
     template, num_rollout = settings.debug.load_debug_rollout_data, settings.data.num_rollout
     if template is None or num_rollout is None:
-        raise SettingsError("Training stored samples needs --load-debug-rollout-data and --num-rollout.")
+        raise SettingsError(
+            "Training stored samples needs --load-debug-rollout-data and --num-rollout.", next_step="Give both."
+        )
     start = _commit_of_load(settings)
     first = 0 if start is None else start[1] + 1
     folder.make()

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.data.prompt_stream import PromptStream
 from vime.errors import RewardError
-from vime.rollout.rewards import Rewards, reward_value, score, score_group
+from vime.rollout.rewards import REMOTE, Rewards, reward_value, score, score_group
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
+from vime.settings.rules.quantities import is_stream
 from vime.utils.types import Sample
 
 NUM_TRIALS = 2
+TRIAL_S = 5.0
+"""How long a start waits for the reward on the first records."""
+_PASSING = ("reward_timeout", "reward_process_died", "reward_memory")
+"""Failures that say little about the next call."""
 
 
 @dataclass(frozen=True)
@@ -54,29 +59,66 @@ def try_reward(settings: Settings, source: PromptStream, num_trials: int = NUM_T
         SettingsError: the reward can't be found.
         RewardError: it fails on a record; the message names the record.
     """
-    trials = []
-    for task in first_prompts(source, num_trials):
-        sample = _labelled_sample(task)
-        where = source.where(task.row)
-        try:
-            asyncio.run(_score(settings, sample))
-            trials.append(RewardTrial(where, sample.response, reward_value(sample, settings.rollout.reward_key)))
-        except RewardError as error:
-            raise RewardError(
-                f"{where}, with its label as the response: {error.message}",
-                next_step=error.next_step or "Correct the reward or the record; every such sample would be set aside.",
-            ) from error
-    return trials
+    trials = [(source.where(task.row), _labelled_sample(task)) for task in first_prompts(source, num_trials)]
+    results = []
+    for result in asyncio.run(_try_all(settings, trials)):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
 
 
-async def _score(settings: Settings, sample: Sample) -> None:
-    """As the producer does it; a reward of whole groups gets a group of one."""
-    rollout, args = settings.rollout, HookArgs(settings)
+def reward_failure(settings: Settings, source: PromptStream) -> RewardError | None:
+    """Why the reward of a start can't work: it fails on each of the first records, with their labels as responses.
+
+    None where this says nothing about the run: a remote judge, which may come up later; samples that the user's own
+    function makes, or that a user's own source hands out; records without a label; a reward that takes too long.
+    """
+    rollout = settings.rollout
+    is_own = rollout.custom_generate_function_path is not None or not is_stream(settings)
+    is_scored = rollout.custom_rm_path is not None or rollout.rm_type is not None
+    is_remote = rollout.custom_rm_path is None and rollout.rm_type == REMOTE
+    if is_own or not is_scored or is_remote or settings.data.data_source_path is not None:
+        return None
+    tasks = first_prompts(source, NUM_TRIALS)
+    if not tasks or any(task.label is None for task in tasks):
+        return None
+    trials = [(source.where(task.row), _labelled_sample(task)) for task in tasks]
+    failures = [error for error in asyncio.run(_try_briefly(settings, trials)) if isinstance(error, RewardError)]
+    telling = [error for error in failures if error.reason not in _PASSING]
+    return telling[0] if len(telling) == len(trials) else None
+
+
+async def _try_briefly(settings: Settings, trials: list[tuple[str, Sample]]) -> list[RewardTrial | BaseException]:
+    """As `_try_all`; nothing when `TRIAL_S` were not enough."""
+    try:
+        return await asyncio.wait_for(_try_all(settings, trials), TRIAL_S)
+    except TimeoutError:
+        return []
+
+
+async def _try_all(settings: Settings, trials: list[tuple[str, Sample]]) -> list[RewardTrial | BaseException]:
+    """What each trial gave or raised. Raises `SettingsError` as `Rewards` does."""
     async with Rewards(settings) as rewards:
+        tried = (_try(rewards, settings, where, sample) for where, sample in trials)
+        return await asyncio.gather(*tried, return_exceptions=True)
+
+
+async def _try(rewards: Rewards, settings: Settings, where: str, sample: Sample) -> RewardTrial:
+    """Score as the producer does it; a reward of whole groups gets a group of one. Raises `RewardError`."""
+    rollout, args = settings.rollout, HookArgs(settings)
+    try:
         if rollout.group_rm:
             await score_group(rewards.of_group, args, [sample], timeout_s=rollout.reward_timeout)
         else:
             await score(rewards.of_sample, args, sample, timeout_s=rollout.reward_timeout, key=rollout.reward_key)
+        return RewardTrial(where, sample.response, reward_value(sample, rollout.reward_key))
+    except RewardError as error:
+        raise RewardError(
+            f"{where}, with its label as the response: {error.message}",
+            next_step=error.next_step or "Correct the reward or the record; every such sample would be set aside.",
+            reason=error.reason,
+        ) from error
 
 
 def _labelled_sample(task: PromptTask) -> Sample:

@@ -27,12 +27,12 @@ _READ_TOO = {"rollout_temperature"}
 """and these of other groups."""
 
 
-def changed_settings(settings: Settings, path: str) -> Settings:
-    """The settings with the values of a settings file (the format of --config).
+def changed_settings(settings: Settings, flag: str, path: str) -> Settings:
+    """The settings with the values of the settings file that `flag` named (the format of --config).
 
     Raises `SettingsError` for a file that can't be read, a value that a replay doesn't use, or one that can't work.
     """
-    values, passed_on = read_config(path)
+    values, passed_on = read_config(path, flag=flag)
     for field in values:
         group, described = all_flags()[field]
         if field not in _READ_TOO and (group not in _GROUPS or field in _NOT_READ):

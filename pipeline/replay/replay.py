@@ -69,7 +69,7 @@ def replay(source: ReplaySource, scratch: Path, options: ReplayOptions) -> Repla
     Raises `VimeError`: settings that can't work, a commit or payload that is damaged, a rank that failed.
     """
     settings = _of_replay(source, scratch, options)
-    changed = None if options.diff is None else changed_settings(settings, options.diff)
+    changed = None if options.diff is None else changed_settings(settings, "--diff", options.diff)
     world_size = settings.cluster.num_trainer_ranks
     if changed is not None and changed.cluster.num_trainer_ranks != world_size:
         raise SettingsError(
@@ -105,19 +105,29 @@ def _of_replay(source: ReplaySource, scratch: Path, options: ReplayOptions) -> S
     debug = DebugSettings()
     settings = dataclasses.replace(settings, checkpoint=checkpoint, queue=queue, weights=weights, debug=debug)
     if options.settings is not None:
-        settings = changed_settings(settings, options.settings)
-    folder = Path(settings.checkpoint.hf_checkpoint or "")
-    if not (folder / "config.json").is_file():
-        raise NoRunError(
-            f"The run's --hf-checkpoint {folder} is not here.", next_step="Give its place with --hf-checkpoint DIR."
-        )
+        settings = changed_settings(settings, "--settings", options.settings)
+    refuse_no_model(settings.checkpoint.hf_checkpoint, source.settings.checkpoint.hf_checkpoint)
     ranks, model = settings.cluster.num_trainer_ranks, model_parallel_size(settings)
     if ranks % model:
         raise SettingsError(
             f"{ranks} ranks can't hold a model that is split over {model}.",
-            next_step="Change --actor-num-gpus-per-node.",
+            next_step="Change actor_num_gpus_per_node under [cluster] of --settings.",
         )
     return settings
+
+
+def refuse_no_model(given: str | None, of_run: str | None) -> None:
+    """Raise `NoRunError` when `given`, the model folder of the replay, is none; `of_run` is what the run was given."""
+    folder = Path(given or "")
+    if (folder / "config.json").is_file():
+        return
+    found = "holds no config.json" if folder.is_dir() else "is no folder"
+    if given == of_run:
+        raise NoRunError(
+            f"The run's --hf-checkpoint {given} {found} here.",
+            next_step="Give its place on this machine with --hf-checkpoint DIR.",
+        )
+    raise NoRunError(f"--hf-checkpoint {given} {found}.", next_step="Give the folder of the run's Hugging Face model.")
 
 
 def _stages(

@@ -19,7 +19,7 @@ from recovery.replay_line import TrainedRollout, replay_line
 from recovery.run_location import RunLocation
 from storage.pool import Pool
 from storage.queue_view import QueueView
-from vime.errors import NoRunError, StorageError
+from vime.errors import CommitError, NoRunError, StorageError, reason_of
 from vime.settings.groups import Settings
 
 
@@ -78,7 +78,7 @@ def read_source(location: RunLocation, rollout_id: int, branch: str | None = Non
     commit = None
     if wanted.commit is not None:
         commit = (folders[wanted.commit.branch], wanted.commit.rollout_id)
-        read_commit(commit_path(*commit))
+        _check_commit(*commit)
     plans = {record.batch_id: record.plan_ref for record in line.plans}
     stored = []
     with Pool.open(location.pool) as pool:
@@ -105,7 +105,7 @@ def read_session_settings(root: Path, branch: str) -> Settings:
         return msgspec.json.decode(path.read_bytes(), type=Settings)
     except (OSError, msgspec.MsgspecError) as error:
         raise NoRunError(
-            f"The settings of the run can't be read from {path}: {error}.", next_step="Restore the file."
+            f"The settings of the run can't be read from {path}: {reason_of(error)}.", next_step="Restore the file."
         ) from error
 
 
@@ -115,6 +115,17 @@ def with_threads(settings: Settings, layout: Layout | None) -> Settings:
         return settings
     trainer = dataclasses.replace(settings.trainer, trainer_num_threads=int(layout["threads"]))
     return dataclasses.replace(settings, trainer=trainer)
+
+
+def _check_commit(directory: Path, rollout_id: int) -> None:
+    """Compare the commit with its digests. Raises `CommitError`."""
+    try:
+        read_commit(commit_path(directory, rollout_id))
+    except CommitError as error:
+        raise CommitError(
+            error.message,
+            next_step=f"Restore the file, or choose rollout {rollout_id} or one before it: these need an older commit.",
+        ) from error
 
 
 def _check_payloads(pool: Pool, plan: BatchPlan) -> None:

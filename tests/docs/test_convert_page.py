@@ -49,5 +49,5 @@ def test_mistakes_on_the_command_line_end_with_a_next_step(tmp_path: Path) -> No
     (tmp_path / "model").mkdir()
     done = run_command(["convert", "model", "out", "--to", "hf"], tmp_path)
     assert done.returncode == 1
-    assert "holds no config.json of a Hugging Face model" in done.stderr
-    assert "Next: Name a folder that does with --hf-checkpoint." in done.stderr
+    assert "model holds neither *.safetensors nor latest_checkpointed_iteration.txt." in done.stderr
+    assert "Next: Give the folder of a Hugging Face model or of Megatron checkpoints." in done.stderr

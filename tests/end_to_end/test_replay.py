@@ -138,7 +138,7 @@ def test_a_damaged_checkpoint_is_refused_naming_the_file(job: Job, tmp_path: Pat
     [
         (["--rollout", 9], 1, "Rollout 9 was not trained along this line of sessions; it trained 0 to 3"),
         (["--rollout", 2, "--branch", "none"], 1, "Session none is none of this run's"),
-        (["--rollout", 2, "--hf-checkpoint", "/absent"], 1, "--hf-checkpoint /absent is not here"),
+        (["--rollout", 2, "--hf-checkpoint", "/absent"], 1, "--hf-checkpoint /absent is no folder"),
         (["--rollout", 2, "--check", "--diff", "x.toml"], 1, "--check compares with the run"),
     ],
 )

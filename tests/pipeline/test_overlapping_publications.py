@@ -13,6 +13,7 @@ import torch
 from pipeline.held_weights import HeldWeights
 from pipeline.publisher import Publication
 from pipeline.served_weights import ServedWeights, publications_overlap
+from pipeline.session import Session
 from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from tests.pipeline.publication_rig import Trainer
 from vime.errors import PublicationError
@@ -87,10 +88,10 @@ class Evaluations:
 class Rig:
     def __init__(self, *, overlaps: bool = True, has_room: bool = True) -> None:
         self.publisher, self.ranks, self.notes = Publisher(), Ranks(has_room=has_room), list[str]()
-        self.evaluations = Evaluations()
+        self.evaluations, self.kept = Evaluations(), list[int]()
         parts: Any = (
             self.publisher,
-            SimpleNamespace(trainers=self.ranks),
+            SimpleNamespace(trainers=self.ranks, queue=self),
             SimpleNamespace(trainers_busy=asyncio.Lock()),
             SimpleNamespace(revive=nothing, release=nothing),
             SimpleNamespace(engines_sleep=False, trainer_leaves=nothing, wake=nothing),
@@ -98,6 +99,10 @@ class Rig:
             self.evaluations,
         )
         self.weights = ServedWeights(*parts, overlaps=overlaps)
+
+    async def keep_version(self, policy_version: int) -> None:
+        """Of the queue."""
+        self.kept.append(policy_version)
 
 
 async def test_the_trainer_goes_on_while_a_copy_is_published_and_plans_under_its_version() -> None:
@@ -120,6 +125,20 @@ async def test_a_version_that_reaches_nobody_is_planned_under_no_longer() -> Non
     assert (rig.weights.version, rig.weights.planning_version) == (1, 1)
 
 
+@pytest.mark.parametrize(("is_planned", "version", "kept"), [(False, 1, [1]), (True, 2, [])])
+async def test_groups_begin_for_a_batch_whose_version_reached_nobody_unless_it_is_planned(
+    is_planned: bool, version: int, kept: list[int]
+) -> None:
+    rig = Rig()
+    await rig.weights.begin_to_publish()
+    planned_under = [rig.weights.plan_under()] if is_planned else []
+    rig.publisher.outcome.set_result(False)
+    await asyncio.sleep(0.01)
+    assert rig.weights.is_publishing
+    assert rig.kept == kept, "no group may be begun before, where --max-staleness bounds them"
+    assert (planned_under or [rig.weights.plan_under()]) == [version]
+
+
 @pytest.mark.parametrize(("overlaps", "has_room"), [(False, True), (True, False)])
 async def test_without_room_or_leave_the_trainer_waits(overlaps: bool, has_room: bool) -> None:
     rig = Rig(overlaps=overlaps, has_room=has_room)
@@ -137,6 +156,19 @@ async def test_what_a_publication_fails_with_is_raised_where_it_is_waited_for() 
     with pytest.raises(PublicationError, match="no engine serves"):
         await rig.weights.settle()
     assert not rig.weights.is_publishing
+    assert not rig.ranks.is_held, "else the next publication would send the same weights under another version"
+
+
+async def test_a_wait_for_samples_ends_with_what_a_publication_beside_it_has_failed_with() -> None:
+    rig = Rig()
+    session: Any = object.__new__(Session)
+    session._commits, session._weights = SimpleNamespace(check=lambda: None), rig.weights
+    await rig.weights.begin_to_publish()
+    rig.weights.check()
+    rig.publisher.outcome.set_exception(PublicationError("no engine serves"))
+    await asyncio.sleep(0.01)
+    with pytest.raises(PublicationError, match="no engine serves"):
+        session._stop_when_too_many_failed(None)
 
 
 async def test_an_engine_that_returns_waits_for_the_publication_under_way() -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pipeline.progress import ProgressView, StepRecord, bottleneck, step_line
+from pipeline.progress import ProgressView, StepRecord, bottleneck, step_line, stopped
 
 
 def record(**changes: Any) -> StepRecord:
@@ -32,6 +32,12 @@ def record(**changes: Any) -> StepRecord:
         (0.5, 0.1, "Generation is the bottleneck: the trainer waited 50% of the time"),
         (0.1, 0.5, "Training is the bottleneck: the engines stood idle 50% of the time"),
         (0.12, 0.1, "Both sides keep pace"),
+        (
+            0.61,
+            0.70,
+            "Neither side is the bottleneck: the trainer idled 61% and the engines 70% of the time, so for 31%",
+        ),
+        (0.9, 0.3, "Generation is the bottleneck"),
     ],
 )
 def test_the_slower_side_is_named(trainer: float, generator: float, words: str) -> None:
@@ -41,8 +47,12 @@ def test_the_slower_side_is_named(trainer: float, generator: float, words: str) 
 def test_a_step_is_one_plain_line_with_its_numbers() -> None:
     line = step_line(record())
     assert "\n" not in line
-    for part in ("step 7/20", "reward 0.250", "pending 1 in flight 1 dropped 2"):
+    for part in ("step 7/20 (rollout 6)", "reward 0.250", "pending 1 in flight 1 dropped 2"):
         assert part in line
+
+
+def test_a_session_that_was_stopped_asks_for_the_same_command_and_no_more() -> None:
+    assert stopped(4, 20) == "Stopped after 4 of 20 rollouts. To go on, run the same command again."
 
 
 def test_plain_output_repeats_no_waiting_line() -> None:

@@ -15,6 +15,7 @@ from storage.queue_types import GroupReturn, Stage
 from tests.pipeline import mini_stream
 from tests.pipeline.mini_stream import BATCH, MEMBERS, synthetic_group
 from tests.pipeline.test_crash import kill_session
+from vime.cli.dry_run import start_facts
 from vime.data.cursor import PromptTask
 from vime.errors import RestoreError
 from vime.settings.record import settings_record
@@ -70,6 +71,17 @@ def test_a_resume_says_what_changed_settings_mean_and_refuses_what_waiting_sampl
     assert words[-1] == "Changed since the last session, and in effect from now on: --keep-checkpoints."
     with pytest.raises(RestoreError, match="stored without routes"):
         words_of(run, "--use-rollout-routing-replay")
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(run: Path) -> None:
+    before = sorted(run.rglob("*"))
+    flags = ["--save", str(run), "--num-rollout", "9", "--rollout-data-transport", "straw", "--lr", "0.5"]
+    words = start_facts(resolve(flags).settings).words
+    assert "--lr is 0.5, was 1e-06: the schedule goes on with it from the step that it has reached." in words
+    assert any(told.startswith("Found: generated") for told in words)
+    with pytest.raises(RestoreError, match="stored without routes"):
+        start_facts(resolve([*flags, "--use-rollout-routing-replay"]).settings)
+    assert sorted(run.rglob("*")) == before
 
 
 def test_a_run_whose_settings_are_damaged_is_resumed_and_says_that_nothing_was_compared(run: Path) -> None:

@@ -23,7 +23,7 @@ from recovery.restore import RestoreMode, RestorePlan
 from storage.juicefs import declaration_of
 from tests.pipeline.preview.planned import write_job
 from tests.storage.test_juicefs import SAFE
-from vime.errors import StorageError
+from vime.errors import RestoreError, StorageError
 from vime.settings.groups.queue import QueueSettings
 from vime.settings.placement import Demand
 from vime.settings.resolve import Resolved, resolve
@@ -44,6 +44,16 @@ def test_run_whose_queue_is_not_on_the_declared_mount_ends_before_it_makes_a_poo
     ):
         run_training(job(tmp_path), view)
     assert not (tmp_path / "run" / "rollout_data" / "pool").exists()
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--ckpt-step", "40"), ("--load", "nope/rollout/committed_3.json")])
+def test_start_from_what_is_not_there_leaves_no_folder(
+    flag: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ProgressView() as view, pytest.raises(RestoreError, match=value.partition("/")[0]):
+        run_training(resolve([*write_job(tmp_path), flag, value]), view)
+    assert not (tmp_path / "run").exists()
 
 
 async def test_nodes_are_tried_before_the_coordinator_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_the_same_settings_go_on(run: Path) -> None:
         ({"rollout_shuffle": True}, "--rollout-shuffle is True, was False"),
         ({"run_id": "other"}, "--rollout-queue-run-id is other, was rollout"),
         ({"transport": "object-store"}, "--rollout-data-transport is object-store, was straw"),
-        ({"dataset_digest": "xyz"}, r"--prompt-data and its keys \(digest\) is xyz, was abc"),
+        ({"dataset_digest": "xyz"}, r"--prompt-data and its keys give other prompts \(digest xyz, was abc\)"),
     ],
 )
 def test_a_changed_setting_is_refused_with_both_values(run: Path, change: dict[str, object], words: str) -> None:

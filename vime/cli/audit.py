@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.run_folder import RunFolder
+from pipeline.session_lock import refuse_running
 from recovery.audit import audit_run
 from recovery.audit_parts import AuditReport
+from recovery.run_location import locate_run
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.look import count
+from vime.errors import SessionRunningError
 
 DEFAULT_LIMIT = 20
 
@@ -31,10 +36,24 @@ def audit(words: list[str]) -> int:
         "--limit", type=count, default=DEFAULT_LIMIT, help=f"most entries of each list (default {DEFAULT_LIMIT})"
     )
     options = parser.parse_args(words)
+    _warn_of_live(options.run, options.pool)
     report = audit_run(options.run, options.pool)
     print(json.dumps(_shortened(report, options.limit), indent=1))
     sound = report.identity_holds and not report.lost and not report.trained_twice
     return ExitCode.DONE if sound else ExitCode.UNSOUND
+
+
+def _warn_of_live(run: Path, pool: Path | None) -> None:
+    """Say on standard error that the run is live, if it is. Raises `NoRunError`."""
+    location = locate_run(run, pool, needs_queue=False)
+    try:
+        refuse_running(RunFolder(location.root, location.pool))
+    except SessionRunningError as error:
+        print(
+            f"warning: {error.message} What it writes while it is counted can show as lost or leave the counts "
+            "unequal; `vime queue status` counts a live run.",
+            file=sys.stderr,
+        )
 
 
 def _shortened(report: AuditReport, limit: int) -> dict[str, object]:

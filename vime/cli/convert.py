@@ -28,6 +28,7 @@ def convert(words: list[str]) -> int:
     """Run the command; the exit status. Raises as `vime.backends.megatron_utils.convert.convert`."""
     options = _parser().parse_args(words)
     source = WeightSource("SOURCE", options.source.absolute(), options.ckpt_step)
+    _refuse_no_checkpoint(source)
     hf_checkpoint = _hf_checkpoint(source, options.hf_checkpoint)
     _check_commit(source)
     # The work is reading and writing: on a machine with GPUs it leaves them to others.
@@ -84,6 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--skip-logits", action="store_true", help="compare the numbers, but not logits on a probe")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _refuse_no_checkpoint(source: WeightSource) -> None:
+    """Raise `SettingsError` where there is no folder, `RestoreError` where it holds no checkpoint."""
+    if not source.directory.is_dir():
+        found = "is a file, not a folder" if source.directory.exists() else "doesn't exist"
+        raise SettingsError(f"SOURCE {source.directory} {found}.", next_step="Correct the path.")
+    _ = source.folder
 
 
 def _hf_checkpoint(source: WeightSource, given: Path | None) -> Path:

@@ -20,6 +20,7 @@ from recovery.branch import read_branches
 from vime.cli.demo_report import demo_summary, draw_curves, read_steps
 from vime.cli.exit_codes import ExitCode
 from vime.errors import RunFailedError, SettingsError
+from vime.outputs import empty_output_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = 100
@@ -43,9 +44,7 @@ def run_demo(words: Sequence[str]) -> int:
     options = parser.parse_args(list(words))
     if options.steps < 3 * SAVE_INTERVAL:
         raise SettingsError(f"--steps is {options.steps}, allowed: {3 * SAVE_INTERVAL} or more.", next_step="Raise it.")
-    output = (options.output or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).resolve()
-    if output.exists() and any(output.iterdir()):
-        raise SettingsError(f"--output {output} is not empty.", next_step="Name another folder.")
+    output = empty_output_folder("--output", options.output or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))
     started = time.monotonic()
     run = output / "run"
     _say(f"1. A tiny model, its tokenizer and its prompts go to {output / 'example'}.")

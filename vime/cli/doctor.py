@@ -94,7 +94,7 @@ def _storage_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     own = ("--storage", "--peer")
     for word in (word.partition("=")[0] for word in rest if word.startswith("--")):
         meant = nearest(word, own)
-        if word not in own_flag_names() and edit_distance(word, meant, MAX_EDITS) <= MAX_EDITS:
+        if meant and word not in own_flag_names() and edit_distance(word, meant, MAX_EDITS) <= MAX_EDITS:
             raise SettingsError(f"{word} is not a flag; the nearest one is {meant}.", next_step="Correct it.")
     if options.peer is not None and options.storage is None:
         raise SettingsError("--peer goes with --storage only.", next_step="Add --storage DIR.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from pipeline.devices import cpu_slots, visible_gpus
 from pipeline.evaluation.prompts import open_eval_sets, set_aside_words
@@ -10,13 +11,15 @@ from pipeline.fixed_settings import refuse_otherwise_started
 from pipeline.model_config import model_config
 from pipeline.preview.folders import folder_problems
 from pipeline.preview.process_map import Machines, assumed_machines
-from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, try_reward
+from pipeline.preview.record_keys import absent_keys
+from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, reward_failure, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
+from pipeline.preview.start_checks import room_problem, room_warnings, router_port_problem
 from pipeline.prompt_source import build_prompt_source, with_num_rollout
+from pipeline.resume_words import resume_words
 from pipeline.run_folder import RunFolder
-from pipeline.session_plan import plan_session
+from pipeline.session_start import prepare_start
 from pipeline.transports.promise import transport_words
-from recovery.commit import commit_path, read_commit, read_queue_state
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
 from vime.data.prompt_stream import PromptStream
@@ -24,6 +27,7 @@ from vime.errors import VimeError
 from vime.rollout.hooks import named_hooks
 from vime.settings.groups import Settings
 from vime.settings.resolve import Resolved
+from vime.settings.rules.data import without_slice
 
 
 def dry_run(resolved: Resolved, warnings: list[str]) -> int:
@@ -50,11 +54,13 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     except VimeError as error:
         problems.append(error)
     settings = resolved.settings
-    problems = [*folder_problems(settings), *problems]
+    problems = [*folder_problems(settings), *_port_problems(settings), *problems]
     try:
         warnings = [*warnings, *(words for each in open_eval_sets(settings) for words in set_aside_words(each))]
     except VimeError as error:
         problems.append(error)
+    if source is not None:
+        warnings = [*warnings, *room_warnings(settings, source), *absent_keys(settings, source)]
     start = StartFacts()
     try:
         start = start_facts(settings)
@@ -71,6 +77,28 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     )
 
 
+def _port_problems(settings: Settings) -> list[VimeError]:
+    """Of this machine; none where another cluster is assumed."""
+    taken = None if settings.command.assume_gpus is not None else router_port_problem(settings)
+    return [] if taken is None else [taken]
+
+
+def data_problems(resolved: Resolved) -> list[VimeError]:
+    """What is wrong with the prompts or, where these can be read, with the reward, beside settings that can't work.
+
+    Nothing of a missing file, which is one of those.
+    """
+    settings = resolved.settings
+    path = settings.data.prompt_data
+    if path is None or settings.data.data_source_path is not None or not Path(without_slice(path)).is_file():
+        return []
+    try:
+        failure = reward_failure(settings, build_prompt_source(settings))
+    except VimeError as error:
+        return [error]
+    return [] if failure is None else [failure]
+
+
 def machines_for(settings: Settings) -> Machines:
     """The cluster that --assume-gpus names, else this machine."""
     if settings.command.assume_gpus is not None:
@@ -83,19 +111,17 @@ def machines_for(settings: Settings) -> Machines:
 
 
 def start_facts(settings: Settings) -> StartFacts:
-    """What the run folder makes a session start from; reads only.
+    """What the run folder makes a session start from, with what changed settings mean for it; reads only.
 
     Raises:
         RestoreError, CommitError: it can't be resumed as asked.
     """
     folder = RunFolder.of(settings)
-    plan = plan_session(settings, new_branch="(new)")
-    version, kept = 0, None
-    if plan.commit_directory is not None and plan.commit_rollout is not None:
-        directory = folder.root / plan.commit_directory
-        version = read_commit(commit_path(directory, plan.commit_rollout)).weight_version
-        kept = read_queue_state(directory, plan.commit_rollout).memory
-    return StartFacts(plan.start_rollout, version, [*plan.words, *transport_words(settings, kept)])
+    start = prepare_start(settings, folder, branch="(new)")
+    version = 0 if start.commit is None else start.commit.weight_version
+    kept = None if start.state is None else start.state.memory
+    words = [*resume_words(settings, folder, start), *transport_words(settings, kept)]
+    return StartFacts(start.plan.start_rollout, version, words)
 
 
 def _rehearse(settings: Settings, source: PromptStream | None, problems: list[VimeError]) -> Rehearsal:
@@ -109,6 +135,8 @@ def _rehearse(settings: Settings, source: PromptStream | None, problems: list[Vi
     except VimeError as error:
         problems.append(error)
     try:
+        room = room_problem(settings, source)
+        problems += [] if room is None else [room]
         prompts = prompt_facts(settings, source)
         trials = try_reward(settings, source)
     except VimeError as error:

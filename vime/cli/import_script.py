@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vime.errors import SettingsError
+from vime.outputs import write_output
 from vime.settings.script.reader import read_launch_script
 from vime.settings.script.to_file import settings_tables, toml_text
 
@@ -15,13 +15,15 @@ def import_script(words: list[str]) -> int:
     """Run the command; the exit status. What could not be mapped goes to stderr and into the file's first lines."""
     parser = argparse.ArgumentParser(
         prog="vime import-script",
-        description="Turn a bash launch script into a file for `vime train --config`. The script is read, never run.",
+        usage="vime import-script [-h] [--output OUTPUT] script [-- WORD ...]",
+        description="Turn a bash launch script into a file for `vime train --config`. The script is read, never run. "
+        'Words after -- stand for the script\'s own, its "$@".',
     )
     parser.add_argument("script", type=Path, help="bash script that runs `python train.py FLAG ...`")
-    parser.add_argument("arguments", nargs="*", help='words for the script\'s "$@", after --')
     parser.add_argument("--output", type=Path, default=None, help="file to write; standard output when left out")
-    options = parser.parse_args(words)
-    tables, notes = settings_tables(read_launch_script(options.script, options.arguments))
+    place = words.index("--") if "--" in words else len(words)
+    options, arguments = parser.parse_args(words[:place]), words[place + 1 :]
+    tables, notes = settings_tables(read_launch_script(options.script, arguments))
     comments = [f"From {options.script.name}, by `vime import-script`."]
     comments += ["Not taken over as written:", *notes] if notes else []
     text = toml_text(tables, comments)
@@ -30,10 +32,7 @@ def import_script(words: list[str]) -> int:
     if options.output is None:
         print(text, end="")
         return 0
-    try:
-        options.output.write_text(text)
-    except OSError as error:
-        raise SettingsError(f"--output: {error}.", next_step="Name a file that can be written.") from error
+    write_output("--output", options.output, text)
     settings = sum(len(entries) for entries in tables.values())
     print(f"{options.output}: {settings} settings, {len(notes)} notes.")
     print(f"Check it: vime train --config {options.output} --dry-run")

@@ -32,6 +32,10 @@ commands:
 """
 
 
+_OF_TWO_WORDS = ("queue", "sample")
+"""Commands that are followed by the name of one of theirs."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status, see `vime.cli.exit_codes`."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -72,7 +76,11 @@ def _run(words: list[str]) -> int:
     except SystemExit as error:  # argparse has printed the help or its complaint, and kept quiet about a closed pipe
         if reader_is_gone():
             raise BrokenPipeError from None
-        return ExitCode.USER if error.code else ExitCode.DONE
+        if not error.code:
+            return ExitCode.DONE
+        command = words[:2] if words[0] in _OF_TWO_WORDS else words[:1]
+        print(f"      Next: `vime {' '.join(command)} --help` lists what it takes.", file=sys.stderr)
+        return ExitCode.USER
     except BrokenPipeError as error:
         if reader_is_gone():
             raise

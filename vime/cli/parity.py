@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rich.console import Console
 
@@ -18,6 +16,7 @@ from vime.cli.look import print_json, show, table
 from vime.cli.passed_on import passed_on_problems
 from vime.cli.this_machine import this_machine
 from vime.errors import SettingsError
+from vime.outputs import temporary_folder
 from vime.settings.resolve import Resolved, resolve
 from vime.settings.rules.quantities import num_own_engines
 from vime.settings.validate import validate
@@ -60,7 +59,7 @@ def parity(words: list[str]) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     from pipeline.parity_run import measure_parity
 
-    folder = Path(tempfile.mkdtemp(prefix="vime-parity-"))
+    folder = temporary_folder("vime-parity-")
     with ProgressView(Console(stderr=True, highlight=False, soft_wrap=True)) as view:
         found = measure_parity(settings, folder, view.waiting)
     shutil.rmtree(folder)  # what doesn't start names its log in there

@@ -50,6 +50,5 @@ def _prefix_first(flag: str) -> str | None:
 
 
 def _unknown(flag: str, found: str, nearest: str) -> Problem:
-    return Problem(
-        (flag,), f"{flag} {found}", "a known flag", f"The nearest one is {nearest}.", "Correct or remove the flag."
-    )
+    near = nearest and f"The nearest one is {nearest}."
+    return Problem((flag,), f"{flag} {found}", "a known flag", near, "Correct or remove the flag.")

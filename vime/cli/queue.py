@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.dead_list import export_dead, list_dead
-from pipeline.queue_changes import drop, groups_to_drop, groups_to_requeue, requeue
+from pipeline.queue_changes import drop, groups_to_drop, groups_to_requeue, refuse_live, requeue
 from pipeline.task_list import STATES, list_leases, list_tasks
 from recovery import queue_report
 from storage.queue_view import GroupView, QueueView
@@ -169,8 +169,12 @@ def _requeue(words: list[str]) -> None:
     _add_yes(parser)
     options = parser.parse_args(words)
     if bool(options.group) == options.all:
-        raise SettingsError("Name the groups to requeue, or give --all, and not both.")
+        raise SettingsError(
+            "Name the groups to requeue, or give --all, and not both.",
+            next_step="`vime queue dead RUN` lists dropped groups.",
+        )
     location = run_of(options)
+    refuse_live(location)
     groups = groups_to_requeue(QueueView(location.pool), options.group)
     if not groups:
         print("No dropped group is left to requeue.")
@@ -195,6 +199,7 @@ def _drop(words: list[str]) -> None:
     _add_yes(parser)
     options = parser.parse_args(words)
     location = run_of(options)
+    refuse_live(location)
     groups = groups_to_drop(QueueView(location.pool), options.group)
     _confirm("drop", groups, yes=options.yes)
     drop(location, groups, options.reason)
@@ -219,4 +224,4 @@ def _confirm(what: str, groups: Sequence[GroupView], *, yes: bool) -> None:
     for group in groups:
         print(f"  group {group.group_index}: {group.state}" + (f" ({group.reason})" if group.reason else ""))
     if input(f"{what.capitalize()} {counted(len(groups), 'group')}? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise SettingsError("Nothing was changed.")
+        raise SettingsError("Nothing was changed.", next_step="Answer y, or give --yes, to change it.")

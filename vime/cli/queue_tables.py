@@ -27,10 +27,7 @@ def status(report: StatusReport) -> RenderableType:
         ("in flight", _in_flight(report)),
         ("not begun", counted(report.num_fresh, "prompt")),
         ("pending versions", span(report.pending_versions)),
-        (
-            "trained",
-            f"{counted(report.rollouts_trained, 'rollout')} on branch {report.branch}; newest commit: {commit}",
-        ),
+        ("trained", f"{_trained(report)}; newest commit: {commit}"),
         ("dead letters", letters),
         ("segments", f"{report.num_open_segments} open, {report.num_closed_segments} closed"),
         (
@@ -127,7 +124,13 @@ def versions(report: VersionsReport) -> RenderableType:
         for row in report.versions
     ]
     columns = ("version", "groups", "pending", "trained", "mean age", "spanning samples", "planned rollouts")
-    parts: list[RenderableType] = [table(columns, rows, right=columns)]
+    parts: list[RenderableType] = [
+        table(columns, rows, right=columns),
+        Text(
+            "version: of a group's oldest token; mean age: versions from then to its training; planned rollouts: "
+            "batches planned while the version was the newest, whatever version their groups are of."
+        ),
+    ]
     if report.unreadable_groups:
         parts.append(Text(f"{len(report.unreadable_groups)} groups are not counted: their payload can't be read."))
     if report.num_closed_segments_left_out:
@@ -157,12 +160,22 @@ def _in_flight(report: StatusReport) -> str:
     return f"{report.num_leased} leased{oldest}, {report.num_waiting} waiting for another attempt"
 
 
+def _trained(report: StatusReport) -> str:
+    if report.branch is None:
+        return "nothing: no session has begun a branch"
+    return f"{counted(report.rollouts_trained, 'rollout')} on branch {report.branch}"
+
+
 def _coordinator(view: CoordinatorView | None) -> str:
     if view is None:
         return "never had one"
-    alive = {True: "alive", False: "ended", None: "on another host"}[view.alive]
-    since = f"since {moment(view.since)} ({duration(time.time() - view.since)})"
-    return f"epoch {view.epoch}, {view.owner!r}, process {view.pid} on {view.host}: {alive}, {since}"
+    began, age = moment(view.since), duration(time.time() - view.since)
+    state = {
+        True: f"alive since {began} ({age})",
+        False: f"ended; it began {began} ({age} ago)",
+        None: f"on another host, where it began {began} ({age} ago)",
+    }[view.alive]
+    return f"epoch {view.epoch}, {view.owner!r}, process {view.pid} on {view.host}: {state}"
 
 
 def _letters(found: DeadList) -> RenderableType:

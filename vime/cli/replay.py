@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ from pipeline.replay.source import read_source
 from vime.cli.exit_codes import ExitCode
 from vime.cli.look import command_parser, count, run_of, show, table
 from vime.errors import SettingsError
+from vime.outputs import empty_output_folder, temporary_folder
 
 MOST_SAMPLES = 32
 MOST_DIFFERENCES = 10
@@ -52,11 +52,12 @@ def replay_rollout(words: list[str]) -> int:
         raise SettingsError("--check compares with the run, --diff changes it.", next_step="Leave out one of the two.")
     wanted = ReplayOptions(options.hf_checkpoint, options.settings, options.diff, options.tolerance)
     source = read_source(run_of(options), options.rollout, options.branch)
-    scratch = _scratch(options.scratch)
+    given: Path | None = options.scratch
+    scratch = temporary_folder("vime-replay-") if given is None else empty_output_folder("--scratch", given)
     try:
         report = replay(source, scratch, wanted)
     finally:
-        if options.scratch is None:
+        if given is None:
             shutil.rmtree(scratch, ignore_errors=True)
     if options.json:
         print(msgspec.json.encode(report).decode())
@@ -65,16 +66,6 @@ def replay_rollout(words: list[str]) -> int:
     comparison = report.comparison
     failed = options.check and (comparison.differences or not comparison.num_values)
     return ExitCode.UNSOUND if failed else ExitCode.DONE
-
-
-def _scratch(given: Path | None) -> Path:
-    """A folder of the replay's own. Raises `SettingsError` for one that isn't empty."""
-    if given is None:
-        return Path(tempfile.mkdtemp(prefix="vime-replay-"))
-    if given.exists() and (not given.is_dir() or any(given.iterdir())):
-        raise SettingsError(f"--scratch {given} is not an empty folder.", next_step="Name another one.")
-    given.mkdir(parents=True, exist_ok=True)
-    return given.resolve()
 
 
 def _show(report: ReplayReport) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from recovery.run_location import locate_run
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.view import pages_installed
-from vime.errors import NoRunError
+from vime.outputs import write_output
 
 
 def report(words: list[str]) -> int:
@@ -32,9 +32,6 @@ def report(words: list[str]) -> int:
 
     content = report_html(location)
     path = options.output or Path("report.html")
-    try:
-        path.write_text(content)
-    except OSError as error:
-        raise NoRunError(f"{path}: {error.strerror}.", next_step="Name a file in a folder that exists.") from error
+    write_output("--output", path, content)
     print(f"Wrote {path} ({len(content) / 1e6:.1f} MB).")
     return ExitCode.DONE

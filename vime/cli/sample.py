@@ -76,7 +76,10 @@ def _trace(words: list[str]) -> None:
     parser.add_argument("--branch", default=None, help="with --step: the session; the one that counts when left out")
     options = parser.parse_args(words)
     if (options.sample is None) == (options.step is None):
-        raise SettingsError("Give the index of a sample, or --step, and not both.")
+        raise SettingsError(
+            "Give the index of a sample, or --step, and not both.",
+            next_step="`vime sample trace RUN --step ROLLOUT` lists the samples of a batch.",
+        )
     if options.step is None:
         trace = trace_sample(run_of(options), options.sample)
         if options.json:

@@ -9,18 +9,31 @@ from collections.abc import Sequence
 from vime.cli.exit_codes import ExitCode, exit_codes_help
 from vime.cli.passed_on import passed_on_problems
 from vime.cli.this_machine import asks_for_devices, this_machine
-from vime.errors import SettingsError
+from vime.errors import SettingsError, joined
 from vime.settings.parser import build_parser
 from vime.settings.passed_on import own_flag_names
-from vime.settings.resolve import Resolved, resolve
+from vime.settings.resolve import SETTINGS, Resolved, resolve_all
 from vime.settings.rules.problem import Problem
-from vime.settings.validate import validate
+from vime.settings.validate import error_of, file_refusals, refusals_of, validate
 from vime.versions import check_versions
 
 
 def train(words: list[str]) -> int:
     """Run `vime train`; the exit status."""
-    return ExitCode.DONE if print_help(words) else start(resolve(words))
+    return ExitCode.DONE if print_help(words) else start(_resolved(words))
+
+
+def _resolved(words: Sequence[str]) -> Resolved:
+    """Settings of the command line. Where some are wrong by themselves, what the others name is looked at as well.
+
+    Raises:
+        SettingsError: all that is wrong with single flags, and with the files and functions that the others name.
+    """
+    resolved, errors = resolve_all(words)
+    if not errors:
+        return resolved
+    others = [*file_refusals(resolved.settings), *map(error_of, _other_problems(resolved))]
+    raise joined([*errors, *others], SETTINGS)
 
 
 def print_help(words: Sequence[str]) -> bool:
@@ -61,9 +74,14 @@ def start(resolved: Resolved) -> int:
 def _dry_run(resolved: Resolved) -> int:
     # A dry run may happen where the GPUs are not; it says itself whether they suffice.
     machine = dataclasses.replace(this_machine(), nodes=None)
-    warnings = validate(resolved.settings, dry_run=True, machine=machine, more=_other_problems(resolved))
+    settings, more = resolved.settings, _other_problems(resolved)
     from pipeline.transports.nixl_probe import nixl_problems
-    from vime.cli.dry_run import dry_run
+    from vime.cli.dry_run import data_problems, dry_run
+
+    errors = refusals_of(settings, dry_run=True, machine=machine, more=more)
+    if errors:
+        raise joined([*errors, *data_problems(resolved)], SETTINGS)
+    warnings = validate(settings, dry_run=True, machine=machine, more=more)
 
     return dry_run(resolved, [*warnings, *map(str, nixl_problems(resolved.settings))])
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from vime.data.cursor import PromptCursor, PromptTask, epoch_order
 from vime.data.record_files import BadRecord, RecordFile, open_record_file
 from vime.data.records import PromptRecord, RecordKeys
-from vime.errors import BadRecordError, DataError, SampleError
+from vime.errors import BadRecordError, DataError, SampleError, reason_of
 
 __all__ = ["PromptCursor", "PromptSource", "PromptTask"]
 
@@ -87,11 +87,14 @@ class PromptSource:
                 next_step=first.next_step if first.wrong_flag else next_step,
             )
         if not self._file.num_records:
-            raise DataError(f"{path}: the file has no records.", next_step="Check --prompt-data.")
+            raise BadRecordError(f"{path}: the file has no records.", next_step="Check the path, or fill the file.")
         chosen = range(self._file.num_records)[bounds]
         self._rows = np.asarray([row for row in chosen if row not in self._file.bad], np.int64)
         if not self._rows.size:
-            raise DataError(f"{path}: the slice selects none of {self._file.num_records} records.")
+            raise DataError(
+                f"{path}: the slice selects none of {self._file.num_records} records.",
+                next_step="Choose rows that the file has, counted from 0, that are not set aside as bad.",
+            )
         self.long_records: list[BadRecord] = [] if limit is None else self._set_long_ones_aside(limit)
         """Those of the slice whose prompts are longer than the limit."""
         if not self._rows.size:
@@ -150,7 +153,10 @@ class PromptSource:
         try:
             path.write_text("".join(f"{line}\n" for line in lines))
         except OSError as error:
-            raise DataError(f"{path}: can't write the bad records aside: {error}.") from error
+            raise DataError(
+                f"{path}: can't write the bad records aside: {reason_of(error)}.",
+                next_step="Check the mount and the folder's rights, or give another --save.",
+            ) from error
 
     def dataset_digest(self) -> str:
         """Hex SHA-256 over the file's bytes, the rows in use and the keys; equal digests give equal streams under
@@ -208,7 +214,10 @@ def split_slice(path: str) -> tuple[str, slice]:
     match = _SLICE.fullmatch(path)
     if match is None:
         if "@[" in path:
-            raise DataError(f"{path}: can't read the slice, allowed: path@[start:stop] with whole numbers.")
+            raise DataError(
+                f"{path}: can't read the slice, allowed: path@[start:stop] with whole numbers.",
+                next_step="Correct the slice.",
+            )
         return path, slice(None)
     start, stop = (int(match[name]) if match[name] else None for name in ("start", "stop"))
     return match["path"], slice(start, stop)

@@ -16,7 +16,7 @@ import pyarrow.parquet
 from vime.data.gym import GYM_PREFIX, GymTasks
 from vime.data.records import PromptRecord, RecordFault, RecordKeys, read_record
 from vime.data.strict_json import JsonFault, key_column, loads_strict
-from vime.errors import BadRecordError, DataError
+from vime.errors import BadRecordError, DataError, reason_of
 
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20
@@ -64,20 +64,40 @@ class RecordFile(Protocol):
 
 
 def open_record_file(path: str, keys: RecordKeys, on_bad: OnBad) -> RecordFile:
-    """Check and index a `.jsonl` or `.parquet` file, or make the tasks of `reasoning_gym:NAME`. Raises `DataError`."""
+    """Check and index a `.jsonl` or `.parquet` file, or make the tasks of `reasoning_gym:NAME`.
+
+    Raises `DataError` for a file that isn't there or can't be reached, `BadRecordError` for what it holds.
+    """
     if path.startswith(GYM_PREFIX):
         return GymFile(path)
     kinds: dict[str, type[JsonlFile] | type[ParquetFile]] = {".jsonl": JsonlFile, ".parquet": ParquetFile}
     kind = next((kind for suffix, kind in kinds.items() if path.endswith(suffix)), None)
     if kind is None:
-        raise DataError(f"{path}: unknown kind of prompt file, allowed: {', '.join(kinds)}.")
+        raise DataError(f"{path}: unknown kind of prompt file, allowed: {', '.join(kinds)}.", next_step="Convert it.")
     try:
         filesystem, inner = fsspec.core.url_to_fs(path)
-        if not filesystem.isfile(inner):
-            raise DataError(f"{path}: no such file.", next_step="Check --prompt-data.")
+        _refuse_no_file(path, filesystem, inner)
         return kind(path, filesystem, inner, keys, on_bad)
+    except pyarrow.ArrowInvalid as error:
+        raise BadRecordError(f"{path}: can't be read: {reason_of(error)}.", next_step="Restore the file.") from error
     except (OSError, ValueError, ImportError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: can't be read: {error}.", next_step="Check --prompt-data.") from error
+        raise DataError(f"{path}: can't be read: {reason_of(error)}.", next_step="Check the path.") from error
+
+
+def _refuse_no_file(path: str, filesystem: fsspec.AbstractFileSystem, inner: str) -> None:
+    """Raise `DataError` unless there is a file; for one elsewhere also with what kept it from being reached."""
+    try:
+        kind = filesystem.info(inner)["type"]
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        if cause is None or "://" not in path:
+            raise DataError(f"{path}: no such file.", next_step="Check the path.") from error
+        raise DataError(
+            f"{path}: can't be fetched: {reason_of(cause)}.",
+            next_step="Check the address and that this machine reaches it, or copy the file here.",
+        ) from error
+    if kind != "file":
+        raise DataError(f"{path}: no file but a {kind}.", next_step="Check the path.")
 
 
 def record_places(path: str, rows: Sequence[int]) -> dict[int, str]:
@@ -101,7 +121,9 @@ def record_places(path: str, rows: Sequence[int]) -> dict[int, str]:
                         places[record] = f"{path}:{number}"
                     record += 1
     except (OSError, ValueError, ImportError) as error:
-        raise DataError(f"{path}: can't be read: {error}.", next_step="Check that the prompt file is there.") from error
+        raise DataError(
+            f"{path}: can't be read: {reason_of(error)}.", next_step="Check that the prompt file is there."
+        ) from error
     return places
 
 
@@ -146,16 +168,26 @@ class JsonlFile:
         self.digest = digest.hexdigest()
 
     def read(self, rows: Sequence[int]) -> list[PromptRecord]:
-        records = []
-        with self._filesystem.open(self._inner, "rb") as stream:
-            for row in rows:
-                offset, num_bytes, number = self._extents[row]
-                stream.seek(offset)
-                records.append(self._parse(stream.read(num_bytes), number))
-        return records
+        extents = [self._extents[row] for row in rows]
+        return [self._parse(line, number) for line, (_, _, number) in zip(self._lines(extents), extents, strict=True)]
 
     def where(self, row: int) -> str:
         return f"{self._path}:{self._extents[row][2]}"
+
+    def _lines(self, extents: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """Bytes of the records with these offsets and lengths. Raises `DataError` where the file is gone."""
+        lines = []
+        try:
+            with self._filesystem.open(self._inner, "rb") as stream:
+                for offset, num_bytes, _ in extents:
+                    stream.seek(offset)
+                    lines.append(stream.read(num_bytes))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self._path}: can't be read any more: {reason_of(error)}.",
+                next_step="Restore the file, or copy it to this machine.",
+            ) from error
+        return lines
 
     def _check(self, line: bytes, on_bad: OnBad) -> None:
         row = len(self._extents) - 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from vime.errors import SettingsError
 from vime.settings.flag import Flag, Kind, flags_of
-from vime.settings.groups import GROUPS
+from vime.settings.groups import GROUPS, all_flags
 from vime.settings.refusals import REFUSALS
 from vime.settings.values import json_object
 
@@ -54,6 +56,32 @@ def build_parser(*, common_first: bool = False) -> argparse.ArgumentParser:
             if not (common_first and described.common):
                 _add(section, described)
     return parser
+
+
+def parse_words(argv: Sequence[str]) -> tuple[dict[str, Any], list[str], list[SettingsError]]:
+    """(field -> value, flags of others with their words, errors): what can't be parsed, and words of no flag."""
+    parser = build_parser()
+    starts = [place for place, word in enumerate(argv) if word.startswith("--")]
+    values, rest, errors = dict[str, Any](), list[str](), _stray(argv[: starts[0]] if starts else argv)
+    for start, end in itertools.pairwise([*starts, len(argv)]):
+        try:
+            namespace, left_over = parser.parse_known_args(list(argv[start:end]))
+        except SettingsError as error:
+            errors.append(error)
+            continue
+        if left_over and not left_over[0].startswith("--"):
+            errors += _stray(left_over, f" after {argv[start]}, which takes no more")
+        else:
+            rest += left_over
+        for field, value in vars(namespace).items():
+            repeats = all_flags()[field][1].kind is Kind.REPEATED
+            values[field] = [*values.get(field, []), *value] if repeats else value
+    return values, rest, errors
+
+
+def _stray(words: Sequence[str], where: str = "") -> list[SettingsError]:
+    step = "Flags start with two dashes; a text with blanks needs quotes."
+    return [SettingsError(f"Stray word {word!r}{where}.", next_step=step) for word in words]
 
 
 def _add(section: argparse._ArgumentGroup, described: Flag) -> None:

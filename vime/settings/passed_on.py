@@ -18,6 +18,9 @@ MEGATRON_FLAGS_FILE = "megatron_flags.json"
 _CLOSE = 2
 """Edits up to which an unknown flag counts as a misspelt one of vime."""
 
+_SIMILAR = 0.65
+"""Share of letters in common, by `difflib`, below which a name is not taken for a misspelt one."""
+
 
 @dataclass
 class PassedOn:
@@ -51,37 +54,42 @@ def _without(words: Sequence[str], newer: Sequence[str]) -> list[str]:
     return kept
 
 
-def share_out(words: Sequence[str], extra_flags: Collection[str] = ()) -> PassedOn:
+def share_out(words: Sequence[str], extra_flags: Collection[str] = ()) -> tuple[PassedOn, list[SettingsError]]:
     """Share out the words that vime's parser left over: each flag goes with the values that follow it.
 
-    `extra_flags` are known besides Megatron's listed ones; see `vime.settings.extra_args`.
-
-    Raises:
-        SettingsError: a word that belongs to no flag, or what looks like a misspelt flag of vime.
+    The first word is a flag. `extra_flags` are known besides Megatron's listed ones; see `vime.settings.extra_args`.
+    What looks like a misspelt flag of vime goes to nobody and becomes an error.
     """
-    result = PassedOn()
-    target: list[str] | None = None
+    result, errors = PassedOn(), list[SettingsError]()
+    target: list[str] = []
     for word in words:
         if word.startswith("--"):
-            if word.partition("=")[0] not in extra_flags:
-                _refuse_misspelt(word.partition("=")[0])
-            target = result.owner_of(word)
-        if target is None:
-            raise SettingsError(f"Stray word {word!r} on the command line.", next_step="Flags start with two dashes.")
+            flag = word.partition("=")[0]
+            misspelt = None if flag in extra_flags else _misspelt(flag)
+            target = result.owner_of(word) if misspelt is None else []
+            errors += [] if misspelt is None else [misspelt]
         target.append(word)
-    return result
+    return result, errors
 
 
 def unknown_flags(settings: Settings, megatron_flags: frozenset[str]) -> dict[str, str]:
-    """Flags in `megatron_args` that are not in `megatron_flags` -> the nearest flag of vime or Megatron."""
+    """Flags in `megatron_args` that are not in `megatron_flags` -> the nearest flag of vime or Megatron, or ""."""
     given = (word.partition("=")[0] for word in settings.megatron_args if word.startswith("--"))
     known = {*own_flag_names(), *megatron_flags}
     return {name: nearest(name, known) for name in given if name not in megatron_flags}
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The most similar one of `known`."""
-    return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
+    """The most similar one of `known`, dashes at the beginning aside; empty where none is similar."""
+    plain = {name.lstrip("-"): name for name in known}
+    found = difflib.get_close_matches(word.lstrip("-"), plain, n=1, cutoff=_SIMILAR)
+    return plain[found[0]] if found else ""
+
+
+def nearest_words(word: str, known: Iterable[str]) -> str:
+    """`; the nearest one is X`, or nothing."""
+    near = nearest(word, known)
+    return near and f"; the nearest one is {near}"
 
 
 @functools.cache
@@ -113,17 +121,18 @@ def _listed() -> dict[str, list[str] | str]:
     return listed
 
 
-def _refuse_misspelt(flag: str) -> None:
+def _misspelt(flag: str) -> SettingsError | None:
     if flag in listed_megatron_flags():
-        return
+        return None
     plain = flag.replace("_", "-")
     close = [name for name in own_flag_names() if edit_distance(plain, name, _CLOSE) <= _CLOSE]
     close += [name for name in own_flag_names() if len(plain) > len("--vllm-") and name.startswith(plain)]
-    if close:
-        meant = min(close, key=lambda name: (edit_distance(plain, name, len(name)), name))
-        raise SettingsError(
-            f"{flag} is not a flag; the nearest one is {meant}.", next_step="`vime train --help` lists every flag."
-        )
+    if not close:
+        return None
+    meant = min(close, key=lambda name: (edit_distance(plain, name, len(name)), name))
+    return SettingsError(
+        f"{flag} is not a flag; the nearest one is {meant}.", next_step="`vime train --help` lists every flag."
+    )
 
 
 def edit_distance(left: str, right: str, limit: int) -> int:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vime.errors import SettingsError
+from vime.errors import SettingsError, joined
 from vime.settings.extra_args import flags_added_by
-from vime.settings.files import read_config, read_custom_config
+from vime.settings.files import FileEntries, config_entries, custom_config_entries
 from vime.settings.flag import Kind, flags_of
 from vime.settings.groups import GROUPS, Settings, all_flags
-from vime.settings.parser import build_parser
+from vime.settings.parser import parse_words
 from vime.settings.passed_on import PassedOn, own_flag_names, share_out
 from vime.settings.values import check_value
+
+SETTINGS = "settings can't work"
+"""What several wrong ones are counted as."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,25 +67,48 @@ def resolve(argv: Sequence[str]) -> Resolved:
     `--custom-config-path` file.
 
     Raises:
-        SettingsError: an unknown flag or key, a wrong type, choice or range, a stray word, an unreadable file.
+        SettingsError: unknown flags or keys, wrong types, choices or ranges, stray words, unreadable files.
     """
-    namespace, rest = build_parser().parse_known_args(list(argv))
-    given = checked_values(vars(namespace))
+    resolved, errors = resolve_all(argv)
+    if errors:
+        raise joined(errors, SETTINGS)
+    return resolved
+
+
+def resolve_all(argv: Sequence[str]) -> tuple[Resolved, list[SettingsError]]:
+    """As `resolve`: what is right, and what is wrong with the rest, which has its default."""
+    parsed, rest, errors = parse_words(argv)
+    given, wrong = checked_values(parsed)
+    errors += wrong
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     passed_on = PassedOn()
     if given.get("config") is not None:
-        in_file, passed_on = read_config(given["config"])
-        _overlay(values, sources, in_file, Source("file", given["config"]))
+        entries = _read(config_entries, given["config"], errors)
+        passed_on = entries.passed_on
+        _overlay(values, sources, entries.values, Source("file", given["config"]))
     _overlay(values, sources, given, GIVEN)
-    passed_on.extend(share_out(rest, _extra_flags(values)))
+    shared, wrong = share_out(rest, _extra_flags(values, errors))
+    errors += wrong
+    passed_on.extend(shared)
     custom_path = values.get("custom_config_path")
     if custom_path is not None:
-        in_file, for_others = read_custom_config(custom_path)
-        _log_custom(custom_path, values, in_file, for_others)
-        _overlay(values, sources, in_file, Source("file", custom_path))
-        passed_on.extend(for_others)
-    return _derived(Resolved(_settings(values, passed_on), _all_sources(sources)))
+        entries = _read(custom_config_entries, custom_path, errors)
+        _log_custom(custom_path, values, entries, errors)
+        _overlay(values, sources, entries.values, Source("file", custom_path))
+        passed_on.extend(entries.passed_on)
+    return _derived(Resolved(_settings(values, passed_on), _all_sources(sources))), errors
+
+
+def _read(read: Callable[[str], FileEntries], path: str, errors: list[SettingsError]) -> FileEntries:
+    """What a file says; nothing where it can't be read. Errors of both kinds go to `errors`."""
+    try:
+        entries = read(path)
+    except SettingsError as error:
+        errors.append(error)
+        return FileEntries()
+    errors += entries.errors
+    return entries
 
 
 def _derived(resolved: Resolved) -> Resolved:
@@ -96,27 +122,43 @@ def _derived(resolved: Resolved) -> Resolved:
     return resolved
 
 
-def _extra_flags(values: Mapping[str, Any]) -> frozenset[str]:
-    """Flags of the user's own Megatron. Raises `SettingsError` when one of them is vime's already."""
+def _extra_flags(values: dict[str, Any], errors: list[SettingsError]) -> frozenset[str]:
+    """Flags of the user's own Megatron; `errors` gets those that are vime's already, and why there are none.
+
+    A provider that can't be used is taken out of `values`.
+    """
     path = values.get("extra_args_provider_path")
-    added = frozenset() if path is None else frozenset(flags_added_by(path))
-    taken = sorted(added & own_flag_names())
-    if taken:
-        raise SettingsError(
-            f"--extra-args-provider-path {path} adds {taken[0]}, which is a flag of vime.",
+    if path is None:
+        return frozenset()
+    try:
+        added = frozenset(flags_added_by(path))
+    except SettingsError as error:
+        errors.append(error)
+        del values["extra_args_provider_path"]
+        return frozenset()
+    errors += [
+        SettingsError(
+            f"--extra-args-provider-path {path} adds {flag}, which is a flag of vime.",
             next_step="Rename it in the function.",
         )
+        for flag in sorted(added & own_flag_names())
+    ]
     return added
 
 
-def checked_values(given: dict[str, Any]) -> dict[str, Any]:
-    """Values from the command line, lists as tuples, each in its range. Raises `SettingsError` for one that is not."""
-    result = {}
+def checked_values(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[SettingsError]]:
+    """Values from the command line, lists as tuples, that are in their range, and an error for each other one."""
+    result, errors = dict[str, Any](), list[SettingsError]()
     for field, value in given.items():
         _, described = all_flags()[field]
-        result[field] = tuple(value) if described.kind in (Kind.LIST, Kind.REPEATED) else value
-        check_value(described, result[field], described.name)
-    return result
+        converted = tuple(value) if described.kind in (Kind.LIST, Kind.REPEATED) else value
+        try:
+            check_value(described, converted, described.name)
+        except SettingsError as error:
+            errors.append(error)
+        else:
+            result[field] = converted
+    return result, errors
 
 
 def _overlay(values: dict[str, Any], sources: dict[str, Source], new: Mapping[str, Any], source: Source) -> None:
@@ -124,10 +166,12 @@ def _overlay(values: dict[str, Any], sources: dict[str, Source], new: Mapping[st
     sources.update(dict.fromkeys(new, source))
 
 
-def _log_custom(path: str, before: Mapping[str, Any], values: Mapping[str, Any], for_others: PassedOn) -> None:
-    for field, value in values.items():
+def _log_custom(path: str, before: Mapping[str, Any], entries: FileEntries, errors: list[SettingsError]) -> None:
+    for_others = entries.passed_on
+    for field, value in entries.values.items():
         if field == "custom_config_path":
-            raise SettingsError(f"{path}: {field} can't name another file.", next_step="Remove the key.")
+            errors.append(SettingsError(f"{path}: {field} can't name another file.", next_step="Remove the key."))
+            continue
         _, described = all_flags()[field]
         shown = "***" if described.secret else value
         if field in before:

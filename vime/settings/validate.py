@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vime.errors import SettingsError
+from vime.errors import SettingsError, joined
 from vime.settings.groups import Settings
 from vime.settings.machine import Machine
 from vime.settings.refusals import refused
+from vime.settings.resolve import SETTINGS
 from vime.settings.rules import FILE_RULES, MACHINE_RULES, RULES
 from vime.settings.rules.advice import advice
 from vime.settings.rules.named_files import named_file_warnings
@@ -35,26 +36,32 @@ def validate(
         SettingsError: one or more things that can't work, each with flags, value, what is allowed and a next step;
             unless `dry_run`, also settings that aren't built yet.
     """
-    problems = [*find_problems(settings, machine), *more]
-    unbuilt = refused(settings)
-    refusals = [] if dry_run else unbuilt
-    if problems or refusals:
-        raise _refusal(problems, refusals)
-    return [*advice(settings), *named_file_warnings(settings), *(unbuilt if dry_run else [])]
+    errors = refusals_of(settings, dry_run=dry_run, machine=machine, more=more)
+    if errors:
+        raise joined(errors, SETTINGS)
+    return [*advice(settings), *named_file_warnings(settings), *(refused(settings) if dry_run else [])]
+
+
+def refusals_of(
+    settings: Settings, *, dry_run: bool, machine: Machine = _UNKNOWN_MACHINE, more: Iterable[Problem] = ()
+) -> list[SettingsError]:
+    """What `validate` refuses, one by one."""
+    errors = [error_of(problem) for problem in (*find_problems(settings, machine), *more)]
+    unbuilt = [] if dry_run else refused(settings)
+    return errors + [SettingsError(words, next_step="Change or leave out the flag.") for words in unbuilt]
+
+
+def file_refusals(settings: Settings) -> list[SettingsError]:
+    """What is wrong with the files that single settings name, though others of the settings are wrong too."""
+    return [error_of(problem) for rule in FILE_RULES for problem in rule(settings)]
+
+
+def error_of(problem: Problem) -> SettingsError:
+    """The problem as an error to raise."""
+    return SettingsError(str(problem), next_step=problem.next_step)
 
 
 def find_problems(settings: Settings, machine: Machine = _UNKNOWN_MACHINE) -> list[Problem]:
     """Everything that no version of vime could honour, in the order of the rules."""
     found = [problem for rule in (*RULES, *FILE_RULES) for problem in rule(settings)]
     return found + [problem for rule in MACHINE_RULES for problem in rule(settings, machine)]
-
-
-def _refusal(problems: list[Problem], unbuilt: list[str]) -> SettingsError:
-    entries = [(str(problem), problem.next_step) for problem in problems]
-    entries += [(sentence, "Change or leave out the flag.") for sentence in unbuilt]
-    if len(entries) == 1:
-        return SettingsError(entries[0][0], next_step=entries[0][1])
-    lines = [f"{number}. {text} Next: {step}" for number, (text, step) in enumerate(entries, start=1)]
-    return SettingsError(
-        "\n".join([f"{len(entries)} settings can't work:", *lines]), next_step="Correct these and start again."
-    )

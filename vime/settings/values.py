@@ -77,12 +77,17 @@ def _type_name(described: Flag) -> str:
 
 
 def check_value(described: Flag, value: Any, where: str) -> None:
-    """Check choices and range; `where` is the flag, or file and key.
+    """Check choices and range, and that text is not empty; `where` is the flag, or file and key.
 
     Raises:
         SettingsError: the message has the value and what is allowed.
     """
     for item in value if isinstance(value, tuple) else (value,):
+        if item == "":
+            raise SettingsError(
+                f"{where} is empty, allowed: text of one letter or more. A variable may be unset.",
+                next_step="Give a value, or leave it out.",
+            )
         allowed = None if item is None else _what_is_allowed(described, item)
         if allowed is not None:
             raise SettingsError(f"{where} is {item}, allowed: {allowed}.", next_step="Correct the value.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from vime.errors import StorageError
+from vime.errors import StorageError, reason_of
 
 OF_NO_FLAG = frozenset({"sources"})
 """Groups of `settings.json` that hold no settings."""
@@ -22,7 +22,7 @@ def read_settings(root: Path) -> dict[str, str]:
     try:
         content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
-        raise StorageError(f"{path} can't be read: {error}.", next_step="Restore the file.") from error
+        raise StorageError(f"{path} can't be read: {reason_of(error)}.", next_step="Restore the file.") from error
     found: dict[str, str] = {}
     for group, values in content.items():
         if isinstance(values, dict) and group not in OF_NO_FLAG:

@@ -1,11 +1,15 @@
 """`vime audit`: what it prints, and the status that it ends with."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from pipeline.run_folder import RunFolder
+from pipeline.session_lock import session_lock
 from recovery.audit_parts import AuditReport
+from recovery.run_location import RunLocation, RunSettings
 from tests.support.eventful_run import make_run
 from vime.cli.main import main
 
@@ -14,6 +18,7 @@ def found(monkeypatch: pytest.MonkeyPatch, *, lost: int, twice: int = 0) -> None
     """An audit that finds this many faults."""
     report = AuditReport(1, 1, 0, 0, {}, 0, [f"group {n}: lost" for n in range(lost)], ["sample 0: twice"] * twice)
     monkeypatch.setattr("vime.cli.audit.audit_run", lambda _run, _pool: report)
+    monkeypatch.setattr("vime.cli.audit.locate_run", lambda *_, **__: RunLocation(Path(), Path(), RunSettings()))
 
 
 def test_a_sound_run_ends_with_0(
@@ -23,6 +28,19 @@ def test_a_sound_run_ends_with_0(
     assert main(["audit", str(run)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["lost"], report["trained_twice"], report["dropped"]) == ([], [], {"reward_raised": 1})
+
+
+def test_a_live_run_is_counted_with_a_warning_beside_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", monkeypatch)
+    assert main(["audit", str(run)]) == 0
+    assert "warning" not in capsys.readouterr().err
+    with session_lock(RunFolder(run, run / "rollout_data" / "pool")):
+        assert main(["audit", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert f"warning: {run}: another session is running there (process {os.getpid()})." in printed.err
+    assert json.loads(printed.out)["lost"] == []
 
 
 @pytest.mark.parametrize(("lost", "twice"), [(1, 0), (0, 1)])

@@ -44,10 +44,31 @@ def test_configuration_is_the_sources_or_that_of_its_run_unless_it_is_named(run:
 
 def test_without_configuration_the_flag_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / ".metadata").touch()
     assert main(["convert", str(tmp_path / "weights"), str(tmp_path / "out"), "--to", "hf"]) == 1
     said = capsys.readouterr().err
     assert "holds no config.json of a Hugging Face model" in said
     assert "--hf-checkpoint" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "next_step"),
+    [
+        ("absent", "SOURCE {} doesn't exist.", "Correct the path."),
+        ("file", "SOURCE {} is a file, not a folder.", "Correct the path."),
+        ("empty", "SOURCE {} holds neither *.safetensors nor latest_checkpointed_iteration.txt.", "Give the folder of"),
+    ],
+)
+def test_a_source_without_a_checkpoint_is_told_as_that(
+    name: str, message: str, next_step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    assert main(["convert", str(tmp_path / name), str(tmp_path / "out"), "--to", "hf"]) == 1
+    said = capsys.readouterr().err
+    assert message.format(tmp_path / name) in said
+    assert f"Next: {next_step}" in said
+    assert "--hf-checkpoint" not in said
 
 
 def test_a_commit_is_compared_with_its_digests_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

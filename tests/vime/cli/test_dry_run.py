@@ -187,3 +187,42 @@ def test_a_dry_run_loads_no_framework(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_wrong_flags_hide_no_wrong_file_and_no_wrong_function(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--num-rolout", "5", "--lr", "-1", "--hf-checkpoint", "/nowhere", "--prompt-data", "/nowhere.jsonl"]
+    more = ["--rollout-batch-sze", "3", "--custom-rm-path", "no.such.module", "--foo-bar-baz"]
+    assert main(["train", "--dry-run", *words, *more]) == 1
+    said = capsys.readouterr().err
+    assert "7 settings can't work:" in said
+    for told in (
+        "--num-rolout is not a flag", "--rollout-batch-sze is not a flag", "--lr is -1.0", "--hf-checkpoint /nowhere",
+        "--prompt-data /nowhere.jsonl: no such file", "--custom-rm-path no.such.module",
+        "--foo-bar-baz is a flag neither",
+    ):  # fmt: skip
+        assert told in said
+    assert "Missing" not in said, "what is misspelt is not told as missing"
+
+
+def test_a_provider_of_flags_that_cannot_be_loaded_hides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dry-run", "--extra-args-provider-path", "no.such.module", "--lr", "-1"]) == 1
+    said = capsys.readouterr().err
+    assert "--lr is -1.0" in said
+    assert said.count("no.such.module") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--input-key", "question"], "no key 'question'"),
+        (["--custom-rm-path", "tests.vime.cli.dry_run_rewards.refuses"], "with its label as the response"),
+    ],
+)
+def test_settings_that_contradict_each_other_hide_neither_columns_nor_reward(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    assert main(["train", "--dry-run", *write_job(tmp_path), "--global-batch-size", "3", *flags]) == 1
+    said = capsys.readouterr().err
+    assert "2 settings can't work:" in said
+    assert "1. --global-batch-size is 3" in said
+    assert told in said

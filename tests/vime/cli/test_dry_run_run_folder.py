@@ -1,5 +1,6 @@
 """`vime train --dry-run` on a --save that holds a run, or that nothing can be written to."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,15 @@ def test_run_that_was_started_otherwise_is_the_problem_that_a_start_would_tell(
     words = started_run(tmp_path)
     (tmp_path / "others.jsonl").write_text('{"input": "question", "label": "answer"}\n')
     changed = ["--prompt-data", str(tmp_path / "others.jsonl"), "--rollout-data-transport", "object-store"]
+    (tmp_path / "run" / "settings.json").write_text('{"data": {"prompt_data": "/before/a.jsonl"}}')
     before = sorted(tmp_path.rglob("*"))
     status, out = dry_run([*words, *changed], capsys)
     assert status == 1
-    assert "holds a run that was started otherwise: --prompt-data and its keys (digest) is" in out
+    assert re.search(
+        r"holds a run that was started otherwise: --prompt-data and its keys give other prompts "
+        r"\(digest [0-9a-f]{12}, was [0-9a-f]{12}, of /before/a.jsonl\)",
+        out,
+    )
     assert "--rollout-data-transport is object-store, was straw" in out
     assert "A start would fail" in out
     assert sorted(tmp_path.rglob("*")) == before

@@ -88,6 +88,18 @@ def test_an_unknown_command_is_told_with_the_nearest_one(
     assert second.endswith(f"`{group} --help` lists the commands.")
 
 
+@pytest.mark.parametrize(
+    ("word", "step"),
+    [
+        ("frobnicate", "`vime --help` lists the commands."),
+        ("resume", "Run the same `vime train` command again: it goes on with the run in --save."),
+    ],
+)
+def test_no_command_is_named_that_is_not_similar(word: str, step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([word]) == 1
+    assert capsys.readouterr().err == f"vime: unknown command {word!r}.\n      Next: {step}\n"
+
+
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert re.fullmatch(r"vime \d+\.\d+\.\d+\n", capsys.readouterr().out)

@@ -1,6 +1,8 @@
 """`vime queue` on stopped and live runs, against the independent audit."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,14 +16,18 @@ import pytest
 
 from pipeline.run_folder import RunFolder
 from pipeline.session_lock import session_lock
+from recovery import queue_report
 from recovery.audit import audit_run
 from recovery.claim import queue_claim_path, read_claim, run_claim_path
+from recovery.run_location import locate_run
 from storage import segment_list
 from storage.pool import Pool
 from storage.queue import GroupQueue
 from tests.pipeline.mini_stream import MiniStream, run_session
 from tests.storage.test_queue_view import snapshot
 from tests.support.eventful_run import copy_run, make_run
+from vime.cli import queue_tables
+from vime.cli.look import show
 from vime.cli.main import main
 
 READING = (
@@ -130,6 +136,26 @@ def test_leases_have_an_age_while_the_coordinator_notes_it(tmp_path: Path, capsy
         assert "stale" not in printed
     finally:
         stream.close()
+
+
+def test_status_says_of_a_coordinator_that_ended_when_it_began(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (epoch,) = (run / "rollout_data" / "pool" / "vime" / "epochs").glob("*.json")
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait(timeout=60)
+    epoch.write_text(json.dumps({**json.loads(epoch.read_text()), "pid": child.pid}))
+    assert call(run, "queue status") == 0
+    assert re.search(r"ended; it began \d{4}-\d\d-\d\d [\d:]+ \(.* ago\)", capsys.readouterr().out)
+
+
+def test_a_queue_without_a_session_says_that_nothing_is_trained(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = msgspec.structs.replace(queue_report.status(locate_run(run)), branch=None, rollouts_trained=0)
+    show(queue_tables.status(report))
+    assert "nothing: no session has begun a branch; newest commit: of rollout 1" in capsys.readouterr().out
+
+
+def test_versions_explain_their_columns(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(run, "queue versions") == 0
+    assert "planned rollouts: batches planned while the version was the newest" in capsys.readouterr().out
 
 
 def test_leases_of_a_coordinator_that_ended_are_called_stale(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +305,13 @@ def test_what_cannot_be_done_is_told_and_changes_nothing(
     assert snapshot(run) == before
 
 
-@pytest.mark.parametrize("words", ["queue requeue 0 --yes", "queue drop 23 --reason x --yes"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "queue requeue 0 --yes", "queue requeue --all --yes", "queue requeue 5 --yes", "queue requeue 0",
+        "queue drop 23 --reason x --yes", "queue drop 5 --reason x --yes",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("holder", ["session", "coordinator"])
 def test_the_queue_of_a_live_run_is_not_changed(
     run: Path, words: str, holder: str, capsys: pytest.CaptureFixture[str]
@@ -292,11 +324,25 @@ def test_the_queue_of_a_live_run_is_not_changed(
             else GroupQueue.open(pool, owner="coordinator of a run", lease_seconds=60)
         )
         with lock:
+            before = snapshot(run)
             assert call(run, words) == 1
+            assert snapshot(run) == before
         printed = capsys.readouterr().err
     assert "The run is live, and its queue can't be changed" in printed
+    assert f"process {os.getpid()}" in printed
     assert "Stop it with one Ctrl-C" in printed
     assert read_json(run, "queue status", capsys)["identity"]["dropped"] == {"reward_raised": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [("queue drop runs/a 3", "queue drop"), ("audit", "audit"), ("replay runs/a --rollout x", "replay")],
+)
+def test_words_that_a_command_does_not_take_lead_to_its_help(
+    words: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 1
+    assert capsys.readouterr().err.endswith(f"      Next: `vime {command} --help` lists what it takes.\n")
 
 
 def test_an_answer_of_no_changes_nothing(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from vime.data.cursor import epoch_order
 from vime.data.prompts import PromptCursor, PromptSource
 from vime.data.record_files import record_places
-from vime.errors import DataError
+from vime.errors import BadRecordError, DataError
 
 GOOD = [{"input": f"question {i}", "label": str(i), "metadata": {"level": i}} for i in range(6)]
 FROZEN_ORDER = [3, 6, 0, 4, 7, 1, 2, 5]
@@ -242,23 +242,48 @@ def test_parquet_faults_name_row_and_column(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 0:label: 'label' holds a value of type date"):
         PromptSource(dates, label_key="label")
     (tmp_path / "c.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(DataError, match=r"c.parquet: can't be read"):
+    with pytest.raises(BadRecordError, match=r"c.parquet: can't be read: .*[^.]\. Restore the file"):
         PromptSource(tmp_path / "c.parquet")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "message", "kind"),
     [
-        ("missing.jsonl", None, "no such file"),
-        ("data.csv", b"a,b\n", "unknown kind of prompt file, allowed: .jsonl, .parquet"),
-        ("empty.jsonl", b"\n\n", "the file has no records"),
+        ("missing.jsonl", None, "no such file", DataError),
+        ("data.csv", b"a,b\n", "unknown kind of prompt file, allowed: .jsonl, .parquet", DataError),
+        ("empty.jsonl", b"\n\n", "the file has no records", BadRecordError),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_refused(
+    name: str, content: bytes | None, message: str, kind: type[DataError], tmp_path: Path
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as caught:
         PromptSource(tmp_path / name)
+    assert type(caught.value) is kind
+
+
+def test_an_address_that_cannot_be_reached_is_told_with_the_reason() -> None:
+    with pytest.raises(
+        DataError, match=r"a.jsonl: can't be fetched: Cannot connect to host 127.0.0.1:1 .*this machine"
+    ):
+        PromptSource("http://127.0.0.1:1/a.jsonl")
+
+
+def test_a_folder_with_the_name_of_a_prompt_file_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"a.jsonl: no file but a directory"):
+        PromptSource(tmp_path / "a.jsonl")
+
+
+def test_a_file_that_went_away_is_told_when_it_is_read(tmp_path: Path) -> None:
+    six = tmp_path / "six.jsonl"
+    six.write_text('{"input": "a"}\n' * 6)
+    source = PromptSource(six)
+    six.unlink()
+    with pytest.raises(DataError, match=f"{six}: can't be read any more: .*No such file"):
+        source.take(source.cursor_at(0), 1)
 
 
 def test_an_unknown_protocol_is_refused() -> None:

@@ -10,14 +10,22 @@ from hypothesis import strategies as st
 
 from vime.errors import SettingsError
 from vime.settings.parse import parse_settings
-from vime.settings.passed_on import edit_distance, listed_megatron_flags, own_flag_names, share_out, unknown_flags
+from vime.settings.passed_on import (
+    edit_distance,
+    listed_megatron_flags,
+    nearest_words,
+    own_flag_names,
+    share_out,
+    unknown_flags,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_each_flag_goes_to_its_owner_with_its_values() -> None:
     words = "--vllm-x 1 --router-policy consistent_hash --tensor-model-parallel-size 2 --moe-layer-freq 0 1 --vllm-y"
-    shared = share_out(words.split())
+    shared, errors = share_out(words.split())
+    assert errors == []
     assert shared.vllm == ["--vllm-x", "1", "--vllm-y"]
     assert shared.router == ["--router-policy", "consistent_hash"]
     assert shared.megatron == ["--tensor-model-parallel-size", "2", "--moe-layer-freq", "0", "1"]
@@ -42,15 +50,22 @@ def test_a_misspelt_flag_of_vime_is_refused_with_the_nearest(misspelt: str, mean
 
 def test_no_flag_of_megatron_looks_misspelt() -> None:
     for flag in listed_megatron_flags() - own_flag_names():
-        assert share_out([flag]).megatron == [flag]
+        assert share_out([flag])[0].megatron == [flag]
 
 
 def test_flags_that_no_megatron_knows_are_named_with_the_nearest() -> None:
     settings = parse_settings(["--tensor-model-parralel-size", "2", "--swiglu", "--my-own-plugin"])
     unknown = unknown_flags(settings, listed_megatron_flags())
     assert unknown["--tensor-model-parralel-size"] == "--tensor-model-parallel-size"
+    assert unknown["--my-own-plugin"] == "", "nothing is similar"
     assert set(unknown) == {"--tensor-model-parralel-size", "--my-own-plugin"}
     assert unknown_flags(settings, listed_megatron_flags() | set(unknown)) == {}
+
+
+def test_nothing_is_named_that_is_not_similar() -> None:
+    assert nearest_words("--foo-bar-baz", own_flag_names()) == ""
+    assert nearest_words("--epochs", own_flag_names()) == "; the nearest one is --num-epoch"
+    assert nearest_words("--vx", ["--vllm-x"]) == ""
 
 
 def test_edits_are_counted() -> None:
@@ -84,4 +99,4 @@ def test_no_option_of_the_installed_vllm_looks_misspelt() -> None:
 
     for name, _ in engine_options():
         if name not in own_flag_names():
-            assert share_out([name]).vllm == [name]
+            assert share_out([name])[0].vllm == [name]

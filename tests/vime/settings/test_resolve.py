@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from vime.errors import SettingsError
-from vime.settings.resolve import Source, resolve
+from vime.settings.groups import all_flags
+from vime.settings.resolve import Source, resolve, resolve_all
 
 
 def written(folder: Path, name: str, text: str) -> str:
@@ -151,3 +152,55 @@ def test_supervised_fine_tuning_starts_no_engine_unless_the_user_wants_one() -> 
     assert str(resolved.sources["--rollout-num-gpus"]) == "derived:--loss-type sft_loss"
     assert resolve(["--loss-type", "sft_loss", "--rollout-num-gpus", "1"]).settings.cluster.num_engines == 1
     assert resolve([]).settings.cluster.num_engines == 1
+
+
+def test_no_flag_takes_empty_text() -> None:
+    texts = [described for _, described in all_flags().values() if described.type is str and not described.choices]
+    assert len(texts) > 50
+    for described in texts:
+        with pytest.raises(SettingsError, match=f"{described.name} is empty, allowed: text"):
+            resolve([described.name, ""])
+
+
+def test_all_that_is_wrong_with_single_flags_and_keys_is_told_at_once(tmp_path: Path) -> None:
+    config = written(tmp_path, "run.toml", "[data]\nnum_rolout = 3\n[trainer]\nlr = 'fast'\n[nothing]\n")
+    custom = written(tmp_path, "more.yaml", "eps_clp: 0.1\neps_clip: -1\n")
+    words = "--num-rolout 5 --rollout-batch-sze 3 --clip-grad x --num-epoch y --n-samples-per-prompt 0 --save= stray"
+    given = ["first", *words.split(), "--use-tis", "--seed", "7", "--config", config, "--custom-config-path", custom]
+    with pytest.raises(SettingsError) as caught:
+        resolve(given)
+    lines = caught.value.message.splitlines()
+    assert lines[0] == "13 settings can't work:"
+    for number, told in enumerate(
+        (
+            "Stray word 'first'.", "Argument --clip-grad: invalid float value: 'x'",
+            "Argument --num-epoch: invalid int value: 'y'",
+            "Stray word 'stray' after --save=, which takes no more.",
+            "--n-samples-per-prompt is 0, allowed: 1 or more", "--save is empty",
+            f"{config}: data.num_rolout is not a setting", f"{config}: trainer.lr is 'fast'",
+            f"{config}: nothing is not a setting", "--num-rolout is not a flag",
+            "--rollout-batch-sze is not a flag",
+        ),
+        start=1,
+    ):  # fmt: skip
+        assert any(line.startswith(f"{number}. {told}") for line in lines), (told, lines)
+    assert any("more.yaml: eps_clp is not a setting" in line for line in lines)
+    assert any("more.yaml: eps_clip is -1.0" in line for line in lines)
+    right, errors = resolve_all(given)
+    assert len(errors) == 13
+    assert (right.settings.trainer.seed, right.settings.objective.use_tis) == (7, True)
+    assert right.settings.trainer.clip_grad == 1.0, "a wrong one has its default"
+
+
+def test_repeated_and_later_flags_count_as_always_where_another_one_is_wrong() -> None:
+    hooks = ["--rollout-sample-hook-path", "a.b", "--seed", "1", "--rollout-sample-hook-path", "c.d", "--seed", "2"]
+    right, errors = resolve_all([*hooks, "--lr", "fast", "--vllm-max-model-len", "64"])
+    assert len(errors) == 1
+    assert right.settings.rollout.rollout_sample_hook_path == ("a.b", "c.d")
+    assert right.settings.trainer.seed == 2
+    assert right.settings.vllm_args == ("--vllm-max-model-len", "64")
+
+
+def test_a_word_too_many_never_goes_to_a_flag_of_others() -> None:
+    with pytest.raises(SettingsError, match="Stray word 'oops' after --lr, which takes no more"):
+        resolve(["--vllm-max-model-len", "64", "--lr", "1e-5", "oops"])

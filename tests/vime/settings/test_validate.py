@@ -19,6 +19,8 @@ from vime.settings.validate import find_problems, validate
 
 ROOT = Path(__file__).resolve().parents[3]
 
+PROMPTS = {"prompts.jsonl": '{"input": "a question"}\n'}
+
 
 def refusal(tmp_path: Path, words: str, *, dry_run: bool = False, more: tuple[Problem, ...] = ()) -> SettingsError:
     with pytest.raises(SettingsError) as caught:
@@ -130,7 +132,7 @@ def test_a_flag_that_megatron_does_not_know_comes_in_the_same_list(
     known = frozenset({"--recompute-granularity"})
     monkeypatch.setattr("vime.backends.megatron_utils.arguments.known_megatron_flags", lambda: known)
     words = "--recompute-granulation full --no-save-rng"
-    assert main(["train", "--dry-run", *Case(words, "", "", "").command(tmp_path)]) == 1
+    assert main(["train", "--dry-run", *Case(words, "", "", "", files=PROMPTS).command(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "2 settings can't work:" in said
     assert "2. --recompute-granulation is a flag neither of vime nor of the installed Megatron" in said
@@ -143,7 +145,7 @@ def test_flags_that_nobody_knows_come_in_the_same_list_with_contradictions(
     monkeypatch.setattr("vime.backends.megatron_utils.arguments.known_megatron_flags", lambda: pytest.fail("loaded"))
     monkeypatch.setattr("vime.backends.vllm_utils.arguments.known_options", lambda: frozenset({"--max-model-len"}))
     words = "--no-vllm-enable-prefix-caching --vllm-max-model-lem 9 --router-polizy x --num-layers 3"
-    assert main(["train", "--dry-run", *Case(words, "", "", "").command(tmp_path)]) == 1
+    assert main(["train", "--dry-run", *Case(words, "", "", "", files=PROMPTS).command(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "4 settings can't work:" in said
     assert "1. --num-layers is 3, but config.json (num_hidden_layers) has 28, allowed: 28, or left out." in said

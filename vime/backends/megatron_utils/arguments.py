@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import functools
 import io
 import sys
@@ -19,6 +18,7 @@ from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.errors import SettingsError
 from vime.models.shape import refuse_contradictions
 from vime.settings.extra_args import flags_added_by, load
+from vime.settings.passed_on import nearest_words
 
 _ENDLESS_STEPS = 1_000_000_000
 """Length of a schedule that never decays; fixed, so that a resumed run may be longer than it was planned."""
@@ -162,9 +162,8 @@ def _refuse_unknown_flags(extra_argv: Sequence[str], added: Mapping[str, str]) -
     for text in extra_argv:
         flag = text.split("=", 1)[0]
         if flag.startswith("--") and flag not in known:
-            nearest = difflib.get_close_matches(flag, known, n=1, cutoff=0.0)[0]
             raise SettingsError(
-                f"Megatron has no flag {flag}; the nearest one is {nearest}.", next_step="Correct or remove the flag."
+                f"Megatron has no flag {flag}{nearest_words(flag, known)}.", next_step="Correct or remove the flag."
             )
 
 

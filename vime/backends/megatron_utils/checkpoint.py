@@ -129,8 +129,8 @@ def load_from(learner: Learner, args: argparse.Namespace, folder: Path) -> None:
     """Restore model, optimizer, schedule and, under the same tensor and pipeline layout, random state.
 
     Collective over all ranks; the number of data-parallel ranks may differ from the one that saved. A learner that
-    doesn't save its optimizer's state begins anew where there is none. Raises
-    `RestoreError` when the folder isn't a checkpoint of this model or its schedule contradicts the flags.
+    doesn't save its optimizer's state begins anew where there is none. The schedule is that of the flags, at the place
+    that the checkpoint's had reached. Raises `RestoreError` when the folder isn't a checkpoint of this model.
     """
     if not (folder / "metadata.json").is_file():
         raise RestoreError(f"{folder} is not a Megatron checkpoint: metadata.json is absent.")
@@ -153,11 +153,11 @@ def load_from(learner: Learner, args: argparse.Namespace, folder: Path) -> None:
             f"{folder} can't be loaded into this model: {error}",
             next_step="Start with the model shape and optimizer flags that the checkpoint was saved with.",
         ) from error
-    _load_schedule(learner, args, state, folder)
+    has_changed = _load_schedule(learner, args, state)
     for number, chunk in enumerate(learner.chunks):
         unwrap_model(chunk).load_state_dict(state["model" if len(learner.chunks) == 1 else f"model{number}"])
     if with_optimizer:
-        load_optimizer_state(learner, state["optimizer"], keep_rates=args.override_opt_param_scheduler)
+        load_optimizer_state(learner, state["optimizer"], keep_rates=has_changed)
     else:
         learner.optimizer.reload_model_params()
     learner.scheduler.step(0)  # the schedule, not the saved parameter groups, sets the learning rate
@@ -210,20 +210,22 @@ def _refuse_other_expert_layout(args: argparse.Namespace, saved: argparse.Namesp
         )
 
 
-def _load_schedule(learner: Learner, args: argparse.Namespace, state: dict[str, Any], folder: Path) -> None:
+def _load_schedule(learner: Learner, args: argparse.Namespace, state: dict[str, Any]) -> bool:
+    """Whether the flags' rates or their schedule are to be used in place of the checkpoint's."""
     saved = dict(state["opt_param_scheduler"])
     saved_batch = state["args"].global_batch_size
     if saved_batch != args.global_batch_size:
         # The schedule counts rollouts; it keeps its place in optimizer steps when a step has another size.
         for name in ("num_steps", "lr_warmup_steps", "lr_decay_steps", "wd_incr_steps"):
             saved[name] = saved[name] * args.global_batch_size // saved_batch
+    scheduler = learner.scheduler
     try:
-        learner.scheduler.load_state_dict(saved)
-    except AssertionError as error:
-        raise RestoreError(
-            f"{folder}: the learning-rate schedule differs from the flags: {error}.",
-            next_step="Add --override-opt-param-scheduler to go on with the schedule of the flags.",
-        ) from error
+        scheduler.load_state_dict(saved)
+    except AssertionError:  # a value of the flags is another one
+        scheduler.override_opt_param_scheduler = True
+        scheduler.num_steps = 0
+        scheduler.load_state_dict(saved)
+    return bool(scheduler.override_opt_param_scheduler)
 
 
 def _set_rng(saved: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from storage.files import sync_directory, sync_tree
 from vime.errors import DiskFullError, SettingsError
+from vime.outputs import output_error
 
 GIB = 2**30
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -23,7 +24,7 @@ def new_folder(target: Path, needed_bytes: int, *, replaces: str | None = None) 
     A `target` that holds a file named `replaces` is replaced.
 
     Raises:
-        SettingsError: another `target` exists, or the folder above it can't be made.
+        SettingsError: another `target` exists, or it can't be made.
         DiskFullError: less than `needed_bytes` are free, or the disk became full.
     """
     _refuse_other(target, replaces)
@@ -31,7 +32,7 @@ def new_folder(target: Path, needed_bytes: int, *, replaces: str | None = None) 
     try:
         partial.mkdir(parents=True)
     except OSError as error:
-        raise SettingsError(f"{partial}: {error.strerror}.", next_step="Choose another target.") from error
+        raise output_error("The folder", target, error) from error
     try:
         _check_space(target, needed_bytes)
         yield partial

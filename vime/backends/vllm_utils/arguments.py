@@ -37,7 +37,7 @@ def split_vllm_flags(argv: Sequence[str], reserved: frozenset[str] = frozenset()
 
 
 def unknown_options(engine_args: Sequence[str]) -> dict[str, str]:
-    """Options, prefix restored, that the installed vLLM doesn't know -> its nearest one.
+    """Options, prefix restored, that the installed vLLM doesn't know -> its nearest one, or "".
 
     vLLM is imported (some seconds) only for a name that is not among those of the vLLM that the list was made with: a
     misspelt one, or one of another version.
@@ -48,7 +48,8 @@ def unknown_options(engine_args: Sequence[str]) -> dict[str, str]:
     if not unlisted:
         return {}
     known = known_options()
-    return {_prefixed(name): _prefixed(nearest(name, known)) for name in unlisted if name not in known}
+    near = {name: nearest(name, known) for name in unlisted if name not in known}
+    return {_prefixed(name): meant and _prefixed(meant) for name, meant in near.items()}
 
 
 def known_options() -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -124,6 +125,10 @@ class WeightInbox:
         self._staging = None
         return staged
 
+    def clear(self) -> None:
+        """Keep nothing of a version that is not loaded from here: its memory is needed for one that comes otherwise."""
+        self._staging, self._parts = None, []
+
     def _gather(self, request: StageRequest) -> Staged:
         match request:
             case FromGroup():
@@ -209,4 +214,12 @@ class _Task(Generic[_Result]):
         try:
             self._future.set_result(work())
         except Exception as error:  # the boundary of the thread: whoever asks for the result gets it
+            _clear_frames(error)
             self._future.set_exception(error)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """The error is kept, and would keep what its frames hold: tensors, where there may be no memory for others."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

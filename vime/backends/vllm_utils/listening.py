@@ -43,6 +43,6 @@ def _free_port(host: str, port: int) -> int:
         except OSError as error:
             raise EngineStartError(
                 f"A server can't listen on {host}:{port}: {error.strerror}.",
-                next_step="Stop the program that uses this port, or choose another port (0 lets the system choose).",
+                next_step="Stop the program that uses this port, or name another one.",
             ) from error
         return int(probe.getsockname()[1])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from vime.errors import SettingsError
 from vime.settings.owned_options import OWNED_ROUTER_OPTIONS, option_name
-from vime.settings.passed_on import nearest
+from vime.settings.passed_on import nearest_words
 
 PREFIX = "--router-"
 
@@ -37,7 +37,7 @@ def check_router_args(words: Sequence[str]) -> None:
             )
         if flag not in known:
             raise SettingsError(
-                f"{flag} is not an option of this vllm-router; the nearest one is {nearest(flag, known)}.",
+                f"{flag} is not an option of this vllm-router{nearest_words(flag, known)}.",
                 next_step="`vime train --help-router` lists them.",
             )
     complaint = io.StringIO()

@@ -1,5 +1,6 @@
 """Rewards: built-in ones by name, the user's by dotted path; every call has a deadline, every result is checked."""
 
+from vime.rollout.rewards.graders import REMOTE
 from vime.rollout.rewards.of_run import Rewards
 from vime.rollout.rewards.scoring import (
     GroupRewardFunction,
@@ -11,6 +12,7 @@ from vime.rollout.rewards.scoring import (
 )
 
 __all__ = [
+    "REMOTE",
     "GroupRewardFunction",
     "RewardFunction",
     "Rewards",

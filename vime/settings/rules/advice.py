@@ -42,6 +42,10 @@ def advice(settings: Settings) -> Iterator[str]:
     for flag, (is_vain, reader) in WITHOUT_EFFECT.items():
         if is_vain(objective):
             yield f"{flag} has no effect without {reader}."
+    if settings.rollout.custom_rm_path is not None and settings.rollout.rm_type is not None:
+        yield f"--rm-type {settings.rollout.rm_type} has no effect with --custom-rm-path, which goes before it."
+    if data.num_epoch is not None and data.num_rollout is not None:
+        yield f"--num-epoch {data.num_epoch} has no effect with --num-rollout {data.num_rollout}, which says the end."
     engine = settings.engine
     for flag, value in (
         ("--rollout-health-check-interval", engine.rollout_health_check_interval),

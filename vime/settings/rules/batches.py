@@ -153,19 +153,22 @@ def a_sequence_fits_the_token_limit(settings: Settings) -> Iterator[Problem]:
     if not trainer.use_dynamic_batch_size or trainer.max_tokens_per_gpu is None:
         return
     limit = trainer.max_tokens_per_gpu * context_parallel_size(settings)
-    longest = longest_sequence(settings)
+    context = settings.rollout.rollout_max_context_len
+    counted = settings.data.rollout_max_prompt_len is not None or context is not None
+    longest = longest_sequence(settings) + (0 if counted else 1)
     if longest > limit:
         yield problem(
             settings,
             "--max-tokens-per-gpu --rollout-max-response-len --rollout-max-prompt-len",
             found=(
-                f"Prompt and response may have {longest} tokens, --max-tokens-per-gpu {trainer.max_tokens_per_gpu} x "
+                f"Prompt and response may have {longest} tokens{'' if counted else ' with a prompt of one token'}, "
+                f"--max-tokens-per-gpu {trainer.max_tokens_per_gpu} x "
                 f"context parallel size {context_parallel_size(settings)} allows {limit}"
             ),
             allowed=f"{limit} or fewer tokens together",
             reason="A sequence is never split between microbatches.",
-            next_step=f"Give --max-tokens-per-gpu {-(-longest // context_parallel_size(settings))} or more, or shorter "
-            "sequences.",
+            next_step=f"Give --max-tokens-per-gpu {-(-longest // context_parallel_size(settings))} or more"
+            f"{'' if counted else ', with the tokens of the longest prompt on top'}, or shorter sequences.",
         )
 
 

@@ -24,9 +24,9 @@ def prompt_file_exists(settings: Settings) -> Iterator[Problem]:
 def evaluation_files_exist(settings: Settings) -> Iterator[Problem]:
     """The first evaluation may be hours away."""
     for _, path in named_eval_files(settings):
-        yield from _missing(settings, "--eval-prompt-data", without_slice(path), "files")
+        yield from _missing(settings, "--eval-prompt-data", without_slice(path), "a file")
     for path in _paths_in_file(settings.evaluation.eval_config):
-        yield from _missing(settings, "--eval-config", without_slice(path), "files")
+        yield from _missing(settings, "--eval-config", without_slice(path), "a file")
 
 
 def folders_to_load_exist(settings: Settings) -> Iterator[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import typing
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import msgspec
 
 from vime.errors import SettingsError
 from vime.settings.files import read_mapping
+from vime.settings.passed_on import nearest_words
 
 T = TypeVar("T")
 
@@ -53,8 +53,7 @@ def _refused(path: str, content: Any, complaint: str, type_: type) -> SettingsEr
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
     if unknown is not None:
         known = _known_keys(type_, place)
-        near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.0)
-        allowed = f"{', '.join(known)}; the nearest one is {near[0]}"
+        allowed = f"{', '.join(known)}{nearest_words(unknown[1], known)}"
         return refuse(path, place, f"has the unknown key {unknown[1]}, allowed: {allowed}")
     missing = re.fullmatch(r"Object missing required field `(.*)`", what)
     if missing is not None:

@@ -17,7 +17,7 @@ _TOKEN = re.compile(
     | (?P<single>'[^']*')
     | (?P<double>"(?:\\.|[^"\\])*")
     | (?P<substitution>\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`)
-    | (?P<variable>\$\{[^}]*\}|\$(?:\w+|[@*\#?!$-]))
+    | (?P<variable>\$\{(?:[^{}"]|"[^"]*"|\{[^{}]*\})*\}|\$(?:\w+|[@*\#?!$-]))
     | (?P<redirect>(?:\d?>>?|&>>?)(?:&\d|[ \t]*[^\s;|&()]+)|<<<?-?[ \t]*\S+)
     | (?P<end>\n|;;?|&&|\|\||[|&])
     | (?P<paren>[()])
@@ -35,6 +35,9 @@ _SCRIPT_FOLDER = re.compile(
     re.VERBOSE,
 )
 """The usual ways to write the script's own folder."""
+
+_BELOW = re.compile(r"""[)}]["']?((?:/[\w.-]+)+)""")
+"""What such a `cd` goes to from there: /../.."""
 
 SCRIPT_FOLDER = "__SCRIPT_FOLDER__"
 
@@ -75,7 +78,7 @@ class Statement:
 def statements(text: str) -> Iterator[Statement]:
     """The statements of a script, one after another; parentheses of subshells and functions only separate."""
     current, word, in_array = Statement(), None, False
-    for kind, piece, line in _tokens(_SCRIPT_FOLDER.sub(f"${{{SCRIPT_FOLDER}}}", text)):
+    for kind, piece, line in _tokens(_SCRIPT_FOLDER.sub(_named_folder, text)):
         if kind in ("escaped", "single", "double", "substitution", "variable", "plain"):
             if word is None:
                 word = Word(line)
@@ -97,6 +100,11 @@ def statements(text: str) -> Iterator[Statement]:
         word = None
     if current.words:
         yield current
+
+
+def _named_folder(match: re.Match[str]) -> str:
+    below = _BELOW.search(match[0])
+    return f"${{{SCRIPT_FOLDER}}}{below[1] if below else ''}"
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vime.errors import SettingsError
+from vime.errors import SettingsError, reason_of
 from vime.settings.script.lexer import Statement, Word, statements
 from vime.settings.script.variables import Located, Variables
 
@@ -55,7 +55,7 @@ class _Reader:
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{path}: {error}.", next_step="Name a readable script.") from error
+            raise SettingsError(f"{path}: {reason_of(error)}.", next_step="Name a readable script.") from error
         for statement in statements(text):
             self._statement(statement)
         self.variables.file = outer

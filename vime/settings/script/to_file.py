@@ -6,12 +6,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vime.errors import SettingsError
 from vime.settings.files import PASSED_ON_TABLES
 from vime.settings.flag import Kind
 from vime.settings.groups import GROUPS, all_flags
-from vime.settings.parser import build_parser
-from vime.settings.passed_on import listed_megatron_flags, listed_megatron_version, nearest, own_flag_names, share_out
+from vime.settings.parser import parse_words
+from vime.settings.passed_on import (
+    listed_megatron_flags,
+    listed_megatron_version,
+    nearest_words,
+    own_flag_names,
+    share_out,
+)
 from vime.settings.resolve import checked_values
 from vime.settings.script.reader import LaunchScript
 from vime.settings.script.variables import Located
@@ -24,15 +29,11 @@ def settings_tables(script: LaunchScript) -> tuple[Tables, list[str]]:
     """The tables of a `--config` file that says the same as the script's flags, and what could not be mapped."""
     tables: Tables = {name: {} for name in (*GROUPS, *PASSED_ON_TABLES)}
     notes = list(script.notes)
-    parser = build_parser()
     for flag, values in _flags(script.words, notes):
-        try:
-            namespace, rest = parser.parse_known_args([flag.text, *(value.text for value in values)])
-            given = checked_values(vars(namespace))
-            share_out(rest)
-        except SettingsError as error:
-            notes.append(f"{flag.where}: {error.message}")
-            continue
+        parsed, rest, wrong = parse_words([flag.text, *(value.text for value in values)])
+        given, out_of_range = checked_values(parsed)
+        misspelt = share_out(rest)[1]
+        notes += [f"{flag.where}: {error.message}" for error in (*wrong, *out_of_range, *misspelt)]
         for field, value in given.items():
             group, described = all_flags()[field]
             if described.cli_only:
@@ -41,7 +42,7 @@ def settings_tables(script: LaunchScript) -> tuple[Tables, list[str]]:
                 tables[group][field] = [*tables[group].get(field, []), *value]
             else:
                 tables[group][field] = list(value) if isinstance(value, tuple) else value
-        if rest:
+        if rest and not misspelt:
             _pass_on(rest, flag.where, tables, notes)
     return {name: entries for name, entries in tables.items() if entries}, notes
 
@@ -73,16 +74,11 @@ def _flags(words: Sequence[Located], notes: list[str]) -> Iterator[tuple[Located
 
 def _pass_on(words: list[str], where: str, tables: Tables, notes: list[str]) -> None:
     flag, has_value, value = words[0].partition("=")
-    if not flag.startswith("--"):
-        notes.append(f"{where}: {' '.join(words)} is more than the flag takes.")
-        return
     table, prefix = next((table, prefix) for table, prefix in PASSED_ON_TABLES.items() if flag.startswith(prefix))
     if prefix == "--" and flag not in listed_megatron_flags():
-        near = nearest(flag, {*own_flag_names(), *listed_megatron_flags()})
-        notes.append(
-            f"{where}: {flag} is a flag neither of vime nor of Megatron {listed_megatron_version()}; the nearest one "
-            f"is {near}. It is passed on."
-        )
+        near = nearest_words(flag, {*own_flag_names(), *listed_megatron_flags()})
+        owners = f"neither of vime nor of Megatron {listed_megatron_version()}"
+        notes.append(f"{where}: {flag} is a flag {owners}{near}. It is passed on.")
     items = [_scalar(text) for text in ([value] if has_value else words[1:])]
     key = flag.removeprefix(prefix)
     if key in tables[table]:

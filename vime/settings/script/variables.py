@@ -10,6 +10,15 @@ from pathlib import Path
 from vime.settings.script.lexer import SCRIPT_FOLDER, Word
 
 _VARIABLE = re.compile(r"\\(.)|\$\{([^}]*)\}|\$(\w+|[@*#?!$-])", re.DOTALL)
+_QUOTED_LIST = re.compile(r'"\$(?:\{((?:\w+\[[@*]\]|[@*])(?::\d+(?::\d+)?)?)\}|([@*]))"')
+"""An array or the script's own words, or some of them, between double quotes: as many words as it has."""
+_EXPRESSION = re.compile(
+    r"""
+      (?P<name>\w+|[@*])(?P<array>\[[@*]\])?
+      (?: :?-(?P<default>.*) | (?P<when>:?\+)(?P<instead>.*) | :(?P<start>\d+)(?: :(?P<length>\d+))? )?
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Variables:
     def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
         self.notes: list[str] = []
         self.in_block: dict[str, str] = {}
+        self._noted_blocks: set[str] = set()
         self.file = ""
         words = [Located(text, f"argument {i}") for i, text in enumerate(arguments, start=1)]
         self.values: dict[str, list[Located]] = {SCRIPT_FOLDER: [Located(str(folder), "")], "@": words, "*": words}
@@ -48,10 +58,10 @@ class Variables:
         text: str | None = None
         for part in word.parts:
             if part.kind == "variable":
-                found = self._value(part.text[1:].strip("{}"), word)
+                found = self._value(_expression(part.text), word)
                 if split and not part.text.endswith("[@]}"):
                     found = [Located(piece, item.where) for item in found for piece in item.text.split()]
-            elif part.kind == "double" and (name := re.fullmatch(r'"\$(?:\{(\w+\[[@*]\]|@|\*)\}|([@*]))"', part.text)):
+            elif part.kind == "double" and (name := _QUOTED_LIST.fullmatch(part.text)):
                 found = self._value(name[1] or name[2], word)
             else:
                 text = (text or "") + self._literal(part.kind, part.text, word)
@@ -88,18 +98,54 @@ class Variables:
         return _VARIABLE.sub(replace, text)
 
     def _value(self, expression: str, word: Word) -> list[Located]:
-        """Value of `NAME`, `NAME[@]`, `NAME:-default` or `NAME-default`."""
-        match = re.fullmatch(r"(\w+|[@*])(?:\[[@*]\])?(?::?-(.*))?", expression, re.DOTALL)
-        if match is None:
+        """Value of `NAME`, `NAME[@]`, `NAME:-default`, `NAME:+instead`, `NAME:start:length`, and the like."""
+        match = _EXPRESSION.fullmatch(expression)
+        if match is None or (match["name"] in ("@", "*") and match["start"] == "0"):
             self.note(word.line, f"${{{expression}}} is more than this command can fill in; it is left empty.")
             return []
-        name, default = match[1], match[2]
-        if name in ("@", "*") and not self.values[name]:
-            self.note(word.line, f"${name} stands for the script's own words; there are none. Give them after --.")
+        name, default, instead = match["name"], match["default"], match["instead"]
+        if instead is not None:
+            value = self.values.get(name)
+            is_set = value is not None if match["when"] == "+" else any(item.text for item in value or ())
+            return self._alternative(instead, word) if is_set else []
+        if name in self.values and name in self.in_block:
+            self._note_block(name, word)
         if name in self.values and (default is None or any(item.text for item in self.values[name])):
-            return self.values[name]
+            return _slice(self.values[name], match)
         if default is not None:
-            return [Located(self._fill(default.strip("\"'"), word), self.where(word.line))]
+            return self._alternative(default, word)
         set_in = f" It is set inside a condition or loop at {self.in_block[name]}." if name in self.in_block else ""
-        self.note(word.line, f"${name} has no value in the script; it is left empty.{set_in}")
+        given = " Give the script's own words after --." if name.isdigit() else ""
+        self.note(word.line, f"${name} has no value in the script; it is left empty.{set_in}{given}")
         return []
+
+    def _note_block(self, name: str, word: Word) -> None:
+        """Once for each place: what a condition changes is left out."""
+        place = self.in_block[name]
+        if place not in self._noted_blocks:
+            self._noted_blocks.add(place)
+            self.note(word.line, f"${name} is changed inside a condition or loop at {place}, which is not followed.")
+
+    def _alternative(self, text: str, word: Word) -> list[Located]:
+        """What stands after `:-` or `:+`."""
+        listed = _QUOTED_LIST.fullmatch(text)
+        if listed is not None:
+            return self._value(listed[1] or listed[2], word)
+        return [Located(self._fill(text.strip("\"'"), word), self.where(word.line))]
+
+
+def _expression(variable: str) -> str:
+    """What stands in `${...}`, or after a bare `$`."""
+    return variable[2:-1] if variable.startswith("${") else variable[1:]
+
+
+def _slice(items: list[Located], match: re.Match[str]) -> list[Located]:
+    """The part of an array, of the script's own words (which count from 1), or of a text that an expression names."""
+    if match["start"] is None:
+        return items
+    own = match["name"] in ("@", "*")
+    start = int(match["start"]) - own
+    part = slice(start, None if match["length"] is None else start + int(match["length"]))
+    if own or match["array"]:
+        return items[part]
+    return [Located(item.text[part], item.where) for item in items]

@@ -355,15 +355,23 @@ def refusals(world: World) -> dict[str, str]:
             trainer.train_step([], totals(sequences))
         with expect("no_checkpoint"):
             trainer.load(world.folder, 77)
+        train(trainer, [0], ONE_RANK)
+        saved_place = trainer._learner.scheduler.num_steps
+        assert saved_place > 0
         trainer.save(world.folder / "twice", 1, write_tracker=True)
         said["tracker"] = (world.folder / "twice" / "latest_checkpointed_iteration.txt").read_text()
         with expect("not_empty"):
             trainer.save(world.folder / "twice", 1)
-    with world.trainer(lr=7e-3, load=False) as trainer, expect("schedule"):
-        trainer.load(world.folder / "twice", 1)
-    with world.trainer("--override-opt-param-scheduler", lr=7e-3, load=False) as trainer:
-        trainer.load(world.folder / "twice", 1)
-        said["new_rate"] = str(train(trainer, [0], ONE_RANK)[0]["lr"])
+    for name, flags, options in (
+        ("new_rate", [], {"lr": 7e-3}),
+        ("overridden_rate", ["--override-opt-param-scheduler"], {"lr": 7e-3}),
+        ("new_decay", [], {"weight_decay": 0.5}),
+    ):
+        with world.trainer(*flags, load=False, **options) as trainer:
+            trainer.load(world.folder / "twice", 1)
+            learner = trainer._learner
+            rates = [(group["lr"], group["weight_decay"]) for group in learner.optimizer.param_groups]
+            said[name] = json.dumps([learner.scheduler.num_steps - saved_place, *max(rates)])
     return said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -123,7 +124,6 @@ def test_same_steps_replayed_from_one_checkpoint_are_bitwise_equal(one_rank: dic
         ("empty", ["TrainerError", "rank 0: 0", "above 0"]),
         ("no_checkpoint", ["RestoreError", "iter_0000077", "metadata.json is absent"]),
         ("not_empty", ["TrainerError", "iter_0000001 is not empty"]),
-        ("schedule", ["RestoreError", "learning rate", "--override-opt-param-scheduler"]),
     ],
 )
 def test_refusals_say_what_was_found_and_what_is_allowed(one_rank: dict[str, Any], name: str, parts: list[str]) -> None:
@@ -150,8 +150,17 @@ def test_a_sampler_without_fault_agrees_and_probing_changes_no_weight(one_rank: 
     assert found["kept"] == 0.0
 
 
-def test_learning_rate_can_be_changed_on_resume_with_the_named_flag(one_rank: dict[str, Any]) -> None:
-    assert one_rank["refusals"]["new_rate"] == "0.007"
+@pytest.mark.parametrize("name", ["new_rate", "overridden_rate"])
+def test_a_resume_with_another_rate_goes_on_with_it_from_the_place_of_the_schedule(
+    one_rank: dict[str, Any], name: str
+) -> None:
+    steps_more, rate, _ = json.loads(one_rank["refusals"][name])
+    assert (steps_more, rate) == (0, 7e-3)
+
+
+def test_a_resume_with_another_weight_decay_goes_on_with_it(one_rank: dict[str, Any]) -> None:
+    steps_more, _, decay = json.loads(one_rank["refusals"]["new_decay"])
+    assert (steps_more, decay) == (0, 0.5)
 
 
 @pytest.mark.parametrize("variant", ["per_rollout", "per_token", "distributed"])

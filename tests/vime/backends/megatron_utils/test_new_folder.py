@@ -47,6 +47,16 @@ def test_what_exists_is_not_overwritten_even_when_it_came_meanwhile(tmp_path: Pa
     assert names(tmp_path) == ["before", "out"]
 
 
+def test_a_folder_that_cannot_be_made_is_told_by_the_name_that_was_given(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "out"
+    with (
+        pytest.raises(SettingsError, match=f"The folder {target} can't be written: Not a directory"),
+        new_folder(target, 0),
+    ):
+        pass
+
+
 def test_only_a_folder_with_the_mark_is_replaced(tmp_path: Path) -> None:
     for text in ("first", "second"):
         with new_folder(tmp_path / "out", 0, replaces="mark") as folder:

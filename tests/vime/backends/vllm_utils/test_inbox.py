@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -21,11 +22,14 @@ class Shared:
 
     def __init__(self) -> None:
         self.is_damaged = False
+        self.given: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
 
     def part(self, update: FromShared, device: torch.device) -> NamedTensors:
+        tensor = torch.full((2,), float(update.num_bytes), device=device)
+        self.given.add(tensor)
         if self.is_damaged:
-            raise PublicationError("Tensor w arrived with digest 1, sent was 2.")
-        return [(f"w{update.num_bytes}", torch.full((2,), float(update.num_bytes), device=device))]
+            raise PublicationError("Tensor w arrived with digest 1, sent was 2.") from RuntimeError("w")
+        return [(f"w{update.num_bytes}", tensor)]
 
 
 def part(number: int, *, num_parts: int = 3, version: int = 7) -> FromShared:
@@ -73,6 +77,19 @@ def test_a_damaged_part_is_refused() -> None:
     shared.is_damaged = True
     status = staged(inbox, part(1))
     assert (status.state, status.reason) == ("failed", "Tensor w arrived with digest 1, sent was 2.")
+
+
+def test_what_failed_keeps_no_memory_from_a_version_that_comes_another_way() -> None:
+    shared = Shared()
+    inbox = WeightInbox(0, CPU, shared=shared)
+    staged(inbox, part(0))
+    shared.is_damaged = True
+    staged(inbox, part(1))
+    assert len(shared.given) == 1, "the error holds nothing of the part that it refuses"
+    inbox.clear()
+    assert len(shared.given) == 0, "the parts before are let go"
+    with pytest.raises(PublicationError, match="nothing was staged"):
+        inbox.take(7)
 
 
 def test_an_engine_without_a_gpu_says_that_it_shares_nothing() -> None:

@@ -74,9 +74,90 @@ def test_the_file_gives_the_same_settings_as_the_scripts_flags(
 def test_words_after_two_dashes_stand_for_the_scripts_own(script: Path) -> None:
     launch = read_launch_script(script, ["--rm-type", "math"])
     assert [word.text for word in launch.words][-2:] == ["--rm-type", "math"]
-    assert not any("own words" in note for note in launch.notes)
-    without = read_launch_script(script)
-    assert any(note.endswith("there are none. Give them after --.") for note in without.notes)
+
+
+@pytest.mark.parametrize("order", ["{script} --output {output}", "--output {output} {script}"])
+def test_the_scripts_own_words_come_after_all_else_in_any_order(script: Path, order: str) -> None:
+    output = script.with_name("run.toml")
+    named = order.format(script=script, output=output).split()
+    assert main(["import-script", *named, "--", "--rm-type", "math", "--eps-clip", "0.3"]) == 0
+    settings = resolve(["--config", str(output)]).settings
+    assert (settings.rollout.rm_type, settings.objective.eps_clip) == ("math", 0.3)
+
+
+def test_only_the_script_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import-script"]) == 1
+    assert "the following arguments are required: script\n" in capsys.readouterr().err
+
+
+def read(folder: Path, text: str, *arguments: str) -> tuple[list[str], list[str]]:
+    """Words after train.py, and the notes without the script's folder."""
+    script = folder / "run.sh"
+    script.write_text(text)
+    launch = read_launch_script(script, arguments)
+    return [word.text for word in launch.words], [note.replace(str(script), "run.sh") for note in launch.notes]
+
+
+@pytest.mark.parametrize("own", ['"$@"', '"${@}"', "$@", '"${@:2}"', "${@:2}", '"$*"', '"${@:1:3}"'])
+def test_the_scripts_own_words_are_nothing_at_all_where_none_are_given(tmp_path: Path, own: str) -> None:
+    text = f"python3 train.py --lr 1e-5 {own} --flush-cache-interval 0 {own}\n"
+    words, notes = read(tmp_path, text)
+    assert (words, notes) == (["--lr", "1e-5", "--flush-cache-interval", "0"], [])
+
+
+def test_some_of_the_scripts_words_and_of_an_array_and_of_a_text(tmp_path: Path) -> None:
+    text = 'A=(--lr 1e-5 --seed 3)\nV=v1.2\ntrain.py "${@:2}" "${@:1:1}" "${A[@]:2}" --save run-${V:1} "${A[@]:9}"\n'
+    words, notes = read(tmp_path, text, "--x", "--y", "two words")
+    assert words == ["--y", "two words", "--x", "--seed", "3", "--save", "run-1.2"]
+    assert notes == []
+
+
+def test_words_that_stand_only_where_a_variable_is_set(tmp_path: Path) -> None:
+    text = (
+        "A=(--lr 1e-5)\nE=()\nN=\n"
+        'train.py ${A[@]+"${A[@]}"} ${E[@]+"${E[@]}"} ${N:+--no} ${M+--never} ${A:+--seed 3} "${1:-x}"\n'
+    )
+    assert read(tmp_path, text) == (["--lr", "1e-5", "--seed", "3", "x"], [])
+
+
+def test_a_folder_above_the_script_is_named_as_such(tmp_path: Path) -> None:
+    words, notes = read(tmp_path, 'root=$(cd "$(dirname "$0")/../.." && pwd)\ntrain.py --save $root/runs\n')
+    assert (words, notes) == (["--save", f"{tmp_path}/../../runs"], [])
+
+
+def test_what_a_condition_adds_to_an_array_is_told_once(tmp_path: Path) -> None:
+    text = 'M=(--lr 1e-5)\nif [ -e x ]; then\n  M+=(--load x)\nfi\ntrain.py "${M[@]}" "${M[@]}"\n'
+    words, notes = read(tmp_path, text)
+    assert words == ["--lr", "1e-5"] * 2
+    assert notes == ["run.sh:5: $M is changed inside a condition or loop at run.sh:3, which is not followed."]
+
+
+def test_a_stray_word_takes_no_flag_along(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python3 train.py --lr 1e-5 stray --use-tis '' --flush-cache-interval 0 ''\n")
+    tables, notes = settings_tables(read_launch_script(script))
+    assert tables["trainer"]["lr"] == 1e-5
+    assert tables["objective"]["use_tis"] is True
+    assert tables["weights"]["flush_cache_interval"] == 0
+    assert [note.partition("run.sh:")[2] for note in notes] == [
+        "1: Stray word 'stray' after --lr, which takes no more.",
+        "1: Stray word '' after --use-tis, which takes no more.",
+        "1: Stray word '' after --flush-cache-interval, which takes no more.",
+    ]
+
+
+EXAMPLES = sorted(Path(__file__).parents[4].glob("examples/*/run.sh"))
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.parent.name)
+def test_an_example_loses_nothing(script: Path) -> None:
+    tables, notes = settings_tables(read_launch_script(script))
+    taken = {"--" + key.replace("_", "-") for entries in tables.values() for key in entries}
+    in_arrays = [line.split() for line in script.read_text().splitlines() if line.startswith("    --")]
+    written = {word.partition("=")[0] for words in in_arrays for word in words if word.startswith("--")}
+    assert written
+    assert {flag.replace("--vllm-", "--") for flag in written} <= taken
+    assert not [note for note in notes if "Stray" in note]
 
 
 def test_what_cannot_be_mapped_is_listed_with_its_line(tmp_path: Path) -> None:

@@ -28,6 +28,15 @@ CASES = (
     Case("--custom-rm-path reward:score", "--custom-rm-path is reward:score", "package.module.function", "Correct"),
     Case("--multimodal-keys [1]", "Argument --multimodal-keys: '[1]'", "JSON object", _LISTED),
     Case("--train-backend fsdp", "Argument --train-backend: invalid choice: 'fsdp'", "'megatron'", _LISTED),
+    Case("--save=", "--save is empty", "text of one letter or more", "Give a value, or leave it out."),
+    Case("--load=", "--load is empty", "text of one letter or more", "Give a value, or leave it out."),
+    Case(
+        "--config $DIR/job.toml",
+        "job.toml: evaluation.eval_prompt_data is empty",
+        "text of one letter or more",
+        "Give a value, or leave it out.",
+        files={"job.toml": '[evaluation]\neval_prompt_data = ["aime", ""]\n'},
+    ),
     Case(
         "--config $DIR/job.toml",
         "job.toml: data.rollout_batchsize is not a setting",
@@ -56,7 +65,19 @@ CASES = (
         "Name a readable TOML or YAML file.",
         files={"job.toml": "[data\n"},
     ),
-    Case("--config $DIR/absent.toml", "absent.toml: [Errno 2]", "TOML or YAML", "Name a readable TOML or YAML file."),
+    Case(
+        "--config $DIR/absent.toml",
+        "--config $DIR/absent.toml: No such file or directory.",
+        "TOML or YAML",
+        "Name a readable TOML or YAML file.",
+    ),
+    Case(
+        "--config $DIR/prompts.jsonl",
+        "--config $DIR/prompts.jsonl: line 2, column 1: expected '<document start>'",
+        "TOML or YAML",
+        "Name a readable TOML or YAML file.",
+        files={"prompts.jsonl": '{"prompt": "a"}\n{"prompt": "b"}\n'},
+    ),
     Case(
         "--config $DIR/job.yaml",
         "job.yaml: line 2: the key 'lr' is there twice",

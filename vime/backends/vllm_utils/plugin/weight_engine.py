@@ -117,8 +117,10 @@ class VimeWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             case LoadStaged(version):
                 self._load_staged(version)
             case LoadStream():
+                self.inbox.clear()
                 self._load(self.inbox.receiver().stream())
             case LoadShared():
+                self.inbox.clear()
                 self._load_shared(update)
             case RememberHeld():
                 self._held.remember()
