@@ -329,6 +329,12 @@ FLOORS: dict[str, list[Row]] = {
         ("full_s", "", 0, "seconds of a whole version through a folder"),
         ("delta_s", "", 0, "of a delta"),
     ],
+    "gpu.publication.disk": [
+        ("delta_over_full", "<=", 0.1, "bytes of a delta on disk over a whole version"),
+        ("full_bytes", "", 0, "of a whole version"),
+        ("full_s", "", 0, "seconds of a whole version through a folder"),
+        ("delta_s", "", 0, "of a delta"),
+    ],
     "gpu.queue_load": [
         ("straw_over_memory", "<=", 1.03, "step time with the queue on disk over samples in memory"),
         ("straw_step_s", "", 0, "seconds of a step, queue on disk"),
