@@ -73,10 +73,10 @@ ms. Another engine worked on the trainer's GPU meanwhile (`gpu.sample_path`), bu
 during `ipc`.
 
 Seconds lost in ten differ by more from one window to the next than keep, halt and ipc can cost. Without a publication
-the engine makes {values["wait_lost_tokens"] / values["wait_lost_s"]:,.0f} tokens/s where all requests began at once,
-as after wait and abort, but {values["halt_lost_tokens"] / values["halt_lost_s"]:,.0f} where they begin one by one:
-steps with a prompt among them run without graphs, as the engine is told to capture (`FULL_DECODE_ONLY`). Other modes
-of graphs were not tried under such a load."""
+the engine makes about {values["wait_lost_tokens"] / values["wait_lost_s"] / 1000:.0f} thousand tokens/s where all
+requests began at once, as after wait and abort, but {values["halt_lost_tokens"] / values["halt_lost_s"] / 1000:.0f}
+thousand where they begin one by one, as in keep and halt. Probably steps with a prompt among them are slow, for which
+these engines capture no graphs (`FULL_DECODE_ONLY`); other modes of graphs were not tried under such a load."""
 
 
 def _publication_shared(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
