@@ -86,14 +86,13 @@ def _publication_shared(values: Values, _machine: Mapping[str, Any], _best: Valu
 The yardstick is one copy inside the GPU, {ms["plain_s"]:.1f} ms. The pause, {ms["keep_pause_s"]:.1f} ms, is a call of
 the engine's core and as many copies as the model has places, between two steps; it was {before:.0f} ms
 when the engine was halted, and weights were copied, verified and loaded, in it. Over a plain broadcast between two
-GPUs, which an engine elsewhere would need, it is below 1 (`ipc_pause_over_plain` of the table for two GPUs). Fewer and
-larger copies could come nearer to the floor; that was not tried. The call comes back after {ms["keep_swap_s"]:.0f} ms:
-it waits for the steps under way."""
+GPUs it is below 1 (`ipc_pause_over_plain` of the table for two GPUs). Fewer and larger copies could come nearer to
+one copy; that was not tried. The call comes back after {ms["keep_swap_s"]:.0f} ms: it waits for the steps under way."""
 
 
 def _publication_disk(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
     return f"""\
-From a run before weights were changed between two steps, which did not measure versions on disk anew. A delta has
+From a run before weights were changed between two steps; versions on disk were not measured again. A delta has
 {values["delta_over_full"]:.1%} of the bytes, but on a local disk takes longer than a whole version: the engine still
 reads and verifies all of it."""
 
