@@ -100,11 +100,9 @@ def _sample_path(values: Values, _machine: Mapping[str, Any], _best: Values) -> 
     moe = values["tokens_per_s_routes"] / values["tokens_per_s_moe"]
     return f"""\
 Through producers and queue, every sample checked, scored and stored, {queued:.2f} of the engine's own rate comes out.
-What bounds all rates is one thread of the engine's core, which schedules and launches: profiled in an earlier run, it
-works for 4.7 of 5.1 ms of a step with tokens alone, the GPU for 3.9. Columns cost what they add to it, and at the end
-the copies of requests that end together. One pass over the logits, one copy to the host and one loop over a step's
-outputs took the ratios from 0.86 to 0.92 and, with a head, from 0.79 to 0.87;
-[a note](design/2026-11-30-sample-route.md) has the profile, what was done and what was not tried.
+What bounds all rates is one thread of the engine's core, which schedules and launches: profiled apart from this run, it
+works for 4.7 of 5.1 ms of a step with tokens alone, the GPU for 3.9. Columns cost what they add to it; how little that
+was made, and what was tried, [a note](design/2026-11-30-sample-route.md) says.
 The rates of the mixture of experts are those of engines that share the GPU's memory, and vary between repeats: the
 quotient of their medians is {moe:.2f}."""
 
