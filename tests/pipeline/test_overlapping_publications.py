@@ -182,6 +182,10 @@ async def test_an_engine_that_returns_waits_for_the_publication_under_way() -> N
     rig.publisher.outcome.set_result(True)
     await returning
     assert rig.publisher.num_caught_up == 1
+    told = await rig.weights.settle()
+    assert told is not None
+    assert told.version == 2, "the record of the batch tells of it"
+    assert await rig.weights.settle() is None
 
 
 async def test_the_trainer_does_not_wait_for_an_evaluation_that_holds_up_a_version() -> None:
