@@ -59,40 +59,31 @@ norms are what would help next. The GPU is busy for {values["busy_32k"]:.0%} of 
 
 
 def _publication(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
-    if "halt_stop_s" not in values:
-        return _publication_with_halts(values)
-    is_shared = "ipc_pause_s" not in values
-    yardstick = "a copy inside the GPU" if is_shared else "a plain broadcast to the other GPU"
+    on_two = "ipc_pause_s" in values
+    yardstick = "a plain broadcast to the other GPU" if on_two else "a copy inside the GPU, a sixth of a broadcast,"
     halt = {name: values[f"halt_{name}_s"] * 1000 for name in ("stop", "open", "load", "close", "resume")}
-    return f"""\
-The yardstick is {yardstick}, {values["plain_s"] * 1000:.1f} ms. The pause is what the engine's core spends in the call
-that changes its weights, plus the time of the copies on the GPU: {values["keep_pause_s"] * 1000:.1f} ms. Whoever makes
-the call waits {values["keep_swap_s"] * 1000:.0f} ms for it, since the core answers between two steps. With a halt the
-same publication costs {values["halt_pause_s"] * 1000:.0f} ms: {halt["stop"]:.0f} for bringing requests to a halt, of
+    words = f"""\
+The yardstick is {yardstick} {values["plain_s"] * 1000:.1f} ms. The pause is what the engine's core spends in the call
+that changes its weights, plus the time of the copies on the GPU, {values["keep_pause_s"] * 1000:.1f} ms together. Whoever
+makes the call waits {values["keep_swap_s"] * 1000:.0f} ms for it, since the core answers between two steps. With a halt
+the same publication costs {values["halt_pause_s"] * 1000:.0f} ms: {halt["stop"]:.0f} for bringing requests to a halt, of
 which vLLM's server sleeps 20, {halt["load"]:.0f} for loading, by the same copies, and
 {halt["open"] + halt["close"] + halt["resume"]:.0f} for the calls that open, close and resume. In the
 {values["keep_prepare_s"]:.2f} s before, the version is gathered, brought beside the model and verified; sampling goes
-on, and shares process and GPU with that. Requests that are waited for lose {values["wait_lost_s"]:.1f} s of sampling,
-aborted ones {values["abort_lost_s"]:.1f} s.
+on, and shares process and GPU with that. Tokens lost around a publication that keeps requests are within what two windows
+of ten seconds differ by; requests that are waited for lose {values["wait_lost_s"]:.1f} s of sampling, aborted ones
+{values["abort_lost_s"]:.1f} s."""
+    if on_two:
+        words += f"""
+
+With trainer and engine on one of the two GPUs the pause is {values["ipc_pause_s"] * 1000:.1f} ms; weights that are sent
+in the pause, as large ones are, make it {values["streamed_pause_s"] * 1000:.0f} ms."""
+    return (
+        words
+        + """
 
 [What was tried](design/2026-11-30-swaps.md) has a note of its own."""
-
-
-def _publication_with_halts(values: Values) -> str:
-    parts = {name: values[f"keep_{name}_s"] * 1000 for name in ("stop", "open", "load", "close", "resume")}
-    rest = values["keep_pause_s"] * 1000 - sum(parts.values())
-    return f"""\
-The yardstick is a copy inside the GPU, {values["plain_s"] * 1000:.1f} ms, which no pause of an engine with requests
-under way comes near: bringing them to a halt alone takes {parts["stop"]:.0f} ms. Loading takes {parts["load"]:.0f} ms
-(a copy, digests of 310 tensors, and vLLM's own loading, tensor by tensor), the calls that open, close and resume
-{parts["open"] + parts["close"] + parts["resume"]:.0f} ms, and filling the shared buffer in the trainer, with digests,
-the remaining {rest:.0f} ms. Requests that are kept lose nothing that can be told from the noise of ten seconds;
-those that are waited for lose {values["wait_lost_s"]:.1f} s of sampling, aborted ones {values["abort_lost_s"]:.1f} s.
-A second engine, without requests, held memory of the same GPU.
-
-Tried: digests of received weights are computed once, not twice; over NCCL, weights of up to 4 GiB are sent and
-verified before the pause, beside the model. On disk a delta has {values["delta_over_full"]:.1%} of the bytes, but on a
-local disk takes longer than a whole version: the engine still reads and verifies all of it."""
+    )
 
 
 def _sample_path(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
