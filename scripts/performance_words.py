@@ -60,19 +60,19 @@ norms are what would help next. The GPU is busy for {values["busy_32k"]:.0%} of 
 
 def _publication(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
     on_two = "ipc_pause_s" in values
-    yardstick = "a plain broadcast to the other GPU" if on_two else "a copy inside the GPU, a sixth of a broadcast,"
+    yardstick = "a plain broadcast to the other GPU" if on_two else "a copy inside the GPU, a sixth of a broadcast"
     halt = {name: values[f"halt_{name}_s"] * 1000 for name in ("stop", "open", "load", "close", "resume")}
     words = f"""\
-The yardstick is {yardstick} {values["plain_s"] * 1000:.1f} ms. The pause is what the engine's core spends in the call
-that changes its weights, plus the time of the copies on the GPU, {values["keep_pause_s"] * 1000:.1f} ms together. Whoever
-makes the call waits {values["keep_swap_s"] * 1000:.0f} ms for it, since the core answers between two steps. With a halt
-the same publication costs {values["halt_pause_s"] * 1000:.0f} ms: {halt["stop"]:.0f} for bringing requests to a halt, of
-which vLLM's server sleeps 20, {halt["load"]:.0f} for loading, by the same copies, and
+The yardstick is {yardstick}: {values["plain_s"] * 1000:.1f} ms. The pause is what the engine's core spends in the call
+that changes its weights, plus the time of the copies on the GPU, {values["keep_pause_s"] * 1000:.1f} ms together.
+Whoever makes the call waits {values["keep_swap_s"] * 1000:.0f} ms for it, since the core answers between two steps. With
+a halt the same publication costs {values["halt_pause_s"] * 1000:.0f} ms: {halt["stop"]:.0f} for bringing requests to a
+halt, of which vLLM's server sleeps 20, {halt["load"]:.0f} for loading, by the same copies, and
 {halt["open"] + halt["close"] + halt["resume"]:.0f} for the calls that open, close and resume. In the
 {values["keep_prepare_s"]:.2f} s before, the version is gathered, brought beside the model and verified; sampling goes
-on, and shares process and GPU with that. Tokens lost around a publication that keeps requests are within what two windows
-of ten seconds differ by; requests that are waited for lose {values["wait_lost_s"]:.1f} s of sampling, aborted ones
-{values["abort_lost_s"]:.1f} s."""
+on, and shares process and GPU with that. What a publication that keeps requests costs in tokens is less than what two
+windows of ten seconds differ by; requests that are waited for lose {values["wait_lost_s"]:.1f} s of sampling, aborted
+ones {values["abort_lost_s"]:.1f} s."""
     if on_two:
         words += f"""
 
