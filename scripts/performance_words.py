@@ -97,23 +97,6 @@ From a run before weights were changed between two steps; versions on disk were 
 reads and verifies all of it."""
 
 
-def _publication_with_halts(values: Values) -> str:
-    parts = {name: values[f"keep_{name}_s"] * 1000 for name in ("stop", "open", "load", "close", "resume")}
-    rest = values["keep_pause_s"] * 1000 - sum(parts.values())
-    return f"""\
-The yardstick is a copy inside the GPU, {values["plain_s"] * 1000:.1f} ms, which no pause of an engine with requests
-under way comes near: bringing them to a halt alone takes {parts["stop"]:.0f} ms. Loading takes {parts["load"]:.0f} ms
-(a copy, digests of 310 tensors, and vLLM's own loading, tensor by tensor), the calls that open, close and resume
-{parts["open"] + parts["close"] + parts["resume"]:.0f} ms, and filling the shared buffer in the trainer, with digests,
-the remaining {rest:.0f} ms. Requests that are kept lose nothing that can be told from the noise of ten seconds;
-those that are waited for lose {values["wait_lost_s"]:.1f} s of sampling, aborted ones {values["abort_lost_s"]:.1f} s.
-A second engine, without requests, held memory of the same GPU.
-
-Tried: digests of received weights are computed once, not twice; over NCCL, weights of up to 4 GiB are sent and
-verified before the pause, beside the model. On disk a delta has {values["delta_over_full"]:.1%} of the bytes, but on a
-local disk takes longer than a whole version: the engine still reads and verifies all of it."""
-
-
 def _sample_path(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
     queued = values["queued_tokens_per_s_logprob"] / values["tokens_per_s_logprob"]
     moe = values["tokens_per_s_routes"] / values["tokens_per_s_moe"]
