@@ -72,7 +72,7 @@ The pause is what the engine's core spends in the call that changes its weights,
 {ms["halt_load_s"]:.0f} for loading, by the same copies, and {halt_calls:.0f} for the calls that open, close and resume.
 In the {values["keep_prepare_s"]:.2f} s before, the version is gathered, brought beside the model and verified; sampling
 goes on, and shares process and GPU with that. [What was tried](design/2026-11-30-swaps.md) has a note of its own.
-{_publication_shared(ms) if "ipc_pause_s" not in values else _publication_on_two(values, ms)}"""
+{_publication_shared() if "ipc_pause_s" not in values else _publication_on_two(values, ms)}"""
 
 
 def _publication_on_two(values: Values, ms: Values) -> str:
@@ -82,18 +82,18 @@ pause, as large ones are, make it {ms["streamed_pause_s"]:.0f} ms. Another engin
 (`gpu.sample_path`), but not during the broadcast and not during `ipc`.
 
 Seconds lost in ten differ by more from one window to the next than keep, halt and ipc can cost. Without a publication
-the engine makes about {values["wait_lost_tokens"] / ms["wait_lost_s"]:.0f} thousand tokens/s where all requests began at
-once, as after wait and abort, but {values["halt_lost_tokens"] / ms["halt_lost_s"]:.0f} thousand where they begin one by
+the engine makes about {values["wait_lost_tokens"] / ms["wait_lost_s"]:.0f} thousand tokens/s where all requests began
+at once, as after wait and abort, but {values["halt_lost_tokens"] / ms["halt_lost_s"]:.0f} thousand where they begin one by
 one, as in keep and halt. Probably steps with a prompt among them are slow, for which these engines capture no graphs
 (`FULL_DECODE_ONLY`); other modes of graphs were not tried under such a load."""
 
 
-def _publication_shared(ms: Values) -> str:
+def _publication_shared() -> str:
     before = _values("gpu_shared/gpu.publication.disk")["keep_pause_s"] * 1000
     return f"""
 The yardstick here is one copy inside the GPU; there are as many copies as the model has places. Over a plain broadcast
-between two GPUs the pause is below 1 (`ipc_pause_over_plain` of the table for two GPUs). It was {before:.0f} ms when the
-engine was halted and weights were copied, verified and loaded in the pause."""
+between two GPUs the pause is below 1 (`ipc_pause_over_plain` of the table for two GPUs). It was {before:.0f} ms when
+the engine was halted and weights were copied, verified and loaded in the pause."""
 
 
 def _publication_disk(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
