@@ -83,8 +83,8 @@ pause, as large ones are, make it {ms["streamed_pause_s"]:.0f} ms. Another engin
 
 Seconds lost in ten differ by more from one window to the next than keep, halt and ipc can cost. Without a publication
 the engine makes about {values["wait_lost_tokens"] / ms["wait_lost_s"]:.0f} thousand tokens/s where all requests began
-at once, as after wait and abort, but {values["halt_lost_tokens"] / ms["halt_lost_s"]:.0f} thousand where they begin one by
-one, as in keep and halt. Probably steps with a prompt among them are slow, for which these engines capture no graphs
+at once, as after wait and abort, but {values["halt_lost_tokens"] / ms["halt_lost_s"]:.0f} thousand where they begin one
+by one, as in keep and halt. Probably steps with a prompt among them are slow, for which these engines capture no graphs
 (`FULL_DECODE_ONLY`); other modes of graphs were not tried under such a load."""
 
 
@@ -101,23 +101,6 @@ def _publication_disk(values: Values, _machine: Mapping[str, Any], _best: Values
 From a run before weights were changed between two steps; versions on disk were not measured again. A delta has
 {values["delta_over_full"]:.1%} of the bytes, but on a local disk takes longer than a whole version: the engine still
 reads and verifies all of it."""
-
-
-def _publication_with_halts(values: Values) -> str:
-    parts = {name: values[f"keep_{name}_s"] * 1000 for name in ("stop", "open", "load", "close", "resume")}
-    rest = values["keep_pause_s"] * 1000 - sum(parts.values())
-    return f"""\
-The yardstick is a copy inside the GPU, {values["plain_s"] * 1000:.1f} ms, which no pause of an engine with requests
-under way comes near: bringing them to a halt alone takes {parts["stop"]:.0f} ms. Loading takes {parts["load"]:.0f} ms
-(a copy, digests of 310 tensors, and vLLM's own loading, tensor by tensor), the calls that open, close and resume
-{parts["open"] + parts["close"] + parts["resume"]:.0f} ms, and filling the shared buffer in the trainer, with digests,
-the remaining {rest:.0f} ms. Requests that are kept lose nothing that can be told from the noise of ten seconds;
-those that are waited for lose {values["wait_lost_s"]:.1f} s of sampling, aborted ones {values["abort_lost_s"]:.1f} s.
-A second engine, without requests, held memory of the same GPU.
-
-Tried: digests of received weights are computed once, not twice; over NCCL, weights of up to 4 GiB are sent and
-verified before the pause, beside the model. On disk a delta has {values["delta_over_full"]:.1%} of the bytes, but on a
-local disk takes longer than a whole version: the engine still reads and verifies all of it."""
 
 
 def _sample_path(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
