@@ -63,31 +63,37 @@ has started the next ones; graphs of them would help next. Other programs used t
 
 def _publication(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
     ms = {name: value * 1000 for name, value in values.items()}
+    halt_calls = ms["halt_open_s"] + ms["halt_close_s"] + ms["halt_resume_s"]
     return f"""\
-Weights lie on the engine's GPU and are verified before anything stands still; then they are copied into the model
-between two steps, in {ms["keep_pause_s"]:.1f} ms, less than a plain broadcast takes to bring them there. The call that
-does it comes back after {ms["keep_swap_s"]:.0f} ms, since it waits for the steps under way, and no request is let in
-for {ms["keep_change_s"]:.0f} ms. With a halt the pause is {ms["halt_pause_s"]:.0f} ms,
-{ms["halt_stop_s"]:.0f} of them until the engine stands; with weights that are sent in it, {ms["streamed_pause_s"]:.0f}
-ms. Another engine worked on the trainer's GPU meanwhile (`gpu.sample_path`), but not during the broadcast and not
-during `ipc`.
+The pause is what the engine's core spends in the call that changes its weights, plus the time of the copies on the GPU,
+{ms["keep_pause_s"]:.1f} ms together; the yardstick is {ms["plain_s"]:.1f} ms. Whoever makes the call waits
+{ms["keep_swap_s"]:.0f} ms for it, since the core answers between two steps. With a halt the same publication costs
+{ms["halt_pause_s"]:.0f} ms: {ms["halt_stop_s"]:.0f} for bringing requests to a halt, of which vLLM's server sleeps 20,
+{ms["halt_load_s"]:.0f} for loading, by the same copies, and {halt_calls:.0f} for the calls that open, close and resume.
+In the {values["keep_prepare_s"]:.2f} s before, the version is gathered, brought beside the model and verified; sampling
+goes on, and shares process and GPU with that. [What was tried](design/2026-11-30-swaps.md) has a note of its own.
+{_publication_shared() if "ipc_pause_s" not in values else _publication_on_two(values, ms)}"""
+
+
+def _publication_on_two(values: Values, ms: Values) -> str:
+    return f"""
+With trainer and engine on one of the two GPUs the pause is {ms["ipc_pause_s"]:.1f} ms; weights that are sent in the
+pause, as large ones are, make it {ms["streamed_pause_s"]:.0f} ms. Another engine worked on the trainer's GPU meanwhile
+(`gpu.sample_path`), but not during the broadcast and not during `ipc`.
 
 Seconds lost in ten differ by more from one window to the next than keep, halt and ipc can cost. Without a publication
-the engine makes about {values["wait_lost_tokens"] / values["wait_lost_s"] / 1000:.0f} thousand tokens/s where all
-requests began at once, as after wait and abort, but {values["halt_lost_tokens"] / values["halt_lost_s"] / 1000:.0f}
-thousand where they begin one by one, as in keep and halt. Probably steps with a prompt among them are slow, for which
-these engines capture no graphs (`FULL_DECODE_ONLY`); other modes of graphs were not tried under such a load."""
+the engine makes about {values["wait_lost_tokens"] / ms["wait_lost_s"]:.0f} thousand tokens/s where all requests began
+at once, as after wait and abort, but {values["halt_lost_tokens"] / ms["halt_lost_s"]:.0f} thousand where they begin one
+by one, as in keep and halt. Probably steps with a prompt among them are slow, for which these engines capture no graphs
+(`FULL_DECODE_ONLY`); other modes of graphs were not tried under such a load."""
 
 
-def _publication_shared(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
-    ms = {name: value * 1000 for name, value in values.items()}
+def _publication_shared() -> str:
     before = _values("gpu_shared/gpu.publication.disk")["keep_pause_s"] * 1000
-    return f"""\
-The yardstick is one copy inside the GPU, {ms["plain_s"]:.1f} ms. The pause, {ms["keep_pause_s"]:.1f} ms, is a call of
-the engine's core and as many copies as the model has places, between two steps; it was {before:.0f} ms
-when the engine was halted, and weights were copied, verified and loaded, in it. Over a plain broadcast between two
-GPUs it is below 1 (`ipc_pause_over_plain` of the table for two GPUs). Fewer and larger copies could come nearer to
-one copy; that was not tried. The call comes back after {ms["keep_swap_s"]:.0f} ms: it waits for the steps under way."""
+    return f"""
+The yardstick here is one copy inside the GPU; there are as many copies as the model has places. Over a plain broadcast
+between two GPUs the pause is below 1 (`ipc_pause_over_plain` of the table for two GPUs). It was {before:.0f} ms when
+the engine was halted and weights were copied, verified and loaded in the pause."""
 
 
 def _publication_disk(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
@@ -167,7 +173,7 @@ WORDS: Mapping[str, Callable[[Values, Mapping[str, Any], Values], str]] = {
     "gpu_shared/gpu.correct": _correct,
     "gpu_shared/gpu.crash": _crash,
     "gpu_shared/gpu.learner": _learner,
-    "gpu_shared/gpu.publication": _publication_shared,
+    "gpu_shared/gpu.publication": _publication,
     "gpu_shared/gpu.publication.disk": _publication_disk,
     "gpu_shared/gpu.queue_load": _queue_load,
     "gpu_shared/gpu.sample_path": _sample_path,
