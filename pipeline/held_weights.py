@@ -12,9 +12,12 @@ NamedTensors = Iterator[tuple[str, torch.Tensor]]
 MARGIN_BYTES = 2 << 30
 """Of a GPU's memory that a copy leaves free."""
 
+PARTS_ON_THE_WAY = 3
+"""Of a publication: one that is gathered, one that is sent, one that is verified."""
+
 
 class HeldWeights:
-    """One rank's part: the whole weights on rank 0, nothing on the others. Its memory is kept for the next version."""
+    """One rank's part: the whole weights on rank 0, nothing on the others. They have memory from `hold` to `let_go`."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -22,12 +25,13 @@ class HeldWeights:
         self._stream: torch.cuda.Stream | None = None
         self.is_held = False
 
-    def fits(self, num_bytes: int) -> bool:
-        """Whether there is room for weights of so many bytes."""
-        if self._tensors or not torch.cuda.is_available():
+    def fits(self, num_bytes: int, largest_part: int = 0) -> bool:
+        """Whether there is room for so many bytes of weights, and for parts of them that are on their way."""
+        if not torch.cuda.is_available():
             return True
         free, _ = torch.cuda.mem_get_info()
-        return num_bytes + MARGIN_BYTES <= free
+        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return num_bytes + MARGIN_BYTES + PARTS_ON_THE_WAY * largest_part <= free
 
     @torch.no_grad()
     def hold(self, weights: NamedTensors) -> bool:
@@ -36,10 +40,9 @@ class HeldWeights:
         for name, tensor in weights:
             if self._rank == 0 and held is not None:
                 try:
-                    held[name] = _copied(tensor, self._tensors.get(name))
+                    held[name] = tensor.detach().clone()
                 except torch.OutOfMemoryError:
                     held = None
-                    self._tensors = {}
         if held is None:
             return False
         self._tensors = held
@@ -49,8 +52,11 @@ class HeldWeights:
         return True
 
     def let_go(self) -> None:
-        """The weights are those of the trainer again."""
+        """The weights are those of the trainer again, and the copy's memory is free."""
         self.is_held = False
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._tensors = {}
 
     def __iter__(self) -> NamedTensors:
         return iter(self._tensors.items())
@@ -70,9 +76,3 @@ class HeldWeights:
 def weights_to_send(held: HeldWeights, gather: Callable[[], NamedTensors]) -> NamedTensors:
     """What is held; else what the trainer's ranks gather together."""
     return iter(held) if held.is_held else gather()
-
-
-def _copied(tensor: torch.Tensor, earlier: torch.Tensor | None) -> torch.Tensor:
-    if earlier is None or (earlier.shape, earlier.dtype, earlier.device) != (tensor.shape, tensor.dtype, tensor.device):
-        return tensor.detach().clone()
-    return earlier.copy_(tensor)

@@ -123,9 +123,17 @@ class ServedWeights:
             await self._evaluations.responses_are_there()
 
     async def _publish_held(self) -> Publication:
-        """Producers begin groups for the version that serves, if a batch is still to be planned for one that failed."""
+        """Producers begin groups for the version that serves, if a batch is still to be planned for one that failed.
+
+        The copy's memory is the training's again as soon as it is sent.
+        """
         await self._evaluations_have_responses()
-        publication = await self._publisher.publish()
+        try:
+            publication = await self._publisher.publish()
+        except PublicationError:
+            await self._workers.trainers.let_go_weights()
+            raise
+        await self._workers.trainers.let_go_weights()
         if not publication.raised and not self._is_planned:
             self._planned_version = self.version
             await self.keep()
@@ -158,12 +166,8 @@ class ServedWeights:
             return ended
         try:
             publication = await self._under_way
-        except PublicationError:
-            await self._workers.trainers.let_go_weights()
-            raise
         finally:
             self._under_way = None
-        await self._workers.trainers.let_go_weights()
         self._trainer_holds_them = self._trainer_holds_them and publication.raised
         self._tell(publication)
         return publication

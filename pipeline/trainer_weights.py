@@ -66,7 +66,7 @@ class TrainerWeights:
 
     def can_hold(self) -> bool:
         """Whether this rank, the first, has room for a copy of the weights; their size is known after a version."""
-        return self._num_bytes > 0 and self.held.fits(self._num_bytes)
+        return self._num_bytes > 0 and self.held.fits(self._num_bytes, self._settings.buffer_bytes)
 
     def hold(self) -> bool:
         """Publish the weights of this moment from now on, until `let_go`. All ranks together.
@@ -76,7 +76,7 @@ class TrainerWeights:
         return self.held.hold(self._trainer.named_hf_weights())
 
     def let_go(self) -> None:
-        """Publish the trainer's present weights again."""
+        """Publish the trainer's present weights again; the copy is gone."""
         self.held.let_go()
 
     def open_sender(self, address: str, engine_names: list[str], timeout_s: float) -> list[dict[str, object]]:

@@ -118,6 +118,18 @@ async def test_the_trainer_goes_on_while_a_copy_is_published_and_plans_under_its
     assert await rig.weights.settle() is None
 
 
+@pytest.mark.parametrize("raised", [True, False])
+async def test_a_copy_that_is_sent_is_let_go_before_anyone_waits_for_the_publication(raised: bool) -> None:
+    rig = Rig()
+    await rig.weights.begin_to_publish()
+    assert rig.ranks.is_held
+    rig.publisher.outcome.set_result(raised)
+    while rig.ranks.is_held:
+        await asyncio.sleep(0)
+    assert rig.weights.is_publishing
+    await rig.weights.settle()
+
+
 async def test_a_version_that_reaches_nobody_is_planned_under_no_longer() -> None:
     rig = Rig()
     await rig.weights.begin_to_publish()
@@ -279,9 +291,21 @@ def test_a_rank_holds_nothing_before_it_knows_how_much(ranks: Callable[[int], tu
 def test_a_copy_leaves_a_gpu_its_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 4 << 30)
     held = HeldWeights(0)
-    assert held.fits(1 << 30)
-    assert not held.fits(2 << 30)
+    assert held.fits(2 << 30)
+    assert not held.fits(3 << 30)
+    assert held.fits(1 << 30, largest_part=300 << 20)
+    assert not held.fits(1 << 30, largest_part=500 << 20)
+
+
+def test_a_copy_has_memory_only_while_it_is_held(ranks: Callable[[int], tuple[Trainer, TrainerWeights]]) -> None:
+    _, rank = ranks(0)
+    assert rank.hold()
+    assert list(rank.held) != []
+    rank.let_go()
+    assert list(rank.held) == []
 
 
 class OneRank:
@@ -321,8 +345,6 @@ def test_without_memory_for_a_copy_the_trainer_gathers_to_the_end_and_its_own_we
     ranks: Callable[[int], tuple[Trainer, TrainerWeights]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, rank = ranks(0)
-    assert rank.hold()
-    rank.let_go()
     num_gathered = 0
 
     def gathered() -> Iterator[tuple[str, torch.Tensor]]:
@@ -334,8 +356,8 @@ def test_without_memory_for_a_copy_the_trainer_gathers_to_the_end_and_its_own_we
     def full(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("pipeline.held_weights._copied", full)
     with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", full)
         patch.setattr(trainer, "named_hf_weights", gathered)
         assert not rank.hold()
     assert num_gathered == 2, "the other ranks gather with it"
