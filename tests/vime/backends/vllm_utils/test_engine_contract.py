@@ -300,9 +300,9 @@ class TestWeights:
         assert await client.swaps()
         old = await client.generate(greedy(_LONG))
         version = await client.weight_version() + 1
-        task = await started(client, greedy(_LONG))
         await publisher.stage(engine.second, version)
         await wait_until_staged(client, version)
+        task = await started(client, greedy(_LONG))
         await client.swap_weights(version)
         assert not await client.is_paused()
         assert await client.swap_time_s() >= 0
