@@ -30,16 +30,23 @@ class HeldWeights:
         return num_bytes + MARGIN_BYTES <= free
 
     @torch.no_grad()
-    def hold(self, weights: NamedTensors) -> None:
-        """Copy what rank 0 gets of the weights; every rank iterates to the end."""
-        held = {}
+    def hold(self, weights: NamedTensors) -> bool:
+        """Copy what rank 0 gets of the weights; every rank iterates to the end. Whether there was memory for it."""
+        held: dict[str, torch.Tensor] | None = {}
         for name, tensor in weights:
-            if self._rank == 0:
-                held[name] = _copied(tensor, self._tensors.get(name))
+            if self._rank == 0 and held is not None:
+                try:
+                    held[name] = _copied(tensor, self._tensors.get(name))
+                except torch.OutOfMemoryError:
+                    held = None
+                    self._tensors = {}
+        if held is None:
+            return False
         self._tensors = held
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.is_held = True
+        return True
 
     def let_go(self) -> None:
         """The weights are those of the trainer again."""

@@ -61,6 +61,8 @@ class ServedWeights:
         self._trainer_holds_them = False
         self._overlaps = overlaps
         self._under_way: asyncio.Task[Publication] | None = None
+        self._ended: Publication | None = None
+        """One that was waited for before `settle`."""
         self._planned_version, self._is_planned = 0, False
 
     @property
@@ -147,9 +149,13 @@ class ServedWeights:
         return None
 
     async def settle(self) -> Publication | None:
-        """Wait for the publication that is under way; None without one. Raises what it failed with."""
+        """Wait for the publication that is under way; None without one. Raises what it failed with.
+
+        One that has ended since the last call, for the sake of an engine that came back, is told of here too.
+        """
         if self._under_way is None:
-            return None
+            ended, self._ended = self._ended, None
+            return ended
         try:
             publication = await self._under_way
         except PublicationError:
@@ -185,7 +191,7 @@ class ServedWeights:
         brings the others back. While an evaluation needs the version that serves, those wait that it can't be given to.
         """
         if self.is_publishing:
-            await self.settle()
+            self._ended = await self.settle()
             if not self.behind:
                 return
         if self._turns.engines_sleep:

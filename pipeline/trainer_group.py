@@ -120,8 +120,10 @@ class TrainerGroup:
         """Copy the weights where there is room, so that the calls below publish these while the ranks train."""
         if not await self._on_first(lambda trainer: trainer.can_hold_weights.remote()):
             return False
-        await self.on_all(lambda trainer: trainer.hold_weights.remote())
-        return True
+        if all(await self.on_all(lambda trainer: trainer.hold_weights.remote())):
+            return True
+        await self.let_go_weights()
+        return False
 
     async def let_go_weights(self) -> None:
         """The calls below publish the ranks' present weights again."""

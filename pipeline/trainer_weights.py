@@ -68,9 +68,12 @@ class TrainerWeights:
         """Whether this rank, the first, has room for a copy of the weights; their size is known after a version."""
         return self._num_bytes > 0 and self.held.fits(self._num_bytes)
 
-    def hold(self) -> None:
-        """Publish the weights of this moment from now on, until `let_go`. All ranks together."""
-        self.held.hold(self._trainer.named_hf_weights())
+    def hold(self) -> bool:
+        """Publish the weights of this moment from now on, until `let_go`. All ranks together.
+
+        False where this rank's memory was too little after all: it then publishes the trainer's weights.
+        """
+        return self.held.hold(self._trainer.named_hf_weights())
 
     def let_go(self) -> None:
         """Publish the trainer's present weights again."""

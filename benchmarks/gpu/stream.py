@@ -31,7 +31,8 @@ generates alone, the same requests as many at once. So at each of these balances
   long_answers    responses of 2,048 tokens, 64 in flight: generation is the slower side
   long_prompts    prompts of 1,024 tokens, responses of 256: training is the slower side
 
-  stream_tokens_per_s         response tokens trained in a second of the whole step, median of the steady steps
+  stream_tokens_per_s         response tokens trained in a second, over all steady steps: where generation is the slower
+                              side, samples come in waves, and quick steps follow slow ones
   turns_tokens_per_s          the same with --max-staleness 0
   generation_tokens_per_s     of the engine alone, with the log-probability of each token
   training_tokens_per_s       response tokens in a second of training itself, median over the steps of the turns
@@ -164,6 +165,11 @@ def _median(records: Sequence[dict[str, Any]], name: str) -> float:
     return statistics.median(record[name] for record in steady(records))
 
 
+def _rate(records: Sequence[dict[str, Any]]) -> float:
+    """Response tokens in a second of all steady steps together."""
+    return sum(map(_tokens, steady(records))) / sum(record["step_s"] for record in steady(records))
+
+
 def _tokens(record: dict[str, Any]) -> float:
     """Response tokens of a step."""
     return float(record["trained_tokens_per_s"] * record["step_s"])
@@ -173,7 +179,7 @@ def summarize(stream: Sequence[dict[str, Any]], turns: Sequence[dict[str, Any]],
     """Values of the report from the records of both jobs."""
     training = statistics.median(_tokens(record) / record["train_s"] for record in steady(turns))
     g, t = 1 / generation, 1 / training
-    streaming, taking_turns = _median(stream, "trained_tokens_per_s"), _median(turns, "trained_tokens_per_s")
+    streaming, taking_turns = _rate(stream), _rate(turns)
     ceiling = (g + t) / max(g, t)
     waited = sum(record["wait_s"] for record in steady(stream))
     return {

@@ -117,9 +117,12 @@ class TrainerActor:
     async def can_hold_weights(self) -> bool:
         return await self._on_thread(lambda: self._worker.weights.can_hold())
 
-    async def hold_weights(self) -> None:
-        """What the calls below publish until `let_go_weights`, which then don't wait for the model's thread."""
-        await self._on_thread(lambda: self._worker.weights.hold(), "copies weights")
+    async def hold_weights(self) -> bool:
+        """What the calls below publish until `let_go_weights`, which then don't wait for the model's thread.
+
+        False when there was no memory for it.
+        """
+        return await self._on_thread(lambda: self._worker.weights.hold(), "copies weights")
 
     async def let_go_weights(self) -> None:
         await self._on_publication(lambda: self._worker.weights.let_go())

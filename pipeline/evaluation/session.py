@@ -81,7 +81,7 @@ class Evaluations:
 
         Rewards aren't waited for, nor is anything when the user asks to stop.
         """
-        for running in self._running:
+        for running in tuple(self._running):  # others may `collect` meanwhile
             waited_for = [running.task, running.generating]
             while (left_s := self._left_s(running)) > 0 and not self._stop_asked():
                 await asyncio.wait(waited_for, timeout=min(left_s, POLL_S), return_when=asyncio.FIRST_COMPLETED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -18,7 +20,10 @@ from pipeline.weight_transports.transport import (
 )
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.updates import FromShared, LoadShared, LoadStaged
-from vime.errors import PublicationError
+from vime.errors import PublicationError, VimeError
+
+STOP_S = 10.0
+"""Seconds for giving up a version whose time is over, or for which a process was waited that has ended."""
 
 _TakePart: TypeAlias = Callable[[EngineClient, dict[str, object]], Awaitable[None]]
 
@@ -105,6 +110,11 @@ class SharedTransport:
                 taking = [engine for engine in taking if engine.address not in failures]
         except PublicationError as error:
             failures |= {engine.address: error.message for engine in taking}
+        except asyncio.CancelledError:
+            # The trainer's ranks still gather the version together, and can't train before its end.
+            with suppress(TimeoutError, VimeError):
+                await asyncio.wait_for(self._source.stop_sharing(), STOP_S)
+            raise
         if failures:
             await self._source.stop_sharing()
         return failures, num_bytes

@@ -138,6 +138,11 @@ def test_goal_is_reached_when_the_mean_of_five_steps_is() -> None:
     assert reverse_run.steps_to_goal([0.5] * 20) == 0
 
 
+def test_a_rate_is_that_of_quick_and_slow_steps_together() -> None:
+    waves = [record(step_s, 0.5, 100) for step_s in (1.0, 1.0, 0.5, 3.5, 0.5, 3.5, 0.5, 1.0)]
+    assert stream.summarize(waves, waves, generation=100.0)["stream_tokens_per_s"] == pytest.approx(5 * 100 / 8.5)
+
+
 def test_stream_is_compared_with_the_slower_side_and_with_taking_turns() -> None:
     streaming = [record(5, 1, 10)] * 2 + [record(1.0, 0.9, 100, wait_s=0.1)] * 3 + [record(9, 1, 10)]
     turns = [record(5, 1, 10)] * 2 + [record(2.0, 0.8, 100)] * 3 + [record(9, 1, 10)]

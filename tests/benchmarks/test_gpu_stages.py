@@ -110,11 +110,15 @@ def test_only_the_chosen_stages_of_the_sample_path_are_measured(tmp_path: Path) 
     }
 
 
-def test_only_the_chosen_stages_of_publications_are_measured(tmp_path: Path) -> None:
-    stages = Stages(tmp_path, small=True, gpus=0, only=["running"])
+@pytest.mark.parametrize(("gpus", "ratio"), [(0, "pause_over_plain"), (1, "pause_over_copy")])
+def test_only_the_chosen_stages_of_publications_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, ratio: str
+) -> None:
+    monkeypatch.setattr(publication, "ChangingWeights", lambda _model, _gpus: ChangingWeights(_model, 0))
+    stages = Stages(tmp_path, small=True, gpus=gpus, only=["running"])
     stages.once("plain", lambda: {"plain_s": 0.5})
     stages.once("running", lambda: {"keep_pause_s": 0.75})
-    assert publication.measure(stages) == {"plain_s": 0.5, "keep_pause_s": 0.75, "pause_over_plain": 1.5}
+    assert publication.measure(stages) == {"plain_s": 0.5, "keep_pause_s": 0.75, ratio: 1.5}
 
 
 def test_a_part_whose_budget_is_spent_goes_on_at_the_next_call(

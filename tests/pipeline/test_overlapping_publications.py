@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from pipeline.held_weights import HeldWeights
 from pipeline.publisher import Publication
 from pipeline.served_weights import ServedWeights, publications_overlap
 from pipeline.session import Session
+from pipeline.trainer_group import TrainerGroup
 from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from tests.pipeline.publication_rig import Trainer
 from vime.errors import PublicationError
@@ -181,6 +182,10 @@ async def test_an_engine_that_returns_waits_for_the_publication_under_way() -> N
     rig.publisher.outcome.set_result(True)
     await returning
     assert rig.publisher.num_caught_up == 1
+    told = await rig.weights.settle()
+    assert told is not None
+    assert told.version == 2, "the record of the batch tells of it"
+    assert await rig.weights.settle() is None
 
 
 async def test_the_trainer_does_not_wait_for_an_evaluation_that_holds_up_a_version() -> None:
@@ -277,3 +282,63 @@ def test_a_copy_leaves_a_gpu_its_margin(monkeypatch: pytest.MonkeyPatch) -> None
     held = HeldWeights(0)
     assert held.fits(1 << 30)
     assert not held.fits(2 << 30)
+
+
+class OneRank:
+    """Of a trainer's processes, one whose memory is too little or not."""
+
+    def __init__(self, *, is_enough: bool) -> None:
+        self._is_enough, self.is_held = is_enough, False
+        self.can_hold_weights = self._remote(lambda: True)
+        self.hold_weights, self.let_go_weights = self._remote(self._hold), self._remote(self._let_go)
+
+    def _hold(self) -> bool:
+        self.is_held = self._is_enough
+        return self._is_enough
+
+    def _let_go(self) -> None:
+        self.is_held = False
+
+    @staticmethod
+    def _remote(call: Callable[[], Any]) -> Any:
+        async def answer() -> Any:
+            return call()
+
+        return SimpleNamespace(remote=answer)
+
+
+async def test_a_rank_whose_memory_is_too_little_after_all_has_the_others_let_go() -> None:
+    group: Any = object.__new__(TrainerGroup)
+    group.ranks = [OneRank(is_enough=False), OneRank(is_enough=True)]
+    assert not await group.hold_weights()
+    assert [rank.is_held for rank in group.ranks] == [False, False]
+    group.ranks = [OneRank(is_enough=True), OneRank(is_enough=True)]
+    assert await group.hold_weights()
+    assert [rank.is_held for rank in group.ranks] == [True, True]
+
+
+def test_without_memory_for_a_copy_the_trainer_gathers_to_the_end_and_its_own_weights_are_sent(
+    ranks: Callable[[int], tuple[Trainer, TrainerWeights]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, rank = ranks(0)
+    assert rank.hold()
+    rank.let_go()
+    num_gathered = 0
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal num_gathered
+        for named in Trainer().named_hf_weights():
+            num_gathered += 1
+            yield named
+
+    def full(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("pipeline.held_weights._copied", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "named_hf_weights", gathered)
+        assert not rank.hold()
+    assert num_gathered == 2, "the other ranks gather with it"
+    trainer.step()
+    assert sent_by(rank) == [(name, tensor.flatten().tolist()) for name, tensor in trainer.named_hf_weights()]
+    assert list(rank.held) == [], "what was held keeps no memory"

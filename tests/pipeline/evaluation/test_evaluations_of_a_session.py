@@ -91,6 +91,22 @@ async def test_a_publication_waits_for_responses_and_not_for_rewards(tmp_path: P
     assert "Evaluation after step 1 (policy version 1)" in session.said.getvalue()
 
 
+async def test_a_publication_waits_for_every_evaluation_also_where_others_collect_one_meanwhile(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    first = session.producers.scored
+    await begun(session, 1)
+    session.producers.scored = asyncio.Event()
+    await begun(session, 2)
+    publication = asyncio.create_task(session.evaluations.responses_are_there())
+    assert await is_held(publication)
+    session.evaluations._running[0].task.add_done_callback(lambda _: session.evaluations.collect())
+    first.set()
+    assert await is_held(publication)
+    assert session.written() == [1]
+    session.producers.scored.set()
+    await asyncio.wait_for(publication, 5)
+
+
 async def test_no_publication_waits_longer_than_it_may(tmp_path: Path) -> None:
     session = Session(tmp_path, publication_wait_s=0.05)
     await begun(session)

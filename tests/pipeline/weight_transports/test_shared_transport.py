@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -129,3 +130,21 @@ async def test_engines_that_may_be_new_get_a_new_buffer_and_others_keep_theirs(s
     assert said == []
     await transport.prepare(2, [], full=True, deadline=Deadline(5.0))
     assert said == ["stop"]
+
+
+async def test_a_version_whose_time_is_over_is_gathered_to_its_end(engines: list[Engine], said: list[str]) -> None:
+    has_begun = asyncio.Event()
+
+    async def hang() -> list[StageStatus]:
+        has_begun.set()
+        await asyncio.Event().wait()
+        return []
+
+    cast(Any, engines[0]).staging = hang
+    transport = SharedTransport(Source(said), stages=True)
+    preparing = asyncio.create_task(transport.prepare(4, clients(engines), full=False, deadline=Deadline(600)))
+    await has_begun.wait()
+    preparing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
+    assert said[-1] == "stop", "else the ranks would gather on while the next batch is trained"

@@ -67,7 +67,7 @@ def test_node_counts_are_ignored_with_a_warning(file: Path) -> None:
         ("megatron: [{role: actor, overrides: {}, args: {}}]", "has overrides and args, allowed: one of them"),
         ("megatron: {role: actor}", r"megatron is \{'role': 'actor'\}, allowed: a list"),
         ("megaton: []", "the top level has the unknown key megaton, allowed: megatron; the nearest one is megatron"),
-        ("megatron: [", "while parsing"),
+        ("megatron: [", "line 1, column 12: expected the node content"),
         ("megatron: [{role: actor, role: critic}]", "'role' is there twice"),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from vllm.v1.core.sched.interface import PauseState
@@ -13,6 +14,8 @@ from vime.backends.vllm_utils.plugin import core_columns, core_swap
 from vime.backends.vllm_utils.plugin.columns import ColumnRequest, Pending, ReceivedColumns
 from vime.backends.vllm_utils.plugin.core_columns import CoreColumns
 from vime.backends.vllm_utils.plugin.core_swap import SWAP_SECONDS, SWAP_WEIGHTS
+from vime.backends.vllm_utils.plugin.weight_engine import VimeUpdate, VimeWeightEngine
+from vime.backends.vllm_utils.updates import LoadShared, LoadStream
 from vime.errors import PublicationError
 
 
@@ -123,3 +126,17 @@ def test_vllms_core_has_the_methods_that_the_route_calls() -> None:
 
     core_swap.install()
     assert {SWAP_WEIGHTS, SWAP_SECONDS} <= vars(EngineCore).keys()
+
+
+@pytest.mark.parametrize(
+    "update", [LoadStream(7), LoadShared(7, handles={}, meta_bytes=0, num_bytes=0, first=True, last=True)]
+)
+def test_a_version_that_comes_in_parts_needs_the_memory_of_what_was_staged(update: Any) -> None:
+    said: list[str] = []
+    engine: Any = object.__new__(VimeWeightEngine)
+    receiver = SimpleNamespace(stream=lambda: said.append("loaded"))
+    engine.inbox = SimpleNamespace(clear=lambda: said.append("let go"), receiver=lambda: receiver)
+    engine.device = SimpleNamespace(type="cpu")
+    engine._load, engine._load_shared = lambda _: None, lambda _: said.append("loaded")
+    engine.receive_weights(VimeUpdate(msgspec.to_builtins(update)))
+    assert said == ["let go", "loaded"]
