@@ -52,6 +52,10 @@ class SettingsError(VimeError):
     """A flag is unknown, malformed, or can't be combined with another one."""
 
 
+class NoRouterError(SettingsError):
+    """A user's function asks for a model's engines that aren't served, or not yet."""
+
+
 class VersionMismatchError(VimeError):
     """Installed vLLM, torch or Megatron-Core don't belong together."""
 

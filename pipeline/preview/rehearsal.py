@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.data.prompt_stream import PromptStream
-from vime.errors import RewardError
+from vime.errors import NoRouterError, RewardError
 from vime.rollout.rewards import REMOTE, Rewards, reward_value, score, score_group
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
-from vime.settings.rules.quantities import is_stream
+from vime.settings.rules.quantities import is_stream, own_engines
 from vime.utils.types import Sample
 
 NUM_TRIALS = 2
@@ -71,22 +71,31 @@ def try_reward(settings: Settings, source: PromptStream, num_trials: int = NUM_T
 def reward_failure(settings: Settings, source: PromptStream) -> RewardError | None:
     """Why the reward of a start can't work: it fails on each of the first records, with their labels as responses.
 
-    None where this says nothing about the run: a remote judge, which may come up later; samples that the user's own
-    function makes, or that a user's own source hands out; records without a label; a reward that takes too long.
+    None where this says nothing about the run: a remote judge, which may come up later; a reward of the user's own that
+    asks an engine of the run, none of which is there yet; samples that the user's own function makes, or that a user's
+    own source hands out; records without a label; a reward that takes too long.
     """
     rollout = settings.rollout
     is_own = rollout.custom_generate_function_path is not None or not is_stream(settings)
     is_scored = rollout.custom_rm_path is not None or rollout.rm_type is not None
     is_remote = rollout.custom_rm_path is None and rollout.rm_type == REMOTE
-    if is_own or not is_scored or is_remote or settings.data.data_source_path is not None:
+    may_ask_engines = rollout.custom_rm_path is not None and len({spec.model for spec in own_engines(settings)}) > 1
+    if is_own or not is_scored or is_remote or may_ask_engines or settings.data.data_source_path is not None:
         return None
     tasks = first_prompts(source, NUM_TRIALS)
     if not tasks or any(task.label is None for task in tasks):
         return None
     trials = [(source.where(task.row), _labelled_sample(task)) for task in tasks]
     failures = [error for error in asyncio.run(_try_briefly(settings, trials)) if isinstance(error, RewardError)]
-    telling = [error for error in failures if error.reason not in _PASSING]
+    telling = [error for error in failures if error.reason not in _PASSING and not _asked_for_an_engine(error)]
     return telling[0] if len(telling) == len(trials) else None
+
+
+def _asked_for_an_engine(error: BaseException | None) -> bool:
+    """Whether `get_model_url` is behind an error."""
+    while error is not None and not isinstance(error, NoRouterError):
+        error = error.__cause__
+    return error is not None
 
 
 async def _try_briefly(settings: Settings, trials: list[tuple[str, Sample]]) -> list[RewardTrial | BaseException]:
@@ -105,11 +114,14 @@ async def _try_all(settings: Settings, trials: list[tuple[str, Sample]]) -> list
 
 
 async def _try(rewards: Rewards, settings: Settings, where: str, sample: Sample) -> RewardTrial:
-    """Score as the producer does it; a reward of whole groups gets a group of one. Raises `RewardError`."""
+    """Score as the producer does it; a reward of whole groups gets equal samples. Raises `RewardError`."""
     rollout, args = settings.rollout, HookArgs(settings)
     try:
         if rollout.group_rm:
-            await score_group(rewards.of_group, args, [sample], timeout_s=rollout.reward_timeout)
+            group = [sample, *(copy.deepcopy(sample) for _ in range(1, settings.data.n_samples_per_prompt))]
+            for number, other in enumerate(group[1:], start=1):
+                other.index = None if sample.index is None else sample.index + number
+            await score_group(rewards.of_group, args, group, timeout_s=rollout.reward_timeout)
         else:
             await score(rewards.of_sample, args, sample, timeout_s=rollout.reward_timeout, key=rollout.reward_key)
         return RewardTrial(where, sample.response, reward_value(sample, rollout.reward_key))

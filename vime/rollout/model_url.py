@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vime.errors import SettingsError
+from vime.errors import NoRouterError
 
 
 def get_model_url(args: Any, model_name: str, endpoint: str = "/inference/v1/generate") -> str:
@@ -13,11 +13,11 @@ def get_model_url(args: Any, model_name: str, endpoint: str = "/inference/v1/gen
     `args` is what hooks get. Send `x-session-id` with requests that belong together, so that one engine serves them.
 
     Raises:
-        SettingsError: no such model is served in this run, or none has a router.
+        NoRouterError: no such model is served in this run, or none has a router.
     """
     routers = args.vllm_model_routers
     if model_name not in routers:
-        raise SettingsError(
+        raise NoRouterError(
             f"No router serves a model named {model_name!r}; there is {', '.join(map(repr, routers)) or 'none'}.",
             next_step="Use a name of --vllm-config, or 'default' in a run without that file.",
         )

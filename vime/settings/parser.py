@@ -61,7 +61,7 @@ def build_parser(*, common_first: bool = False) -> argparse.ArgumentParser:
 def parse_words(argv: Sequence[str]) -> tuple[dict[str, Any], list[str], list[SettingsError]]:
     """(field -> value, flags of others with their words, errors): what can't be parsed, and words of no flag."""
     parser = build_parser()
-    starts = [place for place, word in enumerate(argv) if word.startswith("--")]
+    starts = [place for place, word in enumerate(argv) if _is_flag(word)]
     values, rest, errors = dict[str, Any](), list[str](), _stray(argv[: starts[0]] if starts else argv)
     for start, end in itertools.pairwise([*starts, len(argv)]):
         try:
@@ -69,7 +69,7 @@ def parse_words(argv: Sequence[str]) -> tuple[dict[str, Any], list[str], list[Se
         except SettingsError as error:
             errors.append(error)
             continue
-        if left_over and not left_over[0].startswith("--"):
+        if left_over and not _is_flag(left_over[0]):
             errors += _stray(left_over, f" after {argv[start]}, which takes no more")
         else:
             rest += left_over
@@ -77,6 +77,11 @@ def parse_words(argv: Sequence[str]) -> tuple[dict[str, Any], list[str], list[Se
             repeats = all_flags()[field][1].kind is Kind.REPEATED
             values[field] = [*values.get(field, []), *value] if repeats else value
     return values, rest, errors
+
+
+def _is_flag(word: str) -> bool:
+    """Text with blanks before any `=` is a value, as argparse has it: `-- a line --`."""
+    return word.startswith("--") and " " not in word.partition("=")[0]
 
 
 def _stray(words: Sequence[str], where: str = "") -> list[SettingsError]:

@@ -22,6 +22,7 @@ from tests.pipeline.preview.planned import settings_of, write_job
 from tests.support.tiny_models import build_tokenizer
 from vime.cli.main import main
 from vime.errors import EngineStartError, RewardError, SettingsError, VimeError
+from vime.rollout.model_url import get_model_url
 from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
 from vime.utils.types import Sample
@@ -42,6 +43,16 @@ async def raises_on_the_first(args: Any, sample: Sample) -> float:  # noqa: ARG0
 async def waits(args: Any, sample: Sample) -> float:  # noqa: ARG001
     while True:
         await asyncio.sleep(60)
+
+
+async def asks_the_policy(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    return float(len(get_model_url(args, "default")))
+
+
+async def ranks_a_whole_group(args: Any, samples: list[Sample]) -> list[float]:  # noqa: ARG001
+    if len({sample.index for sample in samples}) != 8:
+        raise ValueError("a group of eight is expected")
+    return [0.0] * 8
 
 
 def check(folder: Path, *more: str) -> None:
@@ -141,6 +152,20 @@ def test_a_reward_is_not_tried_where_a_label_is_no_response(tmp_path: Path) -> N
     unlabelled = dataclasses.replace(settings, data=dataclasses.replace(settings.data, label_key=None))
     check_start(unlabelled, build_prompt_source(unlabelled), RunFolder.of(unlabelled))
     check(tmp_path, "--rm-type", "remote_rm", "--rm-url", "http://127.0.0.1:9")
+
+
+def test_a_reward_that_asks_an_engine_of_the_run_refuses_no_start(tmp_path: Path) -> None:
+    check(tmp_path, "--custom-rm-path", f"{HERE}.asks_the_policy")
+    config = tmp_path / "engines.yaml"
+    groups = "server_groups: [{worker_type: regular, num_gpus: 1}]"
+    models = f"{{name: actor, {groups}}}, {{name: judge, update_weights: false, {groups}}}"
+    config.write_text(f"vllm: [{models}]")
+    served = ["--vllm-config", str(config), "--rollout-num-gpus", "2"]
+    check(tmp_path, "--custom-rm-path", f"{HERE}.raises", *served)
+
+
+def test_a_reward_of_groups_is_tried_with_as_many_samples_as_a_group_has(tmp_path: Path) -> None:
+    check(tmp_path, "--group-rm", "--custom-rm-path", f"{HERE}.ranks_a_whole_group")
 
 
 def test_a_start_makes_the_checks_before_it_writes(tmp_path: Path) -> None:

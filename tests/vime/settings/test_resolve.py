@@ -204,3 +204,11 @@ def test_repeated_and_later_flags_count_as_always_where_another_one_is_wrong() -
 def test_a_word_too_many_never_goes_to_a_flag_of_others() -> None:
     with pytest.raises(SettingsError, match="Stray word 'oops' after --lr, which takes no more"):
         resolve(["--vllm-max-model-len", "64", "--lr", "1e-5", "oops"])
+
+
+def test_text_that_begins_with_dashes_and_has_blanks_is_a_value() -> None:
+    settings = resolve(["--rollout-stop", "-- end of answer", "--- x", "--wandb-group", "-- a=b"]).settings
+    assert settings.rollout.rollout_stop == ("-- end of answer", "--- x")
+    assert settings.logging.wandb_group == "-- a=b"
+    with pytest.raises(SettingsError, match="Stray word '-- x' after --seed"):
+        resolve(["--seed", "3", "-- x"])

@@ -62,7 +62,10 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         return tuple(part[:, None] for part in parts)
 
     def _has_plain_heads(self) -> bool:
-        """Whether each group of queries lies beside its key and value on this rank, with nothing else among them."""
+        """Whether each group of queries lies beside its key and value on this rank, with nothing else among them.
+
+        And whether they are rotated: Megatron leaves that out in some layers of a model with `no_rope_freq`.
+        """
         config = self.config
         norms = self.q_layernorm, self.k_layernorm
         unusual = (
@@ -70,6 +73,7 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
             config.attention_output_gate,
             config.test_mode,
             config.flash_decode,
+            config.no_rope_freq is not None,
             self._yarn_concentration_factor != 1.0,
             any(norm is not None and not isinstance(norm, RMSNorm) for norm in norms),
             (norms[0] is None) != (norms[1] is None),

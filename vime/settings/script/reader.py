@@ -91,12 +91,23 @@ class _Reader:
     def _command(self, words: list[Word]) -> None:
         if words[0].text in ("source", ".") and len(words) > 1:
             self._source(words[1])
+        elif words[0].text == "shift":
+            self._shift(words)
         elif (index := _train_script(words)) is not None:
             self._launch(words[index + 1 :], words[index].line)
             if any(word.text.startswith("--runtime-env") for word in words[:index]):
                 self.variables.note(words[0].line, "the runtime environment is not taken over; see --train-env-vars.")
         elif len(words) > 1 and Path(words[0].text).name == "vime" and words[1].text == "train":
             self._launch(words[2:], words[0].line)
+
+    def _shift(self, words: list[Word]) -> None:
+        count = words[1].text if len(words) > 1 else "1"
+        if self._depth > 0 or not count.isdecimal():
+            self.variables.note(
+                words[0].line, "what is shifted here inside a condition or loop, or by a variable, stays."
+            )
+        else:
+            self.variables.shift(int(count))
 
     def _launch(self, words: list[Word], line: int) -> None:
         if self.launch is not None:

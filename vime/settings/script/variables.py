@@ -12,6 +12,7 @@ from vime.settings.script.lexer import SCRIPT_FOLDER, Word
 _VARIABLE = re.compile(r"\\(.)|\$\{([^}]*)\}|\$(\w+|[@*#?!$-])", re.DOTALL)
 _QUOTED_LIST = re.compile(r'"\$(?:\{((?:\w+\[[@*]\]|[@*])(?::\d+(?::\d+)?)?)\}|([@*]))"')
 """An array or the script's own words, or some of them, between double quotes: as many words as it has."""
+_QUOTES = re.compile(r"\"([^\"]*)\"|'([^']*)'")
 _EXPRESSION = re.compile(
     r"""
       (?P<name>\w+|[@*])(?P<array>\[[@*]\])?
@@ -44,6 +45,15 @@ class Variables:
         words = [Located(text, f"argument {i}") for i, text in enumerate(arguments, start=1)]
         self.values: dict[str, list[Located]] = {SCRIPT_FOLDER: [Located(str(folder), "")], "@": words, "*": words}
         self.values |= {str(i): [word] for i, word in enumerate(words, start=1)}
+
+    def shift(self, count: int) -> None:
+        """Let go of the first of the script's own words; of none where there are fewer, as in bash."""
+        words = self.values["@"]
+        if count <= len(words):
+            kept = words[count:]
+            self.values |= {"@": kept, "*": kept, **{str(i): [word] for i, word in enumerate(kept, start=1)}}
+            for number in range(len(kept) + 1, len(words) + 1):
+                del self.values[str(number)]
 
     def where(self, line: int) -> str:
         return f"{self.file}:{line}"
@@ -131,7 +141,7 @@ class Variables:
         listed = _QUOTED_LIST.fullmatch(text)
         if listed is not None:
             return self._value(listed[1] or listed[2], word)
-        return [Located(self._fill(text.strip("\"'"), word), self.where(word.line))]
+        return [Located(self._fill(_QUOTES.sub(r"\1\2", text), word), self.where(word.line))]
 
 
 def _expression(variable: str) -> str:

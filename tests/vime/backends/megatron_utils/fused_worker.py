@@ -29,7 +29,7 @@ from vime.backends.megatron_utils.head import backward, forward, projection, sof
 from vime.backends.megatron_utils.shim import norm_of_all, scale_all
 
 RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
-FAMILIES = {"qwen3": RECOMPUTE, "glm_plain": (), "deepseek_v3": ()}
+FAMILIES = {"qwen3": RECOMPUTE, "glm_plain": (), "deepseek_v3": (), "llama_tied": ("--no-rope-freq", "2")}
 """Megatron's flags by name."""
 
 

@@ -51,6 +51,7 @@ def fused_steps(run_world: Any) -> dict[str, Any]:
         ("qwen3", ALL),  # with recomputed activations
         ("glm_plain", ALL),  # rotates neighbours in a quarter of each head
         ("deepseek_v3", ["swiglu"]),  # its rotary parts are apart from its heads
+        ("llama_tied", ["swiglu"]),  # without rotation in each second layer
     ],
 )
 def test_a_step_with_fused_kernels_equals_one_without(fused_steps: Any, name: str, kernels: list[str]) -> None:

@@ -120,6 +120,21 @@ def test_words_that_stand_only_where_a_variable_is_set(tmp_path: Path) -> None:
     assert read(tmp_path, text) == (["--lr", "1e-5", "--seed", "3", "x"], [])
 
 
+def test_quotes_around_a_part_of_what_stands_for_a_variable_are_removed(tmp_path: Path) -> None:
+    text = 'N=abc\ntrain.py ${N:+--wandb-group "$N"} ${N:+--wandb-project "p-$N"-x} --save "${D:-\'/runs\'}"\n'
+    assert read(tmp_path, text) == (["--wandb-group", "abc", "--wandb-project", "p-abc-x", "--save", "/runs"], [])
+
+
+def test_shift_lets_go_of_the_scripts_first_words(tmp_path: Path) -> None:
+    text = 'M=${1:?model}\nshift\ntrain.py --seed "$1" "$@"\n'.replace(":?model", "")
+    assert read(tmp_path, text, "m", "3", "--lr=1") == (["--seed", "3", "3", "--lr=1"], [])
+    assert read(tmp_path, 'shift 2\ntrain.py "$@" "${3:-none}"\n', "a", "b", "c") == (["c", "none"], [])
+    assert read(tmp_path, 'shift 4\ntrain.py "$@"\n', "a", "b") == (["a", "b"], [])
+    words, (note,) = read(tmp_path, 'if [ $# -gt 1 ]; then\n  shift\nfi\ntrain.py "$@"\n', "a", "b")
+    assert words == ["a", "b"]
+    assert note.startswith("run.sh:2: what is shifted")
+
+
 def test_a_folder_above_the_script_is_named_as_such(tmp_path: Path) -> None:
     words, notes = read(tmp_path, 'root=$(cd "$(dirname "$0")/../.." && pwd)\ntrain.py --save $root/runs\n')
     assert (words, notes) == (["--save", f"{tmp_path}/../../runs"], [])
