@@ -20,7 +20,7 @@ from pipeline.interrupt import Ending, Interrupts
 from pipeline.kept_engines import engine_lease
 from pipeline.metric_sinks.sinks import open_sinks
 from pipeline.preview.record_keys import absent_keys
-from pipeline.preview.start_checks import check_start, room_warnings
+from pipeline.preview.start_checks import check_start, reward_warnings, room_warnings
 from pipeline.progress import ProgressView
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
 from pipeline.resume_words import resume_words
@@ -62,7 +62,8 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
         start = prepare_start(settings, folder)
         hold_to_fixed(folder.root, fixed)
         live_at(folder.root, folder.root / folder.output)
-        for words in [*room_warnings(settings, source), *absent_keys(settings, source)]:
+        warnings = [room_warnings, absent_keys, reward_warnings]
+        for words in (words for warns in warnings for words in warns(settings, source)):
             view.note(f"warning: {words}")
         for words in resume_words(settings, folder, start):
             view.note(words)

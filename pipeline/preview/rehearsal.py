@@ -69,7 +69,7 @@ def try_reward(settings: Settings, source: PromptStream, num_trials: int = NUM_T
 
 
 def reward_failure(settings: Settings, source: PromptStream) -> RewardError | None:
-    """Why the reward of a start can't work: it fails on each of the first records, with their labels as responses.
+    """What speaks against the reward: it fails on each of the first records, with their labels as responses.
 
     None where this says nothing about the run: a remote judge, which may come up later; a reward of the user's own that
     asks an engine of the run, none of which is there yet; samples that the user's own function makes, or that a user's
@@ -134,11 +134,16 @@ async def _try(rewards: Rewards, settings: Settings, where: str, sample: Sample)
 
 
 def _labelled_sample(task: PromptTask) -> Sample:
+    """With a token for each word, which stands for nothing."""
+    response = "" if task.label is None else str(task.label)
+    num_tokens = max(1, len(response.split()))
     return Sample(
         group_index=task.group_index,
         index=task.first_sample_index,
         prompt=task.prompt,
-        response="" if task.label is None else str(task.label),
+        response=response,
+        tokens=[0] * num_tokens,
+        response_length=num_tokens,
         label=task.label,
         metadata=copy.deepcopy(task.metadata),
         status=Sample.Status.COMPLETED,

@@ -27,19 +27,24 @@ def check_start(settings: Settings, source: PromptStream, folder: RunFolder) -> 
     Raises:
         SettingsError: a folder that nothing can be written to, or no sample fits into a microbatch.
         EngineStartError: the router's port is taken.
-        RewardError: the reward fails on the first records.
         RestoreError: the run can't be resumed as asked.
     """
     _refuse(not_writable_folders(settings))
     if session_is_running(folder) or plan_session(settings, new_branch="(new)").mode is RestoreMode.COMPLETE:
         return
-    found = [router_port_problem(settings), room_problem(settings, source), reward_failure(settings, source)]
+    found = [router_port_problem(settings), room_problem(settings, source)]
     _refuse([problem for problem in found if problem is not None])
 
 
 def _refuse(problems: Sequence[VimeError]) -> None:
     if problems:
         raise joined(problems, "things keep the run from starting")
+
+
+def reward_warnings(settings: Settings, source: PromptStream) -> list[str]:
+    """The reward fails on the first records. A warning: what a model writes may be scored where a label can't be."""
+    failure = reward_failure(settings, source)
+    return [] if failure is None else [f"The reward may fail on every sample. {failure.message} {failure.next_step}"]
 
 
 def room_problem(settings: Settings, source: PromptStream) -> SettingsError | None:

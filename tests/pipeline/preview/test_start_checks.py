@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import fcntl
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from pipeline.preview import rehearsal
 from pipeline.preview.folders import written_places
-from pipeline.preview.start_checks import check_start, room_problem, room_warnings
+from pipeline.preview.start_checks import check_start, reward_warnings, room_problem, room_warnings
 from pipeline.progress import ProgressView
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run import run_training
@@ -21,7 +22,7 @@ from pipeline.run_folder import RunFolder
 from tests.pipeline.preview.planned import settings_of, write_job
 from tests.support.tiny_models import build_tokenizer
 from vime.cli.main import main
-from vime.errors import EngineStartError, RewardError, SettingsError, VimeError
+from vime.errors import EngineStartError, SettingsError, VimeError
 from vime.rollout.model_url import get_model_url
 from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
@@ -53,6 +54,10 @@ async def ranks_a_whole_group(args: Any, samples: list[Sample]) -> list[float]: 
     if len({sample.index for sample in samples}) != 8:
         raise ValueError("a group of eight is expected")
     return [0.0] * 8
+
+
+async def prefers_short_ones(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    return 1.0 / sample.response_length
 
 
 def check(folder: Path, *more: str) -> None:
@@ -130,57 +135,66 @@ def test_placeholders_and_file_names_are_no_part_of_the_folder(tmp_path: Path) -
     assert found == {"--save-hf": "/a", "--save-debug-rollout-data": "/b", "--wandb-dir": "/c/w"}
 
 
-def test_a_reward_that_fails_on_each_first_record_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match=r"prompts.jsonl:1, with its label .* raised KeyError") as caught:
-        check(tmp_path, "--custom-rm-path", f"{HERE}.raises")
-    assert caught.value.reason == "reward_raised"
+def warned(folder: Path, *more: str) -> list[str]:
+    settings = settings_of(folder, *more)
+    return reward_warnings(settings, build_prompt_source(settings))
+
+
+def test_a_reward_that_fails_on_each_first_record_is_warned_of(tmp_path: Path) -> None:
+    [words] = warned(tmp_path, "--custom-rm-path", f"{HERE}.raises")
+    assert re.search(r"prompts.jsonl:1, with its label .* raised KeyError", words)
+    check(tmp_path, "--custom-rm-path", f"{HERE}.raises")
 
 
 def test_a_reward_says_nothing_where_only_one_record_fails_or_it_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert warned(tmp_path, "--custom-rm-path", f"{HERE}.raises_on_the_first") == []
     monkeypatch.setattr(rehearsal, "TRIAL_S", 0.1)
-    check(tmp_path, "--custom-rm-path", f"{HERE}.raises_on_the_first")
-    check(tmp_path, "--custom-rm-path", f"{HERE}.waits")
+    assert warned(tmp_path, "--custom-rm-path", f"{HERE}.waits") == []
 
 
 def test_a_reward_is_not_tried_where_a_label_is_no_response(tmp_path: Path) -> None:
     failing = ["--custom-rm-path", f"{HERE}.raises"]
-    check(tmp_path, *failing, "--custom-generate-function-path", "own.generate")
-    check(tmp_path, *failing, "--rollout-function-path", "own.rollout")
+    assert warned(tmp_path, *failing, "--custom-generate-function-path", "own.generate") == []
+    assert warned(tmp_path, *failing, "--rollout-function-path", "own.rollout") == []
     settings = settings_of(tmp_path, *failing)
     unlabelled = dataclasses.replace(settings, data=dataclasses.replace(settings.data, label_key=None))
-    check_start(unlabelled, build_prompt_source(unlabelled), RunFolder.of(unlabelled))
-    check(tmp_path, "--rm-type", "remote_rm", "--rm-url", "http://127.0.0.1:9")
+    assert reward_warnings(unlabelled, build_prompt_source(unlabelled)) == []
+    assert warned(tmp_path, "--rm-type", "remote_rm", "--rm-url", "http://127.0.0.1:9") == []
 
 
-def test_a_reward_that_asks_an_engine_of_the_run_refuses_no_start(tmp_path: Path) -> None:
-    check(tmp_path, "--custom-rm-path", f"{HERE}.asks_the_policy")
+def test_a_reward_that_asks_an_engine_of_the_run_is_not_judged(tmp_path: Path) -> None:
+    assert warned(tmp_path, "--custom-rm-path", f"{HERE}.asks_the_policy") == []
     config = tmp_path / "engines.yaml"
     groups = "server_groups: [{worker_type: regular, num_gpus: 1}]"
     models = f"{{name: actor, {groups}}}, {{name: judge, update_weights: false, {groups}}}"
     config.write_text(f"vllm: [{models}]")
     served = ["--vllm-config", str(config), "--rollout-num-gpus", "2"]
-    check(tmp_path, "--custom-rm-path", f"{HERE}.raises", *served)
+    assert warned(tmp_path, "--custom-rm-path", f"{HERE}.raises", *served) == []
 
 
 def test_a_reward_of_groups_is_tried_with_as_many_samples_as_a_group_has(tmp_path: Path) -> None:
-    check(tmp_path, "--group-rm", "--custom-rm-path", f"{HERE}.ranks_a_whole_group")
+    assert warned(tmp_path, "--group-rm", "--custom-rm-path", f"{HERE}.ranks_a_whole_group") == []
 
 
-def test_a_start_makes_the_checks_before_it_writes(tmp_path: Path) -> None:
-    words = [*write_job(tmp_path), "--custom-rm-path", f"{HERE}.raises"]
-    with ProgressView() as view, pytest.raises(RewardError, match="KeyError"):
+def test_a_reward_may_divide_by_the_length_of_the_response(tmp_path: Path) -> None:
+    assert warned(tmp_path, "--custom-rm-path", f"{HERE}.prefers_short_ones") == []
+
+
+def test_a_start_makes_the_checks_before_it_writes(tmp_path: Path, taken_port: int) -> None:
+    words = [*write_job(tmp_path), "--vllm-router-port", str(taken_port)]
+    with ProgressView() as view, pytest.raises(EngineStartError, match="Address already in use"):
         run_training(resolve(words), view)
     assert not (tmp_path / "run").exists()
 
 
 def test_several_faults_are_told_together(tmp_path: Path, taken_port: int) -> None:
+    settings = with_tokenizer(tmp_path, "--max-tokens-per-gpu", "10", "--vllm-router-port", str(taken_port))
     with pytest.raises(VimeError, match="2 things keep the run from starting") as caught:
-        check(tmp_path, "--custom-rm-path", f"{HERE}.raises", "--vllm-router-port", str(taken_port))
+        check_start(settings, build_prompt_source(settings), RunFolder.of(settings))
     assert "1. --vllm-router-port" in caught.value.message
-    assert "2. " in caught.value.message
-    assert "KeyError" in caught.value.message
+    assert "2. The first prompts have 10 tokens" in caught.value.message
 
 
 def with_tokenizer(folder: Path, *more: str) -> Settings:
@@ -223,12 +237,12 @@ def test_a_dry_run_tells_of_the_room(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "- The first prompts have 10 tokens" in capsys.readouterr().out
 
 
-def test_a_run_that_is_live_is_left_to_the_lock(tmp_path: Path) -> None:
+def test_a_run_that_is_live_is_left_to_the_lock(tmp_path: Path, taken_port: int) -> None:
     folder = RunFolder.of(settings_of(tmp_path))
     folder.make()
     descriptor = os.open(folder.session_lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    check(tmp_path, "--custom-rm-path", f"{HERE}.raises")
+    check(tmp_path, "--vllm-router-port", str(taken_port))
     os.close(descriptor)
-    with pytest.raises(RewardError):
-        check(tmp_path, "--custom-rm-path", f"{HERE}.raises")
+    with pytest.raises(EngineStartError):
+        check(tmp_path, "--vllm-router-port", str(taken_port))
