@@ -14,6 +14,7 @@ from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.memory_turns import MemoryTurns
 from pipeline.sleeping_engine import Process, SleepingEngine
 from tests.pipeline.publication_rig import Rig
+from tests.pipeline.test_memory_turns import Takers
 from tests.pipeline.test_replaced_in_turns import QUIET, EngineProcess
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.client import EngineClient
@@ -29,21 +30,12 @@ class Run:
 
     def __init__(self, trained: StandinEngine, frozen: StandinEngine) -> None:
         self.trained, self.frozen, self.events = trained, frozen, frozen.events
-        self.turns = MemoryTurns(ClusterSettings(colocate=True), self)
+        self.turns = MemoryTurns(ClusterSettings(colocate=True), Takers(frozen.events))
         self.rig = Rig([trained], flush_interval=1, timeout_s=30.0, make_client=self.turns.engine)
         client = self.turns.engine(frozen.address, is_trained=False)
         assert isinstance(client, SleepingEngine)
         self.sleeping = client
         self.condemned: list[str] = []
-
-    async def rest_trainers(self) -> None:
-        self.events.append("trainer leaves")
-
-    async def pause_admission(self) -> None:
-        self.events.append("no requests")
-
-    async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
-        self.events.append(f"requests under {policy_version} at {len(serving)}")
 
     async def train(self) -> None:
         """One batch, then its publication, and whoever it has left asleep wakes."""

@@ -11,7 +11,7 @@ import torch
 
 from vime.backends.vllm_utils.digest import tensor_digests
 from vime.backends.vllm_utils.packets import Packet, PacketKind, decode_tensors, encode_tensors
-from vime.backends.vllm_utils.updates import FromShared, LoadShared
+from vime.backends.vllm_utils.updates import LoadShared, SharedPart
 from vime.errors import PublicationError
 
 _storage: Any = torch.UntypedStorage
@@ -61,7 +61,7 @@ class SharedBuffers:
     def __init__(self) -> None:
         self._opened: dict[str, torch.Tensor] = {}
 
-    def part(self, update: LoadShared | FromShared, device: torch.device) -> list[tuple[str, torch.Tensor]]:
+    def part(self, update: SharedPart, device: torch.device) -> list[tuple[str, torch.Tensor]]:
         """Copies of the tensors in the buffer, on `device`, verified by their digests.
 
         Raises `PublicationError` when this process sees none of the GPUs, or when the bytes aren't those described.
@@ -69,7 +69,7 @@ class SharedBuffers:
         payload = self._buffer(update)[: update.num_bytes].to(device, copy=True)
         return decode_tensors(Packet(PacketKind.DATA, update.meta_bytes, payload), "sum64")
 
-    def _buffer(self, update: LoadShared | FromShared) -> torch.Tensor:
+    def _buffer(self, update: SharedPart) -> torch.Tensor:
         visible = {gpu_uuid(torch.device("cuda", index)): index for index in range(torch.cuda.device_count())}
         uuid = next((uuid for uuid in update.handles if uuid in visible), None)
         if uuid is None:

@@ -44,10 +44,11 @@ class FromMirror(msgspec.Struct, frozen=True, tag="mirror"):
     pre_read_hook: str | None = None
 
 
-class FromShared(msgspec.Struct, frozen=True, tag="shared"):
-    """Copy and verify one part of a version from memory of a GPU that another process shares.
+class SharedPart(msgspec.Struct, frozen=True, tag="shared"):
+    """One part of a version, in memory of a GPU that another process shares.
 
-    Fields are as of `LoadShared`. Parts come in order, each when the one before is staged; the last makes it whole.
+    `handles` maps the UUID of a GPU to the handle of its buffer, which holds one DATA packet of `num_bytes` bytes whose
+    description takes `meta_bytes` (see `vime.backends.vllm_utils.gpu_share`). `first` begins a version, `last` ends it.
     """
 
     version: int
@@ -56,6 +57,10 @@ class FromShared(msgspec.Struct, frozen=True, tag="shared"):
     num_bytes: int
     first: bool
     last: bool
+
+
+class FromShared(SharedPart, frozen=True, tag="shared"):
+    """Copy and verify a part. Parts come in order, each when the one before is staged; the last makes it whole."""
 
 
 StageRequest: TypeAlias = FromGroup | FromFolder | FromMirror | FromShared
@@ -84,19 +89,8 @@ class LoadStream(msgspec.Struct, frozen=True, tag="stream"):
     version: int
 
 
-class LoadShared(msgspec.Struct, frozen=True, tag="shared"):
-    """Load tensors from memory of a GPU that another process shares.
-
-    `handles` maps the UUID of a GPU to the handle of its buffer, which holds one DATA packet of `num_bytes` bytes whose
-    description takes `meta_bytes` (see `vime.backends.vllm_utils.gpu_share`). `first` begins a version, `last` ends it.
-    """
-
-    version: int
-    handles: dict[str, str]
-    meta_bytes: int
-    num_bytes: int
-    first: bool
-    last: bool
+class LoadShared(SharedPart, frozen=True, tag="shared"):
+    """Load the tensors of a part."""
 
 
 class RememberHeld(msgspec.Struct, frozen=True, tag="remember"):

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from tests.support.tiny_families import FAMILIES, build_tiny_model
 from tests.vime.backends.megatron_utils.megatron_worker import (
     ONE_RANK,
+    RECOMPUTE,
     TWO_RANKS,
     World,
     alone,
@@ -26,8 +27,6 @@ from tests.vime.backends.megatron_utils.tiny_batches import make_sequences, pack
 from vime.backends.megatron_utils.model import training_device
 from vime.backends.megatron_utils.packing import to_tensors
 from vime.backends.megatron_utils.trainer import MegatronTrainer
-
-RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
 def checkpoint(world: World, name: str, **overrides: Any) -> Path:

@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 from tests.support.tiny_families import build_tiny_model
 from tests.vime.backends.megatron_utils.megatron_worker import (
     ONE_RANK,
+    RECOMPUTE,
     World,
     largest_difference,
     main,
@@ -28,7 +29,6 @@ from vime.backends.megatron_utils.fused import gate, heads
 from vime.backends.megatron_utils.head import backward, forward, projection, softmax
 from vime.backends.megatron_utils.shim import norm_of_all, scale_all
 
-RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 FAMILIES = {"qwen3": RECOMPUTE, "glm_plain": (), "deepseek_v3": (), "llama_tied": ("--no-rope-freq", "2")}
 """Megatron's flags by name."""
 

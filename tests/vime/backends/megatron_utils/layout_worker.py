@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from tests.vime.backends.megatron_utils.megatron_worker import (
     MODELS,
+    RECOMPUTE,
     Weights,
     World,
     largest_difference,
@@ -84,7 +85,6 @@ TENSOR = ("--tensor-model-parallel-size", "2")
 PIPELINE = ("--pipeline-model-parallel-size", "2")
 VIRTUAL = (*PIPELINE, "--num-layers-per-virtual-pipeline-stage", "1")
 EXPERTS = ("--expert-model-parallel-size", "2")
-RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 ZIGZAG = ("--context-parallel-size", "2")
 CONTIGUOUS = (*ZIGZAG, "--cp-comm-type", "allgather")
 

@@ -38,6 +38,8 @@ ONE_RANK = [[[0, 1, 2], [3], [4, 5], [6, 7]]]
 TWO_RANKS = [[[0, 1, 2], [4]], [[3, 5], [6, 7]]]
 """Microbatches of each data-parallel rank, as positions in the batch; the ranks hold different numbers of tokens."""
 
+RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "untied": {"tied": False},

@@ -16,6 +16,7 @@ from tests.vime.backends.megatron_utils.critic_worker import PPO, critic_weights
 from tests.vime.backends.megatron_utils.megatron_worker import (
     MODELS,
     ONE_RANK,
+    RECOMPUTE,
     Weights,
     World,
     largest_difference,
@@ -29,7 +30,6 @@ from vime.algorithms.objective_config import Estimator, ObjectiveConfig
 from vime.backends.megatron_utils.trainer_hooks import Hook, StepPlace, TrainerHooks
 from vime.errors import VimeError
 
-RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 UPPER = ("layers\\.1\\.", "final_layernorm")
 """In the model of two layers: what stays when the lower one and the embedding are frozen."""
 
