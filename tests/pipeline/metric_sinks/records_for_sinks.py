@@ -19,6 +19,7 @@ _NAMED = {
     "response_tokens_max": 9,
     "alarms": [],
     "standing_alarms": [],
+    "unwritten": [],
     "alarm_levels": {"gap": 2.0},
     "sample_metrics": {"perf/tokens_per_gpu_per_sec": 8.0},
     "reward": "judge",

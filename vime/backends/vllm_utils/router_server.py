@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 MODULE = "vllm_router.launch_router"
 REQUEST_TIMEOUT_S = 3600
 START_S = 60.0
+NUM_PORT_TRIES = 3
 STOP_GRACE_S = 5.0
 REGISTER_S = 10
 """How long a worker may take to answer the router when it is registered; it has confirmed a version just before."""
@@ -83,6 +85,10 @@ def metrics_address(argv: Sequence[str]) -> tuple[str, int]:
     return found.prometheus_host, found.prometheus_port
 
 
+class _PortLostError(EngineStartError):
+    """Another program took a port between its choice and the router's start."""
+
+
 class RouterServer:
     """Owns one router without workers. Synchronous."""
 
@@ -92,14 +98,22 @@ class RouterServer:
         Raises:
             EngineStartError: the port is taken, or the router did not come up; with its last log lines.
         """
-        self._port = claim_port(launch.host, launch.port, port_timeout_s)
         self._host, self._log_path = launch.host, launch.log_path
+        for _ in range(NUM_PORT_TRIES - 1):
+            self._start(launch, port_timeout_s)
+            with suppress(_PortLostError):
+                self._wait_ready()
+                return
+        self._start(launch, port_timeout_s)
+        self._wait_ready()
+
+    def _start(self, launch: RouterLaunch, port_timeout_s: float) -> None:
+        self._port = claim_port(launch.host, launch.port, port_timeout_s)
         started = dataclasses.replace(launch, port=self._port)
         argv = router_command(started, claim_port(launch.metrics_host, 0))
         self.metrics_address = metrics_address(argv)
         """Host and port of its `/metrics`."""
         self._process = SupervisedProcess(argv, {}, launch.log_path, stop_grace_s=STOP_GRACE_S)
-        self._wait_ready()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -128,8 +142,10 @@ class RouterServer:
                 continue
             self.stop()
             how = f"was not ready after {START_S:g} s" if status is None else f"ended with status {status}"
-            tail = "".join(f"\n  | {line}" for line in last_lines(self._log_path))
-            raise EngineStartError(
+            lines = last_lines(self._log_path)
+            tail = "".join(f"\n  | {line}" for line in lines)
+            lost_a_port = status is not None and any("Address already in use" in line for line in lines)
+            raise (_PortLostError if lost_a_port else EngineStartError)(
                 f"The router at {self._host}:{self._port} {how}. Last log lines:{tail}\n",
                 next_step="Check the --router-* flags.",
             )
