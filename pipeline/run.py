@@ -49,6 +49,11 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
     """
     if resolved.settings.debug.trains_only:
         return train_stored(resolved.settings, view)
+    with Interrupts(view) as interrupts:
+        return _run(resolved, view, interrupts)
+
+
+def _run(resolved: Resolved, view: ProgressView, interrupts: Interrupts) -> Ending:
     source = build_prompt_source(resolved.settings)
     resolved = with_num_rollout(resolved, source)
     settings = resolved.settings
@@ -88,7 +93,6 @@ def run_training(resolved: Resolved, view: ProgressView) -> Ending:
             save_tokenizer(settings.checkpoint.hf_checkpoint or "", Path(settings.debug.dump_details) / "tokenizer")
         with (
             session_incidents(folder.incidents) as incidents,
-            Interrupts(view) as interrupts,
             engine_lease(settings, folder, view.note),
             Cluster(demand_of(settings), queue.rollout_num_producers, carries_samples=queue.is_in_memory) as cluster,
         ):

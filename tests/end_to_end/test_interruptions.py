@@ -30,7 +30,7 @@ def test_ctrl_c_finishes_the_step_commits_and_a_resume_goes_on(tmp_path: Path) -
     output, _ = running.communicate(timeout=120)
     assert running.returncode == 130, output
     assert "Finishing the step, then committing" in output
-    assert f"--load {job.run}" in output
+    assert "run the same command again" in output
     assert survivors(processes) == []
     (committed,) = committed_rollouts(job.run)
     assert committed == job.steps()[-1]["rollout_id"]

@@ -1,6 +1,7 @@
 """Signals: the first one finishes the step, the second one stops at once; both end as interrupted."""
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -30,3 +31,18 @@ def test_how_a_session_ends(signals: int, ending: Ending, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert ("Finishing the step" in out) is (signals > 0)
     assert ("Stopped at once" in out) is (signals > 1)
+
+
+def test_a_signal_before_the_session_that_other_code_swallows_keeps_it_from_beginning() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with ProgressView() as view, Interrupts(view) as interrupts:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(interrupted_and_done())
+        assert interrupts.run(sleeps(interrupts, 0)) is Ending.INTERRUPTED
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+async def interrupted_and_done() -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.05)
