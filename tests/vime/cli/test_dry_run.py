@@ -132,7 +132,7 @@ def test_reward_of_whole_groups_is_tried_with_a_group(tmp_path: Path, capsys: py
     path = "tests.vime.cli.dry_run_rewards.too_few"
     status, out = run(tmp_path, capsys, "--custom-rm-path", path, "--group-rm", "--assume-gpus", "8")
     assert status == 3
-    assert "the reward returned 0, allowed: a list of 1" in out
+    assert "the reward returned 0, allowed: a list of 8" in out
 
 
 def test_skipped_prompt_records_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
