@@ -89,15 +89,21 @@ def test_the_run_of_a_folder_is_found_from_its_branches_and_from_elsewhere(tmp_p
     assert run_of(tmp_path / "new", run) == run
 
 
-def test_a_run_that_was_moved_away_from_its_checkpoints_is_not_begun_anew_and_found_by_its_new_place(
-    tmp_path: Path,
-) -> None:
-    run, apart = tmp_path / "run", tmp_path / "apart"
+def run_with_checkpoints_apart(folder: Path) -> tuple[Path, Path]:
+    """A run whose second branch commits to a folder of its own; both."""
+    run, apart = folder / "run", folder / "apart"
     append_branch(run, Branch("a", None, ".", 0))
     append_branch(run, Branch("b", CommitParent("a", 1), str(apart), 0))
     committed(run, 1)
     committed(apart, 3)
     live_at(run, apart)
+    return run, apart
+
+
+def test_a_run_that_was_moved_away_from_its_checkpoints_is_not_begun_anew_and_found_by_its_new_place(
+    tmp_path: Path,
+) -> None:
+    run, apart = run_with_checkpoints_apart(tmp_path)
     moved = run.rename(tmp_path / "moved")
     with pytest.raises(RestoreError, match=r"--save .*/apart holds commits of the run in .*/run, which is not there"):
         run_of(apart, None)
@@ -107,12 +113,7 @@ def test_a_run_that_was_moved_away_from_its_checkpoints_is_not_begun_anew_and_fo
 
 
 def test_a_copy_of_a_run_does_not_take_the_checkpoints_along_while_the_run_is_there(tmp_path: Path) -> None:
-    run, apart = tmp_path / "run", tmp_path / "apart"
-    append_branch(run, Branch("a", None, ".", 0))
-    append_branch(run, Branch("b", CommitParent("a", 1), str(apart), 0))
-    committed(run, 1)
-    committed(apart, 3)
-    live_at(run, apart)
+    run, apart = run_with_checkpoints_apart(tmp_path)
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
     with pytest.raises(RestoreError, match=r"is of the run in .*/copy, and --save .*/apart holds the run in .*/run"):
         run_of(apart, copy)
