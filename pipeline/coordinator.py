@@ -49,6 +49,15 @@ REFILL_LEASES = 4
 """A refill is for so many leases like the one that found nothing left."""
 
 
+class KeptVersion(msgspec.Struct, frozen=True):
+    """That no publication followed a batch."""
+
+    policy_version: int
+    """The version under which the next batch is planned, as the last one was."""
+    num_trained: int
+    """Groups that were trained when this was told; with more it says nothing."""
+
+
 class CoordinatorConfig(msgspec.Struct, frozen=True):
     """What the coordinator is started with; the same after a restart of its process."""
 
@@ -79,6 +88,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     """and the groups that it gives back; None at the start of a run, and for a queue on disk."""
     session: str = ""
     """Name of the session, whose producers outlive a coordinator; the first branch when empty."""
+    kept: KeptVersion | None = None
 
 
 class _Leased(msgspec.Struct, frozen=True):
@@ -139,8 +149,14 @@ class Coordinator:
             self._dropped[RECLAIMED] = len(self._reclaimed)
             logger.warning("%d groups of other branches were reclaimed and can't be trained", len(self._reclaimed))
         self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness, config.newest_only)
-        self._next_version = queue.highest_trained_version() + 1
+        kept = config.kept if config.kept is not None and config.kept.num_trained == len(self._trained) else None
+        self._next_version = queue.highest_trained_version() + 1 if kept is None else kept.policy_version
         """Newest policy version under which the next batch can be planned."""
+
+    @property
+    def config(self) -> CoordinatorConfig:
+        """What a successor must know: what this was told last."""
+        return self._config
 
     @property
     def epoch(self) -> int:
@@ -368,6 +384,8 @@ class Coordinator:
     def keep_version(self, policy_version: int) -> None:
         """The batch after the last one is planned under the same version: nothing was published between them."""
         self._next_version = policy_version
+        kept = KeptVersion(policy_version, len(self._trained))
+        self._config = msgspec.structs.replace(self._config, kept=kept)
 
     def _most_untrained(self, policy_version: int) -> int:
         """Most groups that may be generated and not trained when one more is begun under `policy_version`."""
