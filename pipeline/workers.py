@@ -25,7 +25,6 @@ from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.kept_engines import end_claims
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
 from pipeline.probe_sequence import ProbeSequence
-from pipeline.process_log import last_lines
 from pipeline.process_watch import ProcessWatch
 from pipeline.producer_group import ProducerGroup
 from pipeline.producer_wiring import worker_name
@@ -36,6 +35,7 @@ from pipeline.sample_columns import sample_columns
 from pipeline.storage_proof import prove_nodes
 from pipeline.trainer_group import STOP_TIMEOUT_S, TrainerGroup
 from storage.files import write_atomically
+from vime.backends.vllm_utils.startup_log import last_lines
 from vime.counted import counted
 from vime.errors import ProcessDiedError, RunFailedError, StorageError, VimeError
 from vime.settings.groups import Settings
