@@ -25,5 +25,5 @@ def test_only_a_checkpoint_of_known_size_up_to_the_limit_fits_beside_a_model(
 def test_versions_on_disk_leave_the_reserve_of_the_settings_free(tmp_path: Path) -> None:
     words = ["--update-weight-disk-dir", str(tmp_path / "versions"), "--rollout-disk-reserve-gib", "1e9"]
     weights = trainer_weights(parse_settings([*words, "--save", str(tmp_path / "run")]), Trainer(), 0)
-    with pytest.raises(PublicationError, match="weight_v000001 is not written: .* 1000000000.00 GiB are needed"):
+    with pytest.raises(PublicationError, match=r"weight_v000001 is not written: .* 1000000000\.00 GiB are needed"):
         weights.write_version(1, full=True)
