@@ -11,7 +11,8 @@ from pipeline.commits import Commits
 from pipeline.evaluation.start import highest_evaluated_version
 from pipeline.incidents import IncidentLog
 from pipeline.memory_turns import MemoryTurns
-from pipeline.publisher import Publication, WeightPublisher
+from pipeline.publication import Publication
+from pipeline.publisher import WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.session_start import Start
 from pipeline.trainer_turns import TrainerTurns

@@ -27,7 +27,7 @@ from pipeline.plan_settings import plan_settings
 from pipeline.planner import BatchPlan, batch_id_of, plan_batch
 from pipeline.process_reports import ProcessReports
 from pipeline.progress import ProgressView
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 from pipeline.restarts import RestartBudget
 from pipeline.run_folder import RunFolder
 from pipeline.served_weights import ServedWeights, publications_overlap, start_publisher

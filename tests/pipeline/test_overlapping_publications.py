@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline.held_weights import HeldWeights
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 from pipeline.served_weights import ServedWeights, publications_overlap
 from pipeline.session import Session
 from pipeline.trainer_group import TrainerGroup
