@@ -8,7 +8,7 @@ from functools import partial
 
 from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.debug.dumps import RolloutDumps
 from pipeline.failed_fraction import stop_when_too_many_failed
 from pipeline.interrupt import Ending, Interrupts

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import Coordinator, open_coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptReply, AcceptRequest
 from storage.pool import Pool
 from storage.queue_types import Stage

@@ -12,7 +12,7 @@ from pipeline.actors import coordinator as coordinator_actor
 from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.settings import encode_settings
 from pipeline.cluster import answer
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import encode
 from pipeline.node_devices import ProcessPlace
 from pipeline.run_folder import RunFolder

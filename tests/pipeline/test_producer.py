@@ -529,8 +529,8 @@ async def test_a_lost_lease_stops_the_work_and_its_result_is_refused(tmp_path: P
     engine.faults.step_s = 0.1
     async with stream(tmp_path, engine, groups_wanted=2, response_tokens=20, lease_seconds=0.3) as parts:
         await running_requests(parts, 4)
-        for group_index, lease in [(group, held.lease) for group, held in parts.coordinator._leased.items()]:
-            parts.coordinator.release(group_index, lease, "taken away")
+        for held in list(parts.coordinator._leases):
+            parts.coordinator.release(held.group_index, held.lease, "taken away")
         await parts.until_pending(2)
         identity = parts.coordinator.identity()
         assert (identity.pending, identity.in_flight) == (2, 0)

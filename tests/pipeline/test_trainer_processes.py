@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import load
 
 from pipeline.actors.trainer import TrainerActor
 from pipeline.cluster import Cluster
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.node_devices import ProcessPlace
 from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers
