@@ -57,7 +57,7 @@ async def _measure(settings: Settings, workers: Workers, report: Callable[[str],
     clients: list[EngineClient] = []
     try:
         turns = MemoryTurns(settings.cluster, workers)
-        addresses = await turns.start_both(lambda: workers.start_engines(report), lambda: _start_trainers(workers))
+        addresses = await turns.start_both(lambda: workers.engines.start(report), lambda: _start_trainers(workers))
         workers.trainers.watch()
         stages = supervise_ranks(settings.queue, workers, report, RunFolder.of(settings).stalls)
         stages.begin(Stage("the weights are published"))

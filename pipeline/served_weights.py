@@ -259,10 +259,10 @@ async def start_publisher(
     """
 
     def tell_fenced(model: str, fenced: Mapping[str, str]) -> None:
-        incidents.engines(model, fenced, {engine.address: engine.name for engine in workers.engines})
+        incidents.engines(model, fenced, {engine.address: engine.name for engine in workers.engines.processes})
 
     weights = settings.weights
-    turns.replace_engine = None if workers.keeper is None else workers.keeper.replace
+    turns.replace_engine = None if workers.engines.keeper is None else workers.engines.keeper.replace
     publisher = WeightPublisher(
         clients,
         weight_transport(settings, workers.trainers),
@@ -278,7 +278,7 @@ async def start_publisher(
         timeout_s=weights.update_weight_timeout,
         compare_first=weights.check_weight_update_equal and start.commit is None and kept_version is None,
         replace=turns.replace_engine,
-        tell_fenced=partial(tell_fenced, workers.trained_model),
+        tell_fenced=partial(tell_fenced, workers.engines.trained_model),
         lend_to_engines=turns.lent_to_engines,
     )
     if kept_version is not None:

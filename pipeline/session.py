@@ -120,7 +120,7 @@ class Session:
             self._report.end(
                 await self._workers.queue.identity(),
                 self._done_rollouts,
-                names_bottleneck=self._workers.has_engines and self._done_rollouts > self._start.plan.start_rollout,
+                names_bottleneck=self._workers.engines.exist and self._done_rollouts > self._start.plan.start_rollout,
             )
             self._is_done = self._done_rollouts >= self._num_rollout
             return Ending.DONE if self._is_done else Ending.INTERRUPTED
@@ -140,19 +140,20 @@ class Session:
         self._supervise(clients)
         self._at_start = await workers.queue.identity()
         self._view.note(f"At start: {self._at_start}")
-        kept_version = await workers.guarded(workers.take_over_engines())
+        kept_version = await workers.guarded(workers.engines.take_over())
         await workers.start_routers()
         addresses = await workers.guarded(
             self._turns.start_both(
-                lambda: workers.start_engines(self._view.waiting, partial(kept_in_turns, self._turns)),
+                lambda: workers.engines.start(self._view.waiting, partial(kept_in_turns, self._turns)),
                 self._trainer.start,
             )
         )
-        workers.write_engine_targets()
-        await workers.start_producers(addresses)
-        clients.extend(self._turns.engine(each, is_asleep=each in workers.taken_over) for each in addresses)
+        workers.engines.write_targets()
+        await workers.start_producers()
+        clients.extend(self._turns.engine(each, is_asleep=each in workers.engines.taken_over) for each in addresses)
         self._frozen.extend(
-            self._turns.engine(each, is_asleep=each in workers.taken_over, is_trained=False) for each in workers.frozen
+            self._turns.engine(each, is_asleep=each in workers.engines.taken_over, is_trained=False)
+            for each in workers.engines.frozen
         )
         publisher = await start_publisher(
             self._settings, self._folder, self._start, workers, clients, self._turns, kept_version, self._incidents
@@ -252,7 +253,7 @@ class Session:
         """Wait, plan, train, commit and publish; False when the user asked to stop."""
         await self._workers.guarded(self._turns.trainer_leaves())
         planning = self._next_plan(rollout_id, weights)
-        if self._workers.keeper is not None:
+        if self._workers.engines.keeper is not None:
             planning = engines_brought_back(planning, weights)
         plan = await self._workers.guarded(planning)
         if plan is None:
