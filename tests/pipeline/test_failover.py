@@ -133,7 +133,7 @@ async def test_failover_after_failover_loses_nothing(tmp_path: Path, engine: Sta
             epoch = parts.coordinator.epoch
             fail_over(parts, tmp_path, 8)
             async with asyncio.timeout(20):
-                while parts.producer._epoch == epoch:
+                while parts.producer._held.epoch == epoch:
                     await asyncio.sleep(0.01)
         await pending(parts, 8)
         assert engine.num_served == 16
