@@ -6,11 +6,13 @@ import asyncio
 from functools import partial
 
 from pipeline.batch_hooks import BatchHooks
-from pipeline.batch_wait import groups_to_wait_for, wait_for_batch
+from pipeline.batch_planning import BatchPlanning
 from pipeline.cluster import Cluster
 from pipeline.commits import Commits
 from pipeline.debug.dumps import RolloutDumps
 from pipeline.devices import visible_gpus
+from pipeline.due_work import due_after
+from pipeline.engine_clients import EngineClients
 from pipeline.engine_in_turns import kept_in_turns
 from pipeline.engine_return import engines_brought_back
 from pipeline.evaluation.session import Evaluations
@@ -18,13 +20,13 @@ from pipeline.evaluation.start import evaluation_schedule
 from pipeline.failed_fraction import stop_when_too_many_failed
 from pipeline.incidents import IncidentLog
 from pipeline.interrupt import Ending, Interrupts
+from pipeline.job_supervision import supervise
 from pipeline.memory_turns import MemoryTurns
 from pipeline.messages import QueueCounts, TrainReport, encode
 from pipeline.metric_sinks.sinks import MetricSinks
 from pipeline.optional_records import OptionalRecords
 from pipeline.parity_at_start import check_parity
-from pipeline.plan_settings import plan_settings
-from pipeline.planner import BatchPlan, batch_id_of, plan_batch
+from pipeline.planner import BatchPlan
 from pipeline.process_reports import ProcessReports
 from pipeline.progress import ProgressView
 from pipeline.publication import Publication
@@ -35,14 +37,12 @@ from pipeline.session_report import SessionReport
 from pipeline.session_start import Start, coordinator_config
 from pipeline.stages import Stage, StageBoard
 from pipeline.storage_proof import prove_nodes
-from pipeline.supervision import Patience, Supervisor
 from pipeline.trainer_return import go_back
 from pipeline.trainer_turns import TrainerTurns
 from pipeline.wiring import build_conversion, open_pool
 from pipeline.workers import Workers
 from recovery.branch import Branch, append_branch
 from storage.contracts import PayloadPool
-from vime.backends.vllm_utils.client import EngineClient
 from vime.errors import TrainerDiedError
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
@@ -71,10 +71,9 @@ class Session:
         self._view, self._interrupts, self._incidents = view, interrupts, incidents
         self._workers = Workers(settings, folder, cluster, view.note)
         self._turns = MemoryTurns(settings.cluster, self._workers)
-        self._frozen: list[EngineClient] = []
-        """One for each engine that isn't trained."""
+        self._clients = EngineClients()
         records = OptionalRecords()
-        self._dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note, records)
+        dumps = RolloutDumps(settings.debug.rollout_data_template, self._open_pool, view.note, records)
         self._commits = Commits(settings, folder, start, self._workers, view.note)
         self._trainer = TrainerTurns(settings, self._workers, self._commits, view)
         self._report = SessionReport(settings, folder, view, sinks, self._hook_args, self._open_pool, records)
@@ -93,6 +92,17 @@ class Session:
         self._session = start.branch
         """Its name for the queue; branches change when the trainer goes back to a commit."""
         self._stages = StageBoard()
+        self._planning = BatchPlanning(
+            settings,
+            self._workers,
+            self._hooks,
+            dumps,
+            self._report.clock,
+            self._stages,
+            report=view.waiting,
+            check=self._stop_when_too_many_failed,
+            stop_asked=self._stop_asked,
+        )
         self._trainer_restarts = RestartBudget(settings.queue.max_process_restarts)
         self._num_rollout = settings.data.num_rollout or 0
         self._done_rollouts = start.plan.start_rollout
@@ -100,9 +110,8 @@ class Session:
         self._is_done = False
 
     async def run(self) -> Ending:
-        clients: list[EngineClient] = []
         try:
-            weights = await self._start_all(clients)
+            weights = await self._start_all()
             with self._interrupts.finishing_steps():
                 await self._train_all(weights)
                 await self._workers.guarded(weights.settle())
@@ -127,17 +136,16 @@ class Session:
         finally:
             if self._weights is not None:
                 await self._weights.abandon()
-            for client in (*clients, *self._frozen):
-                await client.close()
+            await self._clients.close()
             await self._commits.abandon()
             await self._workers.stop(keeps_engines=not self._is_done)
 
-    async def _start_all(self, clients: list[EngineClient]) -> ServedWeights:
-        """Start every process and publish the first version; `clients` gets one for each engine."""
+    async def _start_all(self) -> ServedWeights:
+        """Start every process and publish the first version."""
         workers = self._workers
         await prove_nodes(self._folder.queue, self._settings.queue)
         await workers.queue.start(coordinator_config(self._settings, self._start, self._session))
-        self._supervise(clients)
+        self._supervise()
         self._at_start = await workers.queue.identity()
         self._view.note(f"At start: {self._at_start}")
         kept_version = await workers.guarded(workers.engines.take_over())
@@ -150,13 +158,16 @@ class Session:
         )
         workers.engines.write_targets()
         await workers.start_producers()
-        clients.extend(self._turns.engine(each, is_asleep=each in workers.engines.taken_over) for each in addresses)
-        self._frozen.extend(
-            self._turns.engine(each, is_asleep=each in workers.engines.taken_over, is_trained=False)
-            for each in workers.engines.frozen
-        )
+        self._clients.open(workers.engines, self._turns)
         publisher = await start_publisher(
-            self._settings, self._folder, self._start, workers, clients, self._turns, kept_version, self._incidents
+            self._settings,
+            self._folder,
+            self._start,
+            workers,
+            self._clients.trained,
+            self._turns,
+            kept_version,
+            self._incidents,
         )
         weights = ServedWeights(
             publisher,
@@ -178,7 +189,7 @@ class Session:
             self._view.note(f"--check-weight-update-equal compares nothing: {why}.")
         await workers.guarded(self._turns.give_to_trainer())
         first = await workers.guarded(weights.publish())
-        if clients:
+        if self._clients.trained:
             self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")
             await workers.guarded(check_parity(self._settings, workers, self._turns, addresses, first, self._view.note))
         await self._trainer.release()
@@ -192,18 +203,13 @@ class Session:
             return "this run goes on from a commit"
         return "" if kept_version is None else "engines were kept from a session before"
 
-    def _supervise(self, clients: list[EngineClient]) -> None:
+    def _supervise(self) -> None:
         """From now on a run that doesn't go on says why, and ends at last."""
-        queue = self._settings.queue
-        supervisor = Supervisor(
-            self._stages,
-            ProcessReports(
-                self._workers, clients, self._frozen, lambda: {} if self._weights is None else self._weights.fenced
-            ),
-            Patience(queue.stall_after, queue.stall_timeout),
-            self._report.stall,
+        clients, workers = self._clients, self._workers
+        reports = ProcessReports(
+            workers, clients.trained, clients.frozen, lambda: {} if self._weights is None else self._weights.fenced
         )
-        self._workers.watch.add("supervisor", supervisor.run())
+        supervise(workers.watch, self._stages, reports, self._settings.queue, self._report.stall)
 
     async def _train_all(self, weights: ServedWeights) -> None:
         if self._evaluates_first:
@@ -252,7 +258,7 @@ class Session:
     async def _one_batch(self, rollout_id: int, weights: ServedWeights) -> bool:
         """Wait, plan, train, commit and publish; False when the user asked to stop."""
         await self._workers.guarded(self._turns.trainer_leaves())
-        planning = self._next_plan(rollout_id, weights)
+        planning = self._planning.next(rollout_id, self._start.branch, self._trainer.packing, weights.plan_under)
         if self._workers.engines.keeper is not None:
             planning = engines_brought_back(planning, weights)
         plan = await self._workers.guarded(planning)
@@ -276,40 +282,6 @@ class Session:
         self._stop_when_too_many_failed(counts)
         return not self._stop_asked()
 
-    async def _next_plan(self, rollout_id: int, weights: ServedWeights) -> BatchPlan | None:
-        """Wait for enough groups, plan, persist. None when the user asked to stop meanwhile."""
-        self._report.clock.waits()
-        wanted = groups_to_wait_for(self._settings.data.rollout_batch_size or 0, self._num_rollout - rollout_id)
-        self._stages.begin(Stage("", rollout_id + 1, groups_wanted=wanted))
-        groups = await wait_for_batch(
-            self._workers.queue,
-            self._workers.stats,
-            wanted,
-            stall_timeout_s=None,
-            report=self._view.waiting,
-            check=self._stop_when_too_many_failed,
-            stop_asked=self._stop_asked,
-        )
-        if groups is None:
-            return None
-        self._report.clock.waited()
-        self._stages.begin(Stage("is planned", rollout_id + 1))
-        batch_id = batch_id_of(self._start.branch, rollout_id)
-        chosen, processed = await self._hooks.batch(groups, rollout_id, batch_id)
-        plan = plan_batch(
-            chosen,
-            plan_settings(self._settings, self._trainer.packing),
-            branch=self._start.branch,
-            rollout_id=rollout_id,
-            policy_version=weights.plan_under(),
-            processed=processed,
-        )
-        reach(KillPoint.BEFORE_PLAN)
-        await self._workers.queue.record_plan(plan, encode(plan))
-        reach(KillPoint.AFTER_PLAN)
-        await self._dumps.save(plan)
-        return plan
-
     async def _give_memory_to_trainer(self) -> None:
         """Where trainer and engines share devices, end requests; those of an evaluation are waited for."""
         if self._settings.cluster.engines_leave_memory:
@@ -324,21 +296,19 @@ class Session:
     async def _commit_and_publish(self, rollout_id: int, weights: ServedWeights) -> Publication | None:
         """What is due after this rollout batch; the publication that ended since the one before, where one did."""
         settled = await self._settled(rollout_id, weights)
-        is_last = rollout_id == self._num_rollout - 1
-        evaluates = self._evaluations.schedule.is_due(rollout_id + 1)
-        interval = 1 if self._settings.cluster.release_train else self._settings.checkpoint.save_interval
-        if (interval is not None and (rollout_id + 1) % interval == 0) or (evaluates and is_last):
+        due = due_after(rollout_id + 1, self._settings, self._evaluations.schedule)
+        if due.commit:
             self._stages.begin(Stage("commits", rollout_id + 1))
             await self._workers.guarded(self._commits.commit(self._start, rollout_id, weights.version))
-        if (is_last and not evaluates) or self._interrupts.stop_asked:
+        if not due.goes_on or self._interrupts.stop_asked:
             return settled
         publication = None
-        if evaluates or (rollout_id + 1) % self._settings.weights.update_weights_interval == 0:
-            publication = await self._publish(rollout_id, weights, waits=evaluates)
+        if due.publication:
+            publication = await self._publish(rollout_id, weights, waits=due.evaluation)
         if not weights.is_publishing and (publication is None or not publication.raised):
             await weights.keep()
         await self._trainer.release()
-        if evaluates:
+        if due.evaluation:
             self._evaluations.begin(rollout_id + 1)
         return publication or settled
 
