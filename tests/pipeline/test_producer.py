@@ -420,7 +420,7 @@ async def test_a_producer_whose_writer_has_no_room_is_blocked_and_loses_nothing(
             while (
                 not asked.is_set()
                 or parts.coordinator.counts().in_flight < 5
-                or sum(held.is_outgoing for held in parts.producer._held) < 4
+                or sum(held.is_outgoing for held in parts.producer._held) < 5
             ):
                 await asyncio.sleep(0.01)
             before = parts.producer.stats().blocked_s
@@ -449,7 +449,7 @@ async def test_finished_groups_that_wait_for_room_are_published_when_the_produce
     async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
         async with asyncio.timeout(20):
             while (
-                parts.coordinator.counts().in_flight < 5 or sum(held.is_outgoing for held in parts.producer._held) < 4
+                parts.coordinator.counts().in_flight < 5 or sum(held.is_outgoing for held in parts.producer._held) < 5
             ):
                 await asyncio.sleep(0.01)
         parts.producer.stop()
