@@ -91,6 +91,7 @@ def _run(resolved: Resolved, view: ProgressView, interrupts: Interrupts) -> Endi
         write_atomically(folder.settings_of(start.branch), settings_record(resolved))
         if settings.debug.dump_details is not None:
             save_tokenizer(settings.checkpoint.hf_checkpoint or "", Path(settings.debug.dump_details) / "tokenizer")
+        view.waiting("start: Ray starts, or is joined")
         with (
             session_incidents(folder.incidents) as incidents,
             engine_lease(settings, folder, view.note),
