@@ -124,14 +124,15 @@ def measure(stages: Stages) -> dict[str, float]:
     refuse_one_gpu(stages.gpus)
     prepare(stages.folder, stream.SMALL if stages.small else stream.FULL)
     found: dict[str, float] = {}
-    for name in JOBS:
+    for name in filter(stages.wants, JOBS):
         found |= stages.once(name, partial(by_turns, stages, name), needs_s=200)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status."""
-    return run_part(Part("node.colocation", DESCRIPTION.replace("STEPS", str(STEPS)), measure), argv)
+    words = DESCRIPTION.replace("STEPS", str(STEPS))
+    return run_part(Part("node.colocation", words, measure, choices=tuple(JOBS)), argv)
 
 
 if __name__ == "__main__":
