@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vime.backends.vllm_utils.plugin import gpu_scores
-from vime.backends.vllm_utils.plugin.columns import StepRows
+from vime.backends.vllm_utils.plugin.step_columns import pack_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
@@ -104,7 +104,7 @@ def test_scores_lie_on_the_host_as_the_engine_core_sends_them() -> None:
         torch.cuda.synchronize()
     ids, log_probs, ranks, first_rows = lists.tolists()
     assert (ids[:, 0].tolist(), ids.shape, ranks.shape, first_rows) == ([0, 5, 6], (3, 4), (3,), [0, 1, 2])
-    rows = np.frombuffer(StepRows(ids, log_probs)._pack(3), np.int32)
+    rows = pack_rows(ids, log_probs)
     assert np.shares_memory(rows, ids)
     assert np.shares_memory(rows, log_probs)
 
