@@ -70,6 +70,8 @@ class CoreColumns:
         """Label of those of the step whose results were taken last."""
         self._requests: dict[str, ColumnRequest] = {}
         self._places = RowPlaces()
+        self._asking: list[str] | None = None
+        """The batch whose requests were last found to ask for columns, all of them."""
         self._step = _NO_STEP
         """What the scheduler works through."""
         self._routes: BlockRoutes | None = None
@@ -89,9 +91,9 @@ class CoreColumns:
             self._add_routes(scheduler, step, output.req_ids, extras.routes)
         if self._requests and output.logprobs is not None:
             self._step = _Step.of(output, extras.nuclei if self._wants_nuclei() else None)
-            others = not all(map(self._requests.__contains__, output.req_ids))
             # Without log-probabilities the scheduler cuts none for each request.
-            output.logprobs = _StockLogProbs(output.logprobs, output.req_ids, self._requests) if others else None
+            stock = None if self._all_ask(output.req_ids) else output.logprobs
+            output.logprobs = None if stock is None else _StockLogProbs(stock, output.req_ids, self._requests)
 
     def end_step(self, scheduler: Any, outputs: Mapping[int, Any]) -> None:
         """Attach the rows to what the scheduler is about to send."""
@@ -106,6 +108,12 @@ class CoreColumns:
         """Forget requests that have no further output."""
         for request_id in request_ids:
             self._requests.pop(request_id, None)
+
+    def _all_ask(self, batch: list[str]) -> bool:
+        """Whether all requests of a batch ask for columns; most steps have the batch of the step before."""
+        if batch != self._asking:
+            self._asking = list(batch) if all(request_id in self._requests for request_id in batch) else None
+        return self._asking is not None
 
     def _attach(self, outputs: Sequence[Any]) -> None:
         """Every step passes here, so nothing is made for each of its outputs."""

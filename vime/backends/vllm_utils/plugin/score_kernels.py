@@ -27,7 +27,7 @@ def can_score(logits: torch.Tensor, k: int) -> bool:
 
 
 def score(logits: torch.Tensor, k: int, token_ids: torch.Tensor) -> torch.Tensor:
-    """Of logits [n, V] and token ids [n]: one int32 [n * (2 k + 3)], whose parts `packed_rows` and `ranks` are.
+    """Of logits [n, V] and token ids [n]: one int32 [n * (2 k + 3)], whose parts `views` tells.
 
     Few launches and one array, because the process that launches is what an engine of a small model waits for.
     """
@@ -54,21 +54,18 @@ def _places(k: int) -> int:
     return max(2, int(triton.next_power_of_2(k))) if k else 0
 
 
-def packed_rows(found: torch.Tensor, k: int) -> torch.Tensor:
-    """int32 [n, 2 (k + 1)] of what `score` returns: ids, then the bits of their log-probabilities in float32.
+def views(found: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of what `score` returns, ids int32 [n, k + 1], log-probabilities float32 [n, k + 1] and ranks int32 [n].
 
-    Both of the token, then of the k most probable ones, most probable first; of equal ones lower ids come first.
+    Both of the token, then of the k most probable ones, most probable first; of equal ones lower ids come first. The
+    ids of a row lie before its log-probabilities. A rank is how many tokens are as probable as the token, itself
+    included.
     """
-    return found[: _num_rows(found, k) * 2 * (k + 1)].view(-1, 2 * (k + 1))
-
-
-def ranks(found: torch.Tensor, k: int) -> torch.Tensor:
-    """int32 [n] of what `score` returns: how many tokens are as probable as the token, itself included."""
-    return found[_num_rows(found, k) * 2 * (k + 1) :]
-
-
-def _num_rows(found: torch.Tensor, k: int) -> int:
-    return found.shape[0] // (2 * k + 3)
+    width = k + 1
+    num_rows = found.shape[0] // (2 * width + 1)
+    shape, strides = (num_rows, width), (2 * width, 1)
+    log_probs = found.view(torch.float32).as_strided(shape, strides, width)
+    return found.as_strided(shape, strides, 0), log_probs, found[2 * width * num_rows :]
 
 
 @triton.jit

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from vime.backends.vllm_utils.plugin.columns import Nuclei
 
@@ -104,14 +103,19 @@ def pack_rows(ids: npt.NDArray[Any], log_probs: npt.NDArray[Any]) -> npt.NDArray
 
 
 def _packed_already(ids: npt.NDArray[Any], log_probs: npt.NDArray[Any]) -> npt.NDArray[np.int32] | None:
-    size = ids.shape[1] * ids.itemsize
+    whole = ids.base
+    if not isinstance(whole, np.ndarray) or whole is not log_probs.base or not whole.flags.c_contiguous:
+        return None
+    (num_rows, width), size = ids.shape, 4 * ids.shape[1]
+    start = ids.ctypes.data - whole.ctypes.data
     are_halves = (
-        ids.dtype == np.int32
+        whole.dtype == ids.dtype == np.int32
         and log_probs.dtype == np.float32
-        and ids.strides == log_probs.strides == (2 * size, ids.itemsize)
-        and log_probs.__array_interface__["data"][0] - ids.__array_interface__["data"][0] == size
+        and ids.strides == log_probs.strides == (2 * size, 4)
+        and log_probs.ctypes.data - ids.ctypes.data == size
     )
-    return as_strided(ids, (len(ids), 2 * ids.shape[1]), writeable=False) if are_halves and len(ids) > 1 else None
+    first = start // 4
+    return whole.reshape(-1)[first : first + 2 * num_rows * width].reshape(num_rows, 2 * width) if are_halves else None
 
 
 class Places(NamedTuple):

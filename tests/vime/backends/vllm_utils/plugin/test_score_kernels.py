@@ -68,9 +68,8 @@ def test_scores_are_those_of_a_log_softmax(kernels: Any, kind: str, k: int) -> N
     logits = logits_of(kind, 2, 9001)
     assert kernels.can_score(logits, k)
     token_ids = torch.tensor([0, 6], device=DEVICE)
-    found = kernels.score(logits, k, token_ids)
-    packed, ranks = kernels.packed_rows(found, k), kernels.ranks(found, k)
-    ids, log_probs = packed[:, : k + 1].long(), packed[:, k + 1 :].view(torch.float32)
+    ids, log_probs, ranks = kernels.views(kernels.score(logits, k, token_ids), k)
+    ids = ids.long()
     expected = logits.double().log_softmax(-1)
     assert torch.equal(ids[:, 0], token_ids)
     assert torch.equal(ranks.long(), (logits >= logits.gather(1, token_ids[:, None])).sum(1))
@@ -84,8 +83,8 @@ def test_rows_that_are_not_a_number_stay_so(kernels: Any) -> None:
     """So that the client refuses them, as it does vLLM's."""
     logits = logits_of("random", 2, 9000)
     logits[1, 4] = torch.nan
-    packed = kernels.packed_rows(kernels.score(logits, 0, torch.tensor([3, 3], device=DEVICE)), 0)
-    assert torch.isnan(packed[:, 1].view(torch.float32)).tolist() == [False, True]
+    _, log_probs, _ = kernels.views(kernels.score(logits, 0, torch.tensor([3, 3], device=DEVICE)), 0)
+    assert torch.isnan(log_probs[:, 0]).tolist() == [False, True]
 
 
 @runs_kernels
