@@ -11,7 +11,7 @@ import numpy.typing as npt
 from vime.backends.vllm_utils.plugin.columns import ColumnRequest, Columns, Nuclei
 from vime.backends.vllm_utils.plugin.step_columns import NO_ROW, ReceivedStep, StepPart
 
-ROWS_AT_ONCE = 64
+ROWS_AT_ONCE = 32
 """Rows wait as they came until there are so many, since cutting few into columns takes as long as cutting many."""
 
 

@@ -130,6 +130,7 @@ def request_parameters(call: SampleCall, wanted: ColumnRequest) -> SamplingParam
     except TypeError as error:
         raise ValueError(f"sampling: {error}") from error
     parameters.output_kind = RequestOutputKind.FINAL_ONLY
+    parameters.skip_clone = True  # vLLM copies them deeply otherwise, and nobody else has these
     parameters.extra_args = {OPTION: msgspec.to_builtins(wanted)}
     if call.routes_from:
         parameters.routed_experts_prompt_start = call.routes_from
