@@ -81,8 +81,8 @@ def test_scores_are_those_of_a_log_softmax(kernels: Any, kind: str, k: int) -> N
 @runs_kernels
 @pytest.mark.parametrize("k", [0, 12])
 def test_kernels_are_launched_again_for_other_rows_and_places_in_memory(kernels: Any, k: int) -> None:
-    wide = logits_of("random", 5, 9005)
-    for first, num_rows in ((0, 2), (0, 2), (0, 5), (1, 2), (1, 3), (4, 2), (0, 1)):
+    wide = logits_of("random", 2, 9005)
+    for first, num_rows in ((0, 1), (0, 2), (1, 1), (4, 1)):
         logits, token_ids = wide[:num_rows, first : first + 9001], torch.arange(num_rows, device=DEVICE) + 40
         ids, log_probs, _ = kernels.views(kernels.score(logits, k, token_ids), k)
         expected = logits.double().log_softmax(-1)
