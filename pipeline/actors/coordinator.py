@@ -8,7 +8,8 @@ import os
 from typing import Any
 
 from pipeline.actors.settings import decode_settings
-from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import Coordinator, open_coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptRequest, HeldLease, decode, encode
 from pipeline.process_log import log_to_file
 from pipeline.prometheus.exporter import Exporter, on_loop, start_exporter

@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.settings import encode_settings
-from pipeline.coordinator import TAKE_OVER_S, CoordinatorConfig
+from pipeline.coordinator import TAKE_OVER_S
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptReply, LeaseReply, LeaseStatus, QueueCounts, decode, encode
 from recovery.commit import QueueState
 from tests.pipeline.mini_stream import write_prompts
