@@ -243,6 +243,16 @@ def test_a_batch_without_columns_is_left_to_vllm() -> None:
     assert engine.stock == {"other": [[0, 1, 2, 3]]}
 
 
+def test_a_request_that_takes_the_name_of_one_before_gets_what_it_asks_for() -> None:
+    engine = Engine({"a": ColumnRequest(), "b": ColumnRequest()})
+    engine.step({"a": 1, "b": 1})
+    engine.abort("b")
+    engine.add("b", None)
+    engine.step({"a": 1, "b": 1})
+    assert engine.stock == {"b": [[12, 13, 14, 15]]}
+    engine.check("a")
+
+
 def test_an_output_without_a_token_ends_a_request_with_the_rows_that_came() -> None:
     engine = Engine({"a": ColumnRequest(), "b": ColumnRequest()})
     for _ in range(5):
