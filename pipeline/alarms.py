@@ -199,7 +199,19 @@ def _entropy(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm
 
 def _signal(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
     share = _recent([step.signal_share for step in steps], limits)
-    if share is not None and share < limits.signal_share:
+    if share is None or share >= limits.signal_share:
+        return
+    newest = steps[-limits.window :]
+    same = newest[-1].reward_mean
+    if all(step.reward_std == 0 and step.reward_mean == same for step in newest):
+        yield Alarm(
+            "signal",
+            f"Every sample of the last {counted(len(newest), 'batch')} got the reward {same:g}, so nothing is learned.",
+            "Read a response: `vime sample show RUN 0`. Either the reward doesn't read the answer that is there, or "
+            "the prompts are too hard or too easy for the model.",
+            level_below(share, limits.signal_share),
+        )
+    else:
         yield Alarm(
             "signal",
             f"Rewards differ in {share:.0%} of the groups; alarm below {limits.signal_share:.0%}.",

@@ -7,9 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from pipeline.admission import AdmissionRules, most_untrained
 from pipeline.branch_books import BranchBooks
-from pipeline.coordinator_config import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig, KeptVersion
 from pipeline.joint_calls import JointCalls
 from pipeline.messages import (
     AcceptReply,
@@ -85,8 +87,14 @@ class Coordinator:
         self._config = config
         self._books = BranchBooks(self._queue, config.branch, config.trained)
         self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness, config.newest_only)
-        self._next_version = self._queue.highest_trained_version() + 1
+        kept = config.kept if config.kept is not None and config.kept.num_trained == len(self._books.trained) else None
+        self._next_version = self._queue.highest_trained_version() + 1 if kept is None else kept.policy_version
         """Newest policy version under which the next batch can be planned."""
+
+    @property
+    def config(self) -> CoordinatorConfig:
+        """What a successor must know: what this was told last."""
+        return self._config
 
     @property
     def epoch(self) -> int:
@@ -299,6 +307,8 @@ class Coordinator:
     def keep_version(self, policy_version: int) -> None:
         """The batch after the last one is planned under the same version: nothing was published between them."""
         self._next_version = policy_version
+        kept = KeptVersion(policy_version, len(self._books.trained))
+        self._config = msgspec.structs.replace(self._config, kept=kept)
 
     def _most_untrained(self, policy_version: int) -> int:
         """Most groups that may be generated and not trained when one more is begun under `policy_version`."""

@@ -7,6 +7,15 @@ import msgspec
 from storage.queue_types import MemorySnapshot
 
 
+class KeptVersion(msgspec.Struct, frozen=True):
+    """That no publication followed a batch."""
+
+    policy_version: int
+    """The version under which the next batch is planned, as the last one was."""
+    num_trained: int
+    """Groups that were trained when this was told; with more it says nothing."""
+
+
 class CoordinatorConfig(msgspec.Struct, frozen=True):
     """What the coordinator is started with; the same after a restart of its process."""
 
@@ -37,3 +46,4 @@ class CoordinatorConfig(msgspec.Struct, frozen=True):
     """and the groups that it gives back; None at the start of a run, and for a queue on disk."""
     session: str = ""
     """Name of the session, whose producers outlive a coordinator; the first branch when empty."""
+    kept: KeptVersion | None = None

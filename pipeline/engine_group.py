@@ -16,12 +16,12 @@ from pipeline.external_engines import ExternalEngine, check_external
 from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.messages import encode
 from pipeline.node_moves import NodeMoves
-from pipeline.process_log import last_lines
 from pipeline.process_watch import ProcessWatch
 from pipeline.prometheus.exporter import write_engine_targets
 from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
+from vime.backends.vllm_utils.startup_log import last_lines
 from vime.counted import counted
 from vime.settings.groups import Settings
 from vime.settings.groups.router import ModelRouter

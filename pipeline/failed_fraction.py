@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.messages import QueueCounts
 from recovery.accounting import Identity
+from storage.dead_letters import letters_folder, read_letters
 from vime.errors import TooManyFailuresError
 from vime.rollout.dynamic_filter import without_rejections
 from vime.settings.groups import Settings
@@ -16,6 +18,8 @@ MIN_DROPPED_GROUPS = 8
 """Fewer say nothing about the whole: in a small run one bad prompt is a large fraction."""
 BATCHES_FOR_NOTHING = 4
 _NAMED_REASONS = 3
+_LONGEST_MESSAGE = 300
+"""Characters of a letter's message that are repeated."""
 
 
 def stop_when_too_many_failed(settings: Settings, run: Path, at_start: Identity, counts: QueueCounts) -> None:
@@ -50,8 +54,9 @@ def check_failed_fraction(dropped: Mapping[str, int], num_generated: int, *, all
         return
     raise TooManyFailuresError(
         f"{total} of {num_generated} groups were set aside, more than --rollout-max-failed-fraction {allowed} allows. "
-        f"{_most_frequent(dropped)}",
-        next_step=f"`vime queue dead {run}` lists each with its message, trace and sample.",
+        f"{_most_frequent(dropped, run)}",
+        next_step=f"`vime queue dead {run} --traces` shows each with its trace. Correct the function or the records, "
+        "and run the same command again.",
     )
 
 
@@ -69,11 +74,20 @@ def check_some_accepted(dropped: Mapping[str, int], num_accepted: int, *, batch:
     if num_accepted or total < max(MIN_DROPPED_GROUPS, BATCHES_FOR_NOTHING * batch):
         return
     raise TooManyFailuresError(
-        f"0 of {total} groups were accepted. {_most_frequent(dropped)}",
-        next_step=f"Correct the reward or the filter; `vime queue dead {run}` lists the samples that failed.",
+        f"0 of {total} groups were accepted. {_most_frequent(dropped, run)}",
+        next_step=f"Correct the reward or the filter; `vime queue dead {run} --traces` shows the samples that failed.",
     )
 
 
-def _most_frequent(dropped: Mapping[str, int]) -> str:
+def _most_frequent(dropped: Mapping[str, int], run: Path) -> str:
     frequent = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))[:_NAMED_REASONS]
-    return f"Most frequent reasons: {', '.join(f'{reason} ({count})' for reason, count in frequent)}."
+    words = f"Most frequent reasons: {', '.join(f'{reason} ({count})' for reason, count in frequent)}."
+    newest = _newest_message(run, frequent[0][0]) if frequent else ""
+    return f"{words} The newest {frequent[0][0]}: {newest}" if newest else words
+
+
+def _newest_message(run: Path, reason: str) -> str:
+    """What the newest letter with the reason says, on one line; empty where there is none, as for a filter's."""
+    letters, _ = read_letters(letters_folder(run))
+    message = next((letter.message for letter in reversed(letters) if letter.reason == reason), "")
+    return textwrap.shorten(message, _LONGEST_MESSAGE, placeholder=" ...")

@@ -71,7 +71,9 @@ class Interrupts:
             self._may_finish = self.stop_asked
 
     def _stopped_at_once(self) -> Ending:
-        self._view.note("Stopped at once; nothing was committed. Resume from the newest commit.")
+        self._view.note(
+            "Stopped at once; nothing was committed. The same command goes on from the newest commit, or begins anew."
+        )
         return Ending.INTERRUPTED
 
     def _on_early_signal(self, _number: int, _frame: FrameType | None) -> None:

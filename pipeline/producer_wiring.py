@@ -87,6 +87,8 @@ async def build_producer(
         are_replaced=settings.engine.use_fault_tolerance,
     )
     gate, functions, rewards = RequestGate(serving), OwnFunctions(), build_rewards(settings)
+    if rewards is not None:
+        rewards.start()
     samples, closers = await build_sample_maker(settings, gate, rewards, functions, activity)
     args, rollout = HookArgs(settings), settings.rollout
     groups = GroupMaker(

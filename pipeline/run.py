@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 from pathlib import Path
 
@@ -61,14 +63,14 @@ def _run(resolved: Resolved, view: ProgressView, interrupts: Interrupts) -> Endi
         settings = generation_alone(settings)
     folder, queue = RunFolder.of(settings), settings.queue
     fixed = fixed_settings(settings, source)
-    check_start(settings, source, folder)
+    room = check_start(settings, source, folder)
     folder.make()
     with session_lock(folder):
         start = prepare_start(settings, folder)
         hold_to_fixed(folder.root, fixed)
         live_at(folder.root, folder.root / folder.output)
-        warnings = [room_warnings, absent_keys, reward_warnings]
-        for words in (words for warns in warnings for words in warns(settings, source)):
+        later = (words for warns in (absent_keys, reward_warnings) for words in warns(settings, source))
+        for words in itertools.chain(room_warnings(room), later):
             view.note(f"warning: {words}")
         for words in resume_words(settings, folder, start):
             view.note(words)
@@ -91,6 +93,7 @@ def _run(resolved: Resolved, view: ProgressView, interrupts: Interrupts) -> Endi
         write_atomically(folder.settings_of(start.branch), settings_record(resolved))
         if settings.debug.dump_details is not None:
             save_tokenizer(settings.checkpoint.hf_checkpoint or "", Path(settings.debug.dump_details) / "tokenizer")
+        view.waiting("Ray starts." if "RAY_ADDRESS" not in os.environ else "The Ray cluster is joined.")
         with (
             session_incidents(folder.incidents) as incidents,
             engine_lease(settings, folder, view.note),

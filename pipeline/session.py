@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from pipeline.batch_hooks import BatchHooks
@@ -125,6 +126,7 @@ class Session:
     async def _start_all(self) -> tuple[ServedWeights, Identity]:
         """Start every process and publish the first version; where the groups were before."""
         workers = self._workers
+        self._begin_to_start("the queue coordinator starts")
         await prove_nodes(self._folder.queue, self._settings.queue)
         await workers.queue.start(coordinator_config(self._settings, self._start, self._start.branch))
         self._supervise()
@@ -132,13 +134,10 @@ class Session:
         self._view.note(f"At start: {at_start}")
         kept_version = await workers.guarded(workers.engines.take_over())
         await workers.start_routers()
-        addresses = await workers.guarded(
-            self._turns.start_both(
-                lambda: workers.engines.start(self._view.waiting, partial(kept_in_turns, self._turns)),
-                self._trainer.start,
-            )
-        )
+        self._begin_to_start("engines and trainer start")
+        addresses = await workers.guarded(self._turns.start_both(self._start_engines, self._start_trainer))
         workers.engines.write_targets()
+        self._begin_to_start("producers start")
         await workers.start_producers()
         self._clients.open(workers.engines, self._turns)
         publisher = await start_publisher(
@@ -170,9 +169,11 @@ class Session:
         if why := self._why_nothing_is_compared(kept_version):
             self._view.note(f"--check-weight-update-equal compares nothing: {why}.")
         await workers.guarded(self._turns.give_to_trainer())
+        self._begin_to_start("the first weights are published")
         first = await workers.guarded(weights.publish())
         if self._clients.trained:
             self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")
+            self._begin_to_start("engines are compared with the trainer")
             await workers.guarded(check_parity(self._settings, workers, self._turns, addresses, first, self._view.note))
         await self._trainer.release()
         self._report.clock.start()
@@ -193,6 +194,23 @@ class Session:
         return TrainLoop(
             self._settings, self._folder, self._start, at_start, parts, self._view, self._stages, self._interrupts
         )
+
+    def _begin_to_start(self, what: str) -> None:
+        """The next of the things that a start does in turn; none is bounded, their own parts have their limits."""
+        self._stages.begin(Stage(what, is_bounded=False))
+        self._view.waiting(f"{what[0].upper()}{what[1:]}.")
+
+    async def _start_engines(self) -> list[str]:
+        started = time.monotonic()
+        addresses = await self._workers.engines.start(self._view.waiting, partial(kept_in_turns, self._turns))
+        if addresses:
+            self._view.note(f"Engines ready after {time.monotonic() - started:.0f} s.")
+        return addresses
+
+    async def _start_trainer(self) -> None:
+        started = time.monotonic()
+        await self._trainer.start()
+        self._view.note(f"Trainer ready after {time.monotonic() - started:.0f} s.")
 
     def _why_nothing_is_compared(self, kept_version: int | None) -> str:
         if not self._settings.weights.check_weight_update_equal:

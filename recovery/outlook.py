@@ -44,7 +44,9 @@ class Outlook:
 
     def words(self) -> list[str]:
         """A sentence each."""
-        told = [f"Found: {self.before}", f"Goes on with: {self.after}"]
+        told = [f"Goes on with: {self.after}"]
+        if str(self.before) != str(self.after):
+            told.insert(0, f"Found: {self.before}")
         if self.num_rolled_back:
             told.append(
                 f"{counted(self.num_rolled_back, 'group')} trained after the commit went back to pending, to be "

@@ -10,6 +10,7 @@ from pathlib import Path
 from recovery.branch import ancestry
 from recovery.commit import CommitParent
 from recovery.run_on_disk import RunOnDisk, folder_name, is_below
+from vime.counted import counted
 from vime.errors import RestoreError
 
 
@@ -120,7 +121,7 @@ def plan_restore(
     later = [rollout for rollout in disk.commits[source] if rollout > chosen]
     directory = _destination(disk, source, output, new_branch, is_newest=not later)
     why = "newest" if wanted is None else wanted.why
-    told = [f"Resuming from the commit of rollout {chosen} ({why}) of {len(commits)} in {folder}."]
+    told = [f"Resuming from the commit of rollout {chosen} ({why}); {folder} has {counted(len(commits), 'commit')}."]
     if later:
         told.append(f"Commits {_listed(later)} stay where they are; this session writes to {directory}.")
     elif directory != source:

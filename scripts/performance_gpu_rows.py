@@ -274,14 +274,14 @@ ROWS: dict[str, list[Row]] = {
         *(
             row
             for job, words in (
-                ("engines", "four ranks and four engines by turns"),
-                ("engine", "four ranks and one engine of four GPUs by turns"),
+                ("engines", "ranks and as many engines by turns"),
+                ("engine", "ranks and one engine over all GPUs by turns"),
                 ("ppo", "a critic; the trainer leaves its GPUs"),
             )
             for row in (
                 *sound(job, words),
                 (f"{job}_step_s", "", 0, "seconds a step"),
-                (f"{job}_freed_gib", "", 0, "GiB that a sleeping engine gave back"),
+                (f"{job}_freed_gib", "", 0, "GiB that a GPU got back from a sleeping engine"),
             )
         ),
         ("ppo_value_loss", "", 0, "of the critic in the last step"),

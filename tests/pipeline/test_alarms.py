@@ -64,6 +64,15 @@ def test_samples_without_routes_are_named_by_the_replay_alarm() -> None:
     assert "12" in found[0].text
 
 
+def test_rewards_that_are_all_the_same_have_the_user_read_a_response() -> None:
+    same = {"signal_share": 0.0, "reward_std": 0.0, "reward_mean": 0.0}
+    (alarm,) = find_alarms([step_record(n, **same) for n in range(7)])
+    assert alarm.text == "Every sample of the last 5 batches got the reward 0, so nothing is learned."
+    assert "`vime sample show RUN 0`" in alarm.what_to_do
+    (alarm,) = find_alarms([step_record(0, **same), step_record(1, **{**same, "reward_mean": 1.0})])
+    assert alarm.text.startswith("Rewards differ in 0% of the groups")
+
+
 def test_a_slow_reward_that_nobody_waits_for_is_no_alarm() -> None:
     assert names(step_record(reward_time_share=0.9, wait_s=1.0)) == []
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.failed_fraction import check_failed_fraction, check_some_accepted
-from vime.errors import TooManyFailuresError
+from storage.dead_letters import DeadLetterBox, letters_folder
+from vime.errors import RewardError, TooManyFailuresError
 
 RUN = Path("/runs/a")
 
@@ -28,6 +29,17 @@ def test_more_stops_the_run_and_names_the_frequent_reasons_and_the_command_that_
         "Most frequent reasons: reward_timeout (5), reward_none (2), engine (1)."
     )
     assert "vime queue dead /runs/a" in caught.value.next_step
+
+
+def test_the_newest_failure_of_the_most_frequent_reason_is_told(tmp_path: Path) -> None:
+    box = DeadLetterBox(letters_folder(tmp_path), "producer-0")
+    for reason, words in [("reward_raised", "the reward raised\nKeyError"), ("engine", "it is gone")]:
+        error = RewardError(words)
+        box.put(error, reason=reason, group_index=0, attempt=1, samples=[], prompt_ref=None, payload_ref=None)
+    with pytest.raises(TooManyFailuresError) as caught:
+        check_failed_fraction({"reward_raised": 9, "engine": 1}, 10, allowed=0.2, run=tmp_path)
+    assert caught.value.message.endswith(" The newest reward_raised: the reward raised KeyError")
+    assert f"`vime queue dead {tmp_path} --traces`" in caught.value.next_step
 
 
 def test_a_run_that_accepted_nothing_stops_with_the_reasons_whatever_fraction_may_fail() -> None:

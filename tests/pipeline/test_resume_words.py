@@ -57,11 +57,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_resume_says_which_commit_what_waits_and_what_is_to_be_prefilled(run: Path) -> None:
-    chosen, found, goes_on, prefill = words_of(run)
-    assert chosen.startswith("Resuming from the commit of rollout 1 (newest) of 1 in")
+    chosen, goes_on, prefill = words_of(run)
+    assert chosen == f"Resuming from the commit of rollout 1 (newest); {run} has 1 commit."
+    assert goes_on.startswith("Goes on with: generated"), "what was found is the same, and isn't said twice"
     assert f"trained {2 * BATCH} + pending" in goes_on
-    assert found.startswith("Found: generated")
-    assert "1 dropped" not in found
+    assert "1 dropped" not in goes_on
     assert prefill == "3 tokens to prefill again, in 1 group with a response begun."
 
 
@@ -78,7 +78,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(run: Path) -> None:
     flags = ["--save", str(run), "--num-rollout", "9", "--rollout-data-transport", "straw", "--lr", "0.5"]
     words = start_facts(resolve(flags).settings).words
     assert "--lr is 0.5, was 1e-06: the schedule goes on with it from the step that it has reached." in words
-    assert any(told.startswith("Found: generated") for told in words)
+    assert any(told.startswith("Goes on with: generated") for told in words)
     with pytest.raises(RestoreError, match="stored without routes"):
         start_facts(resolve([*flags, "--use-rollout-routing-replay"]).settings)
     assert sorted(run.rglob("*")) == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -14,7 +13,8 @@ from pipeline.session_lock import refuse_running
 from recovery.audit import audit_run
 from recovery.audit_parts import AuditReport
 from recovery.run_location import locate_run
-from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import help_parser
 from vime.cli.look import count
 from vime.errors import SessionRunningError
 
@@ -23,12 +23,12 @@ DEFAULT_LIMIT = 20
 
 def audit(words: list[str]) -> int:
     """Print the counts as JSON; the exit status. Raises `NoRunError` or `StorageError`."""
-    parser = argparse.ArgumentParser(
-        prog="vime audit",
-        description="Count a stopped run's groups from its raw journal and the ranks' training logs, sharing no code "
-        "with what did the work. Prints JSON; `lost` and `trained_twice` are empty in a sound run.",
-        epilog="examples:\n  vime audit runs/a\n  vime audit runs/a --limit 1000 | jq .lost\n\n" + exit_codes_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = help_parser(
+        "vime audit",
+        "Count a stopped run's groups from its raw journal and the ranks' training logs, sharing no code with what did "
+        "the work. Prints JSON; `lost` and `trained_twice` are empty in a sound run.",
+        ["vime audit runs/a", "vime audit runs/a --limit 1000 | jq .lost"],
+        also=[ExitCode.UNSOUND],
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
     parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")

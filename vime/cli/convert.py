@@ -12,15 +12,16 @@ from pathlib import Path
 from recovery.commit import commit_path, read_commit
 from recovery.run_location import locate_run
 from vime.backends.megatron_utils.weight_source import WeightSource
-from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import help_parser
 from vime.cli.look import count, num_bytes, print_json
 from vime.errors import NoRunError, SettingsError
 
-EXAMPLES = """examples:
-  vime convert models/qwen3 models/qwen3_megatron --to torch_dist
-  vime convert models/qwen3_megatron models/qwen3_back --to hf --hf-checkpoint models/qwen3
-  vime convert runs/a models/a_step_39 --to hf --ckpt-step 39
-"""
+EXAMPLES = (
+    "vime convert models/qwen3 models/qwen3_megatron --to torch_dist",
+    "vime convert models/qwen3_megatron models/qwen3_back --to hf --hf-checkpoint models/qwen3",
+    "vime convert runs/a models/a_step_39 --to hf --ckpt-step 39",
+)
 _LINES_EVERY_S = 10.0
 
 
@@ -60,12 +61,11 @@ def convert(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vime convert",
-        description="Convert a checkpoint tensor by tensor, in the memory of a few layers, and compare the result with "
-        "the source. TARGET appears when it is whole; nothing is ever overwritten.",
-        epilog=f"{EXAMPLES}\n{exit_codes_help()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = help_parser(
+        "vime convert",
+        "Convert a checkpoint tensor by tensor, in the memory of a few layers, and compare the result with the source. "
+        "TARGET appears when it is whole; nothing is ever overwritten.",
+        EXAMPLES,
     )
     parser.add_argument(
         "source", type=Path, metavar="SOURCE",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from recovery.audit_parts import AuditReport
 from recovery.branch import read_branches
 from vime.cli.demo_report import demo_summary, draw_curves, read_steps
 from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import help_parser
 from vime.errors import RunFailedError, SettingsError
 from vime.outputs import empty_output_folder
 
@@ -35,12 +35,20 @@ STEP_S = 900.0
 
 def run_demo(words: Sequence[str]) -> int:
     """Run the demo; the exit status. The last line printed is one JSON object."""
-    parser = argparse.ArgumentParser(
-        prog="vime demo", description="Learn to reverse strings, be killed twice, and lose nothing."
+    parser = help_parser(
+        "vime demo",
+        "Make a tiny model, train it to reverse strings, kill the job twice and go on without losing a sample: some "
+        "minutes on two cores. The last line is JSON.",
+        ["vime demo", "vime demo --output runs/demo --steps 30"],
     )
-    parser.add_argument("--output", type=Path, default=None, help="folder (default: runs/demo-<time>)")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"rollout batches to train (default {STEPS})")
-    parser.add_argument("--seed", type=int, default=0, help="seed of model, prompts and sampling (default 0)")
+    parser.add_argument("--output", type=Path, default=None, metavar="DIR", help="folder (default: runs/demo-<time>)")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, metavar="N",
+        help=f"rollout batches to train, {3 * SAVE_INTERVAL} or more (default {STEPS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of model, prompts and sampling (default 0)"
+    )
     options = parser.parse_args(list(words))
     if options.steps < 3 * SAVE_INTERVAL:
         raise SettingsError(f"--steps is {options.steps}, allowed: {3 * SAVE_INTERVAL} or more.", next_step="Raise it.")

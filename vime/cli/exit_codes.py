@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from vime import errors
 
@@ -71,6 +72,6 @@ def exit_code(error: BaseException) -> ExitCode:
     return next((EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES), ExitCode.INTERNAL)
 
 
-def exit_codes_help() -> str:
-    """The table for the end of a help text."""
-    return "exit status:\n" + "".join(f"  {code.value:<4} {code.words}\n" for code in ExitCode)
+def exit_codes_help(codes: Iterable[ExitCode] = ExitCode) -> str:
+    """The table for the end of a help text, of some of them."""
+    return "exit status:\n" + "".join(f"  {code.value:<4} {code.words}\n" for code in codes)

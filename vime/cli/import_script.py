@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from vime.cli.help_text import help_parser
 from vime.outputs import write_output
 from vime.settings.script.reader import read_launch_script
 from vime.settings.script.to_file import settings_tables, toml_text
@@ -13,14 +13,17 @@ from vime.settings.script.to_file import settings_tables, toml_text
 
 def import_script(words: list[str]) -> int:
     """Run the command; the exit status. What could not be mapped goes to stderr and into the file's first lines."""
-    parser = argparse.ArgumentParser(
-        prog="vime import-script",
-        usage="vime import-script [-h] [--output OUTPUT] script [-- WORD ...]",
-        description="Turn a bash launch script into a file for `vime train --config`. The script is read, never run. "
+    parser = help_parser(
+        "vime import-script",
+        "Turn a bash launch script into a file for `vime train --config`. The script is read, never run. "
         'Words after -- stand for the script\'s own, its "$@".',
+        ["vime import-script run.sh --output run.toml", "vime import-script run.sh -- --lr 1e-6 | less"],
+        usage="vime import-script [-h] [--output FILE] SCRIPT [-- WORD ...]",
     )
-    parser.add_argument("script", type=Path, help="bash script that runs `python train.py FLAG ...`")
-    parser.add_argument("--output", type=Path, default=None, help="file to write; standard output when left out")
+    parser.add_argument("script", type=Path, metavar="SCRIPT", help="bash script that runs `python train.py FLAG ...`")
+    parser.add_argument(
+        "--output", type=Path, default=None, metavar="FILE", help="file to write; standard output when left out"
+    )
     place = words.index("--") if "--" in words else len(words)
     options, arguments = parser.parse_args(words[:place]), words[place + 1 :]
     tables, notes = settings_tables(read_launch_script(options.script, arguments))

@@ -16,20 +16,18 @@ from rich.table import Table
 from pipeline.lineage import PromptPlace
 from recovery.run_location import RunLocation, locate_run
 from storage.positions import first_position, segment_of
-from vime.cli.exit_codes import exit_codes_help
+from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import help_parser
 
 UNBOUNDED = 2**20
 """Columns of a table that goes into a file or a pipe: no value is broken there."""
 
 
-def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
-    """A parser with the run folder and the options that every command has."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=description,
-        epilog=f"examples:\n{examples}\n\n{exit_codes_help()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def command_parser(
+    prog: str, description: str, examples: Sequence[str], *, also: Sequence[ExitCode] = ()
+) -> argparse.ArgumentParser:
+    """A parser with the run folder and the options that every command has. `also`: see `help_parser`."""
+    parser = help_parser(prog, description, examples, also=also)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
     parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

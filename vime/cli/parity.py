@@ -11,7 +11,8 @@ from rich.console import Console
 from pipeline.parity_verdict import EngineParity, refuse_difference
 from pipeline.progress import ProgressView
 from vime.algorithms.parity import Gap, ParityReport
-from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import endings_help
 from vime.cli.look import print_json, show, table
 from vime.cli.passed_on import passed_on_problems
 from vime.cli.this_machine import this_machine
@@ -49,7 +50,7 @@ def parity(words: list[str]) -> int:
         ParityError: an engine differs by more than --parity-threshold.
     """
     if "-h" in words or "--help" in words:
-        print(f"{USAGE}\n{exit_codes_help()}")
+        print(f"{USAGE}\n{endings_help()}")
         return ExitCode.DONE
     resolved = resolve(words)
     settings = resolved.settings

@@ -13,7 +13,8 @@ from pipeline.task_list import STATES, list_leases, list_tasks
 from recovery import queue_report
 from storage.queue_view import GroupView, QueueView
 from vime.cli import queue_tables
-from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import endings_help
 from vime.cli.look import command_parser, count, print_json, run_of, show
 from vime.cli.unknown_command import unknown_command
 from vime.counted import counted
@@ -52,7 +53,7 @@ def queue(words: list[str]) -> int:
         "drop": _drop,
     }
     if not words or words[0] in ("-h", "--help"):
-        print(f"{USAGE}\n{exit_codes_help()}")
+        print(f"{USAGE}\n{endings_help()}")
         return ExitCode.DONE if words else ExitCode.USER
     if words[0] not in commands:
         return unknown_command("vime queue", words[0], commands)
@@ -64,7 +65,7 @@ def _status(words: list[str]) -> None:
     options = command_parser(
         "vime queue status",
         "Count the groups of a run and say who coordinates its queue.",
-        "  vime queue status runs/a\n  vime queue status runs/a --json | jq .identity",
+        ["vime queue status runs/a", "vime queue status runs/a --json | jq .identity"],
     ).parse_args(words)
     report = queue_report.status(run_of(options))
     if options.json:
@@ -77,7 +78,7 @@ def _tasks(words: list[str]) -> None:
     parser = command_parser(
         "vime queue tasks",
         "List groups of the open segments, by index.",
-        "  vime queue tasks runs/a --state pending --state leased\n  vime queue tasks runs/a --group 17 --json",
+        ["vime queue tasks runs/a --state pending --state leased", "vime queue tasks runs/a --group 17 --json"],
     )
     parser.add_argument("--state", action="append", choices=STATES, default=[], help="only this one; may be repeated")
     parser.add_argument("--group", action="append", type=int, default=[], help="only this group; may be repeated")
@@ -95,7 +96,7 @@ def _tasks(words: list[str]) -> None:
 
 def _leases(words: list[str]) -> None:
     options = command_parser(
-        "vime queue leases", "List the groups that are leased now.", "  vime queue leases runs/a"
+        "vime queue leases", "List the groups that are leased now.", ["vime queue leases runs/a"]
     ).parse_args(words)
     found = list_leases(run_of(options))
     if options.json:
@@ -108,8 +109,11 @@ def _dead(words: list[str]) -> None:
     parser = command_parser(
         "vime queue dead",
         "List the samples that failed, newest first, and what became of their groups.",
-        "  vime queue dead runs/a\n  vime queue dead runs/a --reason reward_timeout --traces\n"
-        "  vime queue dead runs/a --export failed.jsonl",
+        [
+            "vime queue dead runs/a",
+            "vime queue dead runs/a --reason reward_timeout --traces",
+            "vime queue dead runs/a --export failed.jsonl",
+        ],
     )
     parser.add_argument("--reason", action="append", default=[], help="only this reason; may be repeated")
     parser.add_argument("--group", action="append", type=int, default=[], help="only this group; may be repeated")
@@ -133,7 +137,7 @@ def _versions(words: list[str]) -> None:
     parser = command_parser(
         "vime queue versions",
         "Count accepted groups by the policy version of their oldest token.",
-        "  vime queue versions runs/a",
+        ["vime queue versions runs/a"],
     )
     parser.add_argument("--closed", action="store_true", help="also groups of closed segments")
     options = parser.parse_args(words)
@@ -148,7 +152,7 @@ def _history(words: list[str]) -> None:
     options = command_parser(
         "vime queue history",
         "List the sessions of a run with their commits, and the segments of its queue.",
-        "  vime queue history runs/a",
+        ["vime queue history runs/a"],
     ).parse_args(words)
     report = queue_report.history(run_of(options))
     if options.json:
@@ -162,7 +166,7 @@ def _requeue(words: list[str]) -> None:
         "vime queue requeue",
         "Submit the prompts of dropped groups again, as new groups at the end of the queue. The run must not be "
         "running; the next start generates them.",
-        "  vime queue requeue runs/a 17 23\n  vime queue requeue runs/a --all --yes",
+        ["vime queue requeue runs/a 17 23", "vime queue requeue runs/a --all --yes"],
     )
     parser.add_argument("group", nargs="*", type=int, metavar="GROUP", help="dropped groups")
     parser.add_argument("--all", action="store_true", help="every dropped group that was not requeued before")
@@ -192,7 +196,7 @@ def _drop(words: list[str]) -> None:
     parser = command_parser(
         "vime queue drop",
         "Drop groups that wait to be generated, for good, each with a dead letter. The run must not be running.",
-        "  vime queue drop runs/a 17 --reason bad_prompt",
+        ["vime queue drop runs/a 17 --reason bad_prompt"],
     )
     parser.add_argument("group", nargs="+", type=int, metavar="GROUP", help="groups to drop")
     parser.add_argument("--reason", required=True, help="the word that they are counted under")

@@ -24,8 +24,12 @@ def replay_rollout(words: list[str]) -> int:
         "vime replay",
         "Train one stored rollout again from the newest commit before it, without engines, and compare loss, gradient "
         "norm, each sample's loss and the updated parameters with the run's log. The run folder is only read.",
-        "  vime replay runs/a --rollout 12 --check\n  vime replay runs/a --rollout 12 --diff changed.toml\n"
-        "  vime replay copied/a --rollout 12 --hf-checkpoint models/qwen --settings one_rank.toml",
+        [
+            "vime replay runs/a --rollout 12 --check",
+            "vime replay runs/a --rollout 12 --diff changed.toml",
+            "vime replay copied/a --rollout 12 --hf-checkpoint models/qwen --settings one_rank.toml",
+        ],
+        also=[ExitCode.UNSOUND],
     )
     parser.add_argument("--rollout", type=count, required=True, metavar="N", help="rollout batch, counted from 0")
     parser.add_argument("--branch", default=None, help="session that trained it; the one that counts when left out")

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from recovery.run_location import locate_run
-from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import help_parser
 from vime.cli.view import pages_installed
 from vime.outputs import write_output
 
 
 def report(words: list[str]) -> int:
     """Run the command; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="vime report",
-        description="Write one HTML file with the plots of `vime view` and a summary in words. It needs nothing else "
-        "to be looked at, and the run is only read.",
-        epilog="examples:\n  vime report runs/a\n  vime report runs/a --output a.html\n\n" + exit_codes_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = help_parser(
+        "vime report",
+        "Write one HTML file with the plots of `vime view` and a summary in words. It needs nothing else to be looked "
+        "at, and the run is only read.",
+        ["vime report runs/a", "vime report runs/a --output a.html"],
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
     parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")

@@ -19,8 +19,11 @@ def runs(words: list[str]) -> int:
         "vime runs",
         "List the sessions of a run with the commits that each wrote, and what keeps each commit. "
         "Nothing is locked and nothing is written.",
-        "  vime runs runs/a\n  vime runs runs/a --verify\n"
-        "  vime train ... --load runs/a/rollout/committed_19.json   go on from any of them",
+        [
+            "vime runs runs/a",
+            "vime runs runs/a --verify",
+            "vime train ... --load runs/a/rollout/committed_19.json   go on from any of them",
+        ],
     )
     parser.add_argument("--verify", action="store_true", help="compare every file with its digest (reads all of it)")
     options = parser.parse_args(words)

@@ -9,7 +9,8 @@ from pipeline.lineage import trace_sample, trace_step
 from pipeline.sample_view import show_sample
 from pipeline.token_text import token_text
 from vime.cli import sample_tables
-from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import endings_help
 from vime.cli.look import command_parser, print_json, run_of, show
 from vime.cli.unknown_command import unknown_command
 from vime.errors import SettingsError
@@ -31,7 +32,7 @@ def sample(words: list[str]) -> int:
     """Run one of the commands; the exit status."""
     commands = {"show": _show, "trace": _trace}
     if not words or words[0] in ("-h", "--help"):
-        print(f"{USAGE}\n{exit_codes_help()}")
+        print(f"{USAGE}\n{endings_help()}")
         return ExitCode.DONE if words else ExitCode.USER
     if words[0] not in commands:
         return unknown_command("vime sample", words[0], commands)
@@ -43,7 +44,7 @@ def _show(words: list[str]) -> None:
     parser = command_parser(
         "vime sample show",
         "Show one sample: an accepted one, or else what its dead letter holds.",
-        "  vime sample show runs/a 34\n  vime sample show runs/a 34 --tokens all --tokenizer models/qwen",
+        ["vime sample show runs/a 34", "vime sample show runs/a 34 --tokens all --tokenizer models/qwen"],
     )
     parser.add_argument("sample", type=int, metavar="ID", help="index of the sample")
     parser.add_argument(
@@ -66,7 +67,7 @@ def _trace(words: list[str]) -> None:
     parser = command_parser(
         "vime sample trace",
         "Follow one sample from its prompt's line to the optimizer steps that trained it, or list what a step trained.",
-        "  vime sample trace runs/a 34\n  vime sample trace runs/a --step 5\n  vime sample trace runs/a --step 5.0",
+        ["vime sample trace runs/a 34", "vime sample trace runs/a --step 5", "vime sample trace runs/a --step 5.0"],
     )
     parser.add_argument("sample", type=int, nargs="?", metavar="ID", help="index of the sample")
     parser.add_argument(

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recovery.run_location import locate_run
-from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import help_parser
 from vime.errors import VersionMismatchError
 
 DEFAULT_PORT = 8433
@@ -18,12 +19,11 @@ DEFAULT_PORT = 8433
 
 def view(words: list[str]) -> int:
     """Run the command until it is interrupted; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="vime view",
-        description="Serve a page about a run, live or not: numbers, samples, timeline, dead letters, branches. "
+    parser = help_parser(
+        "vime view",
+        "Serve a page about a run, live or not: numbers, samples, timeline, dead letters, branches. "
         "It reads the run folder alone and writes nothing there. Ctrl-C ends it.",
-        epilog="examples:\n  vime view runs/a\n  vime view runs/a --compare runs/b --port 9000\n\n" + exit_codes_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        ["vime view runs/a", "vime view runs/a --compare runs/b --port 9000"],
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
     parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")

@@ -64,6 +64,20 @@ def test_help_ends_with_the_table(words: list[str], capsys: pytest.CaptureFixtur
     assert all(f"  {code.value:<4} {code.words}" in out for code in ExitCode)
 
 
+@pytest.mark.parametrize(
+    ("words", "also"),
+    [("view", set()), ("convert", set()), ("demo", set()), ("import-script", set()), ("audit", {6}), ("replay", {6})],
+)
+def test_help_of_a_command_wraps_its_text_and_lists_the_statuses_that_it_has(
+    words: str, also: set[int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([words, "--help"]) == 0
+    text, endings = capsys.readouterr().out.split("exit status:\n")
+    assert {int(code) for code in re.findall(r"^  (\d+) ", endings, re.MULTILINE)} == {0, 1, 2, 4} | also
+    assert max(map(len, text.split("examples:")[0].splitlines())) < 80
+
+
 @pytest.mark.parametrize("words", [["nonsense"], ["audit", "--nonsense"], ["train", "stray"], ["doctor", "--lr", "x"]])
 def test_wrong_usage_is_the_users(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 1

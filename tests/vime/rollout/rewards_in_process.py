@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -32,6 +33,11 @@ def returns_odd_thing(args: Any, sample: Sample) -> object:  # noqa: ARG001
 def annotates(args: Any, sample: Sample) -> float:
     sample.metadata["process"] = os.getpid()
     return float(args.rollout_temperature)
+
+
+async def waits(args: Any, sample: Sample) -> float:  # noqa: ARG001
+    await asyncio.sleep(0)
+    return 1.0
 
 
 def by_length(args: Any, samples: list[Sample]) -> list[float]:  # noqa: ARG001

@@ -47,6 +47,24 @@ async def test_each_kind_of_failing_process_has_its_reason_and_the_next_sample_i
             assert (await scored(of_run)).reward == 1.0
 
 
+async def test_the_processes_that_grade_can_be_started_before_a_sample_comes() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    async with rewards("by_label") as of_run:
+        of_run.start()
+        deadline = time.monotonic() + 30
+        while not set(psutil.Process().children(recursive=True)) - before:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+
+async def test_a_coroutine_has_no_processes_started_for_it() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    async with rewards("waits") as of_run:
+        of_run.start()
+        assert (await scored(of_run)).reward == 1.0
+        assert set(psutil.Process().children(recursive=True)) == before
+
+
 async def test_the_deadline_of_a_grading_begins_when_it_does() -> None:
     async with rewards("by_label", "--reward-timeout", "0.5") as of_run:
         await scored(of_run)  # the process is up

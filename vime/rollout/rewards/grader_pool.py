@@ -21,7 +21,7 @@ _PRELOADED = "vime.rollout.rewards.grader_worker"
 class GraderPool:
     """Up to `num_workers` gradings at once, each for at most `timeout_s` from its beginning, in `memory_bytes` each.
 
-    Workers are started when the first grading comes. Close it to end them.
+    Workers are started by `start`, or else when the first grading comes. Close it to end them.
     """
 
     def __init__(
@@ -36,6 +36,12 @@ class GraderPool:
         self._num_workers, self._timeout_s, self._memory_bytes = num_workers, timeout_s, memory_bytes
         self._settings = settings
         self._starting: asyncio.Task[ProcessPool] | None = None
+
+    def start(self) -> asyncio.Task[ProcessPool]:
+        """Begin to start the workers, unless that is done. Nobody has to wait for the task that is returned."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(asyncio.to_thread(self._start))
+        return self._starting
 
     async def grade(self, request: GradeRequest) -> GradeReply:
         """The reply of a worker. When this is cancelled, its worker is ended.
@@ -61,9 +67,7 @@ class GraderPool:
             await asyncio.to_thread(_stop, await starting)
 
     async def _run(self, content: bytes) -> bytes:
-        if self._starting is None:
-            self._starting = asyncio.create_task(asyncio.to_thread(self._start))
-        starting = self._starting
+        starting = self.start()
         pool = await asyncio.shield(starting)
         try:
             # Not in a thread: between its beginning and its end a cancellation would lose the future.

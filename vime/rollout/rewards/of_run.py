@@ -74,6 +74,18 @@ class Rewards:
         """`async f(args, samples)`: the user's function once for all; where there is none, each sample by itself."""
         return _OfGroup(self)
 
+    def start(self) -> None:
+        """Begin to start the processes that grade, where the settings name a reward that needs them.
+
+        To be called in an event loop. Without it they start with the first sample, whose reward then seems to be slow.
+        """
+        if self._custom_path is not None:
+            grades_here = not is_async(load_function(_FLAG, self._custom_path))
+        else:
+            grades_here = (self._rm_type or "").removeprefix(BOXED) in GRADERS
+        if grades_here:
+            self._pool.start()
+
     async def close(self) -> None:
         """End what still runs."""
         self._side.close()
