@@ -1,7 +1,8 @@
-"""What the ranks say that they trained, for an auditor; the run itself doesn't read it."""
+"""What the ranks say that they trained, for those who look into a run; the run itself doesn't read it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -34,3 +35,18 @@ def log_step(path: Path, plan: BatchPlan, step: int, data_parallel_rank: int) ->
         sample_indices=sorted(sample.sample_index for sample in samples),
     )
     append_durably(path, msgspec.json.encode(entry))
+
+
+def read_training_logs(paths: Iterable[Path]) -> Iterator[TrainingLogEntry]:
+    """What the ranks say that they trained, one entry for each rank that trains other samples than the rest.
+
+    A torn last line is left out.
+    """
+    seen: set[tuple[str, int, int, int]] = set()
+    for path in paths:
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            entry = msgspec.json.decode(line, type=TrainingLogEntry)
+            key = (entry.branch, entry.rollout_id, entry.step, entry.data_parallel_rank)
+            if key not in seen:
+                seen.add(key)
+                yield entry
