@@ -124,6 +124,7 @@ class Rig:
         make_client: Callable[[str], EngineClient] = EngineClient,
         tell_fenced: Callable[[Mapping[str, str]], None] | None = None,
         lend_to_engines: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        note_tried: Callable[[int], None] | None = None,
     ) -> None:
         """With `folder` versions go through disk, to a copy on the host unless `disk` says otherwise."""
         self.engines = engines
@@ -147,6 +148,7 @@ class Rig:
             replace=replace,
             tell_fenced=tell_fenced,
             lend_to_engines=lend_to_engines,
+            note_tried=note_tried,
         )
         self._numbers = itertools.count()
         self._digests: dict[int, str] = {}
