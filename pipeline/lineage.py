@@ -13,6 +13,7 @@ from pipeline.training_log import TrainingLogEntry
 from recovery.branch_line import BranchLine
 from recovery.run_location import RunLocation
 from storage.journal_replay import TaskEvent
+from storage.json_lines import read_json_lines
 from storage.pool import Pool
 from storage.prompt_codec import decode_prompt
 from storage.queue_view import GroupView, QueueView
@@ -222,12 +223,11 @@ def state_words(group: GroupView, line: BranchLine) -> str:
 def training_log(paths: Iterable[Path]) -> Iterator[TrainingLogEntry]:
     """What the ranks say that they trained, one entry for each rank that trains other samples than the rest.
 
-    A torn last line is left out.
+    A torn last line is left out. Raises `StorageError` for a file or a line that can't be read.
     """
     seen: set[tuple[str, int, int, int]] = set()
     for path in paths:
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            entry = msgspec.json.decode(line, type=TrainingLogEntry)
+        for entry in read_json_lines(path, TrainingLogEntry, "an entry of the training log"):
             key = (entry.branch, entry.rollout_id, entry.step, entry.data_parallel_rank)
             if key not in seen:
                 seen.add(key)
