@@ -41,6 +41,7 @@ from vime.rollout.rewards import RewardFunction, Rewards
 from vime.rollout.sample_hooks import SampleHooks
 from vime.rollout.supervised import RecordReader
 from vime.rollout.teacher import EngineTeacher
+from vime.rollout.tokenizer import load_tokenizer
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.settings.rules.quantities import is_stream
@@ -237,10 +238,8 @@ def _stored_generator(settings: Settings) -> StoredGenerator | None:
 
 def build_generator(settings: Settings) -> Generator:
     """What fills the run's samples, with a tokenizer of its own."""
-    from transformers import AutoTokenizer
-
     data = settings.data
-    tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
+    tokenizer = load_tokenizer(settings.checkpoint.hf_checkpoint)
     if settings.objective.is_supervised:
         return RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
     return SampleGenerator(tokenizer, generate_settings(settings))

@@ -37,7 +37,7 @@ from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
 from storage.contracts import PayloadPool
-from vime.errors import VimeError
+from vime.errors import PublicationError, VimeError
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 
@@ -112,7 +112,11 @@ class Session:
 
     async def _come_to_rest(self, loop: TrainLoop, weights: ServedWeights) -> VimeError | None:
         """What goes on comes to its end, and the last batch into a commit; what a producer has failed with, if any."""
-        await self._workers.guarded(weights.settle())
+        try:
+            await self._workers.guarded(weights.settle())
+        except PublicationError:
+            await loop.commit_last()  # what is trained is kept
+            raise
         self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
         if self._evaluations.are_going_on:
             await self._workers.guarded(weights.serve_on())

@@ -9,6 +9,7 @@ import msgspec
 
 from pipeline.planner import BatchPlan
 from storage.files import append_durably
+from storage.json_lines import read_json_lines
 
 
 class TrainingLogEntry(msgspec.Struct, frozen=True):
@@ -40,12 +41,11 @@ def log_step(path: Path, plan: BatchPlan, step: int, data_parallel_rank: int) ->
 def read_training_logs(paths: Iterable[Path]) -> Iterator[TrainingLogEntry]:
     """What the ranks say that they trained, one entry for each rank that trains other samples than the rest.
 
-    A torn last line is left out.
+    A torn last line is left out. Raises `StorageError` for a file or a line that can't be read.
     """
     seen: set[tuple[str, int, int, int]] = set()
     for path in paths:
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            entry = msgspec.json.decode(line, type=TrainingLogEntry)
+        for entry in read_json_lines(path, TrainingLogEntry, "an entry of the training log"):
             key = (entry.branch, entry.rollout_id, entry.step, entry.data_parallel_rank)
             if key not in seen:
                 seen.add(key)
