@@ -35,7 +35,7 @@ def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
             found=f"--hf-checkpoint {folder}: no config.json there",
             allowed="a Hugging Face folder on this machine",
             reason="Models are not downloaded.",
-            next_step="Name such a folder.",
+            next_step="Name such a folder; `hf download NAME --local-dir FOLDER` makes one.",
         )
         return
     config = read_json("--hf-checkpoint", str(config_path))

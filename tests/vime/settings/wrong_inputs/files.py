@@ -46,7 +46,7 @@ CASES = (
          "a folder, or a place where one can be made", "Give a folder, or move the file away.",
          "folders_to_write_are_no_files", {"file": ""}),
     Case("--hf-checkpoint $DIR/nowhere", "--hf-checkpoint $DIR/nowhere: no config.json there",
-         "a Hugging Face folder on this machine", "Name such a folder.", _KNOWN),
+         "a Hugging Face folder on this machine", "Name such a folder; `hf download", _KNOWN),
     Case("--hf-checkpoint $DIR", "--hf-checkpoint $DIR/config.json: not JSON", "a JSON object", "Correct the file.",
          _KNOWN, files={"config.json": "{"}),
     Case("", "config.json: model_type is 'gpt2'", "qwen2, qwen3, qwen3_moe, llama, glm, deepseek_v3",
