@@ -16,7 +16,8 @@ import msgspec
 import psutil
 
 from benchmarks.report import benchmark_parser, build_report, parse_options, print_report
-from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import Coordinator, open_coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from storage.columns import encode_group
 from storage.pool import Pool
 from storage.positions import PositionRanges

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from benchmarks.report import benchmark_parser, build_report, parse_options, print_report
-from pipeline.publisher import Publication, WeightPublisher
+from pipeline.publication import Publication
+from pipeline.publisher import WeightPublisher
 from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from pipeline.weight_transports.group import GroupTransport
 from tests.support.tiny_models import VOCAB_SIZE, build_tiny_qwen3

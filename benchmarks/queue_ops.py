@@ -24,7 +24,8 @@ from straw.protocol import Lease
 from straw.rpc import QueueClient, serve
 
 from benchmarks.report import benchmark_parser, build_report, parse_options, print_report
-from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import Coordinator, open_coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, decode, encode
 from storage.columns import EncodedGroup, encode_group
 from storage.pool import Pool

@@ -10,6 +10,8 @@ from typing import Any
 from vime.counted import counted
 from vime.errors import RestoreError
 from vime.settings.groups import Settings, all_flags
+from vime.settings.rules.megatron import SAVED_SCHEDULE
+from vime.settings.rules.quantities import option
 
 OF_THE_START = frozenset({"load", "save", "ckpt_step", "start_rollout_id"})
 """These say what to start from; they are not settings of the run."""
@@ -89,6 +91,8 @@ CONSEQUENCES: tuple[Consequence, ...] = (
 )
 """The first that fits counts. A field that no row names takes effect from now on."""
 
+_UNUSED_RATE = Consequence(("lr",), f"it is not used, for {SAVED_SCHEDULE} goes on with the commit's")
+
 
 def consequences(before: Settings, after: Settings, *, num_waiting: int, has_commit: bool) -> list[str]:
     """Words about each setting that differs from those that the run had.
@@ -106,6 +110,8 @@ def consequences(before: Settings, after: Settings, *, num_waiting: int, has_com
             continue
         change = described.name if described.secret else f"{described.name} is {_shown(now)}, was {_shown(was)}"
         row = _row(field, was, now, num_waiting, has_commit)
+        if field == "lr" and has_commit and option(after.megatron_args, SAVED_SCHEDULE) is not None:
+            row = _UNUSED_RATE
         if row is None:
             others.append(described.name)
         elif row.refused is not None:

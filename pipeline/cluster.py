@@ -7,11 +7,9 @@ import logging
 import os
 import platform
 import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,6 +22,7 @@ from pipeline.guard import guarded
 from pipeline.node_devices import CPU_SLOT, ProcessPlace, device_kind, live_nodes, runtime_env, spawn_at
 from pipeline.seats import ROOM_S, Seats, placed
 from vime.errors import ClusterStartError, ProcessDiedError, StalledError, VimeError
+from vime.outputs import temporary_folder
 from vime.settings.machine import Node
 from vime.settings.placement import Demand, NoRoom, place
 
@@ -89,7 +88,7 @@ class Cluster:
         return self
 
     def _start(self) -> None:
-        self.temporary = Path(tempfile.mkdtemp(prefix="vime-ray-"))
+        self.temporary = temporary_folder("vime-ray-")
         self._exits.callback(shutil.rmtree, self.temporary, ignore_errors=True)
         with _failing_as_one_error(self._joined):
             if self._joined:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from pipeline.admission import AdmissionRules, most_untrained
+from pipeline.branch_books import BranchBooks
+from pipeline.coordinator_config import CoordinatorConfig, KeptVersion
 from pipeline.joint_calls import JointCalls
 from pipeline.messages import (
     AcceptReply,
@@ -21,8 +22,9 @@ from pipeline.messages import (
     QueueCounts,
     Work,
 )
+from pipeline.running_leases import RunningLease, RunningLeases
 from pipeline.storage_care import StorageCare
-from recovery.accounting import RECLAIMED, Identity, count_identity
+from recovery.accounting import Identity
 from recovery.commit import QueueState
 from storage.contracts import PayloadPool, QueueOfGroups
 from storage.disk_reserve import DiskReserve
@@ -31,7 +33,7 @@ from storage.lease_board import LeaseBoard
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
-from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState, MemorySnapshot
+from storage.queue_types import AcceptedGroup, GroupReturn, LeaseState
 from storage.refs import lease_from_bytes
 from vime.data.prompt_stream import PromptStream
 from vime.errors import StaleLeaseError
@@ -47,47 +49,6 @@ REFILL_GROUPS = (8, 256)
 """Fewest and most prompts taken from the data set at a time."""
 REFILL_LEASES = 4
 """A refill is for so many leases like the one that found nothing left."""
-
-
-class CoordinatorConfig(msgspec.Struct, frozen=True):
-    """What the coordinator is started with; the same after a restart of its process."""
-
-    branch: str
-    """The branch that trains; another one when the trainer goes back to a commit meanwhile."""
-    trained: list[tuple[int, int]]
-    """Positions trained before this branch began, as ranges."""
-    groups_wanted: int
-    """Groups that the branch will have trained when the run is complete."""
-    max_groups: int
-    """Most groups generated but not trained."""
-    lease_seconds: float
-    batch: int = 1
-    """Groups that one rollout batch trains."""
-    surplus: int = 0
-    """Groups that may be generated beyond what the run needs, because a filter may reject as many."""
-    max_staleness: int | None = None
-    """Most versions that a token may be older than the one under which its batch is planned; None: no bound."""
-    newest_only: bool = False
-    """See `AdmissionRules`."""
-    online_gc: bool = False
-    """Whether payloads that no kept commit needs are reclaimed."""
-    reserve_bytes: int = 0
-    """Free space of the file system of pool or run folder below which production pauses."""
-    next_group_index: int = 0
-    """Cursor of the commit that a queue in memory goes on from,"""
-    memory: MemorySnapshot | None = None
-    """and the groups that it gives back; None at the start of a run, and for a queue on disk."""
-    session: str = ""
-    """Name of the session, whose producers outlive a coordinator; the first branch when empty."""
-
-
-class _Leased(msgspec.Struct, frozen=True):
-    """A group in flight."""
-
-    lease: bytes
-    version: int
-    """Oldest policy version that its tokens can have."""
-    worker_id: str
 
 
 class Coordinator:
@@ -112,8 +73,7 @@ class Coordinator:
         self._pool, self._queue, self._source, self._storage = pool, queue, source, storage
         self._clock = clock
         self._hands_out_from = clock() + TAKE_OVER_S if restarted else 0.0
-        self._leased: dict[int, _Leased] = {}
-        self._board = board or LeaseBoard(None)
+        self._leases = RunningLeases(board or LeaseBoard(None))
         self._accepting = JointCalls(self._accept)
         self._arrival = asyncio.Condition()
         self._backpressured = False
@@ -124,23 +84,17 @@ class Coordinator:
 
         The same again changes nothing. Raises `CorruptDataError` when `config` names positions that aren't accepted.
         """
-        queue, self._config = self._queue, config
-        self._trained = PositionRanges([*config.trained, *queue.trained_by(config.branch).ranges()])
-        queue.reopen(self._trained)
-        self._reclaimed = queue.released.minus(self._trained)
-        """Groups that other branches trained, and whose payloads may be gone; they count as dropped."""
-        gone = PositionRanges([*self._trained.ranges(), *self._reclaimed.ranges()])
-        self._waiting = {group.position: group for group in queue.accepted(except_for=gone)}
-        facts = queue.facts()
-        self._fresh, self._in_flight = set(facts.fresh), set(facts.in_flight)
-        self._dropped = facts.dropped_by_reason()
-        self._num_accepted = facts.num_accepted - len(self._reclaimed)
-        if self._reclaimed:
-            self._dropped[RECLAIMED] = len(self._reclaimed)
-            logger.warning("%d groups of other branches were reclaimed and can't be trained", len(self._reclaimed))
+        self._config = config
+        self._books = BranchBooks(self._queue, config.branch, config.trained)
         self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness, config.newest_only)
-        self._next_version = queue.highest_trained_version() + 1
+        kept = config.kept if config.kept is not None and config.kept.num_trained == len(self._books.trained) else None
+        self._next_version = self._queue.highest_trained_version() + 1 if kept is None else kept.policy_version
         """Newest policy version under which the next batch can be planned."""
+
+    @property
+    def config(self) -> CoordinatorConfig:
+        """What a successor must know: what this was told last."""
+        return self._config
 
     @property
     def epoch(self) -> int:
@@ -152,9 +106,9 @@ class Coordinator:
         self.sweep()
         if self._clock() < self._hands_out_from:
             return LeaseReply(LeaseStatus.BACKPRESSURE)
-        untrained = len(self._waiting) + len(self._leased)
-        still_needed = self._config.groups_wanted - len(self._trained) - len(self._waiting)
-        wanted = still_needed + self._config.surplus - len(self._leased) if still_needed > 0 else 0
+        untrained = self._books.num_waiting + len(self._leases)
+        still_needed = self._config.groups_wanted - len(self._books.trained) - self._books.num_waiting
+        wanted = still_needed + self._config.surplus - len(self._leases) if still_needed > 0 else 0
         room = min(max_groups, wanted, self._most_untrained(policy_version) - untrained)
         self._backpressured = room <= 0
         if room <= 0:
@@ -166,12 +120,17 @@ class Coordinator:
             self._refill(room)
             leased = self._queue.lease(worker_id, room)
         for group in leased:
-            version = policy_version if group.min_version is None else min(policy_version, group.min_version)
-            self._leased[group.group_index] = _Leased(group.lease, version, worker_id)
-            self._fresh.discard(group.group_index)
-            self._in_flight.add(group.group_index)
-        self._board.leased(group.lease for group in leased)
-        self._board.write_if_due()
+            self._books.leased(group.group_index)
+        self._leases.begin(
+            RunningLease(
+                group.group_index,
+                group.lease,
+                policy_version if group.min_version is None else min(policy_version, group.min_version),
+                worker_id,
+            )
+            for group in leased
+        )
+        self._leases.show()
         return LeaseReply(
             LeaseStatus.WORK,
             [Work(group.lease, group.group_index, group.prompt_ref, group.stage) for group in leased],
@@ -180,30 +139,30 @@ class Coordinator:
     def take_over(self, worker_id: str, held: Sequence[HeldLease]) -> list[bytes | None]:
         """Leases with which a producer goes on that worked for the coordinator before; None for groups it has lost."""
         taken = self._queue.take_over(worker_id, [item.lease for item in held])
-        for item, lease in zip(held, taken, strict=True):
-            if lease is not None:
-                group_index = group_of(lease_from_bytes(lease).task_id)
-                self._leased[group_index] = _Leased(lease, item.version, worker_id)
-                self._fresh.discard(group_index)
-                self._in_flight.add(group_index)
-        lost = sum(lease is None for lease in taken)
-        logger.warning("%s goes on with %d groups and has lost %d", worker_id, len(held) - lost, lost)
-        self._board.leased(lease for lease in taken if lease is not None)
+        going_on = [
+            RunningLease(group_of(lease_from_bytes(lease).task_id), lease, item.version, worker_id)
+            for item, lease in zip(held, taken, strict=True)
+            if lease is not None
+        ]
+        for running in going_on:
+            self._books.leased(running.group_index)
+        self._leases.begin(going_on)
+        logger.warning("%s goes on with %d groups and has lost %d", worker_id, len(going_on), len(held) - len(going_on))
         return taken
 
     def retire(self, worker_name: str) -> None:
         """The processes of this name have ended: what they leased waits again."""
-        leases = [held.lease for held in self._leased.values() if held.worker_id.startswith(f"{worker_name}-")]
+        leases = self._leases.of_processes(worker_name)
         if leases:
             self._queue.release(leases, f"{worker_name} has died")
-            self._forget_leases(leases)
+            self._leases.end(leases)
 
     def heartbeat(self, leases: list[bytes]) -> list[bool]:
         """For each lease, whether it still holds; those that don't no longer count as work in progress."""
         alive = [state is LeaseState.EXTENDED for state in self._queue.heartbeat(leases)]
-        self._forget_leases(lease for lease, holds in zip(leases, alive, strict=True) if not holds)
-        self._board.extended(leases)
-        self._board.write_if_due()
+        self._leases.end(lease for lease, holds in zip(leases, alive, strict=True) if not holds)
+        self._leases.extended(leases)
+        self._leases.show()
         return alive
 
     def sweep(self) -> None:
@@ -211,7 +170,7 @@ class Coordinator:
         ended = self._queue.sweep()
         if ended:
             logger.warning("%d leases have expired; their groups are handed out again", len(ended))
-        self._forget_leases(ended)
+        self._leases.end(ended)
 
     async def accept(self, requests: list[AcceptRequest]) -> list[AcceptReply]:
         """Accept published groups; a stale attempt is refused without harm.
@@ -226,12 +185,12 @@ class Coordinator:
     def release(self, group_index: int, lease: bytes, reason: str) -> None:
         """Give a group back unfinished; it is handed out again."""
         self._queue.release([lease], reason)
-        self._forget_lease(group_index, lease)
+        self._leases.end_of_group(group_index, lease)
 
     def yield_groups(self, returns: Sequence[GroupReturn]) -> list[bool]:
         """Give groups back with the samples that they have; for each lease whether its group went back."""
         done = self._queue.yield_groups(returns)
-        self._forget_leases(item.lease for item in returns)
+        self._leases.end(item.lease for item in returns)
         return done
 
     def drop(self, group_index: int, lease: bytes, reason: str) -> None:
@@ -242,20 +201,18 @@ class Coordinator:
             logger.warning("group %d: %s", group_index, error)
             return
         finally:
-            self._forget_lease(group_index, lease)
-        if group_index in self._in_flight:  # otherwise the answer to an earlier call was lost
-            self._in_flight.remove(group_index)
-            self._dropped[reason] += 1
+            self._leases.end_of_group(group_index, lease)
+        self._books.dropped(group_index, reason)
 
     async def wait_for_groups(self, count: int, timeout_s: float) -> list[AcceptedGroup] | None:
         """All waiting groups once there are `count`; None when that takes longer than `timeout_s`."""
-        self._board.write_if_due()
+        self._leases.show()
         async with self._arrival:
             try:
-                await asyncio.wait_for(self._arrival.wait_for(lambda: len(self._waiting) >= count), timeout_s)
+                await asyncio.wait_for(self._arrival.wait_for(lambda: self._books.num_waiting >= count), timeout_s)
             except TimeoutError:
                 return None
-        return list(self._waiting.values())
+        return self._books.waiting
 
     def record_plan(self, batch_id: str, positions: list[int], plan: bytes) -> None:
         """Persist a batch plan; training may begin when this returns. The same plan again changes nothing."""
@@ -267,34 +224,22 @@ class Coordinator:
     def training_completed(self, rollout_id: int, policy_version: int, positions: list[int]) -> None:
         """Advance the offset: these groups are trained on this branch."""
         self._queue.record_trained(self._config.branch, rollout_id, policy_version, positions)
-        self._trained.update(positions)
+        self._books.completed(positions)
         self._next_version = max(self._next_version, policy_version + 1)
-        for position in positions:
-            self._waiting.pop(position, None)
 
     def identity(self) -> Identity:
-        return count_identity(self._queue.facts(), self._trained, self._reclaimed)
+        return self._books.identity(self._queue.facts())
 
     def counts(self) -> QueueCounts:
         """The same counts as `identity`, from running books: cheap enough for every step."""
-        return QueueCounts(
-            generated=self._num_accepted + len(self._in_flight) + self._dropped.total(),
-            trained=len(self._trained),
-            pending=self._num_accepted - len(self._trained),
-            in_flight=len(self._in_flight),
-            dropped=dict(self._dropped),
-            fresh=len(self._fresh),
-            backpressured=self._backpressured,
-            notices=self._storage.notices(),
-        )
+        return self._books.counts(backpressured=self._backpressured, notices=self._storage.notices())
 
     def highest_version(self) -> int:
         """Newest policy version that the queue has seen on any branch; 0 when there is none.
 
         A trained group's versions are at most that of its batch, so only the others are looked at one by one.
         """
-        waiting = [version or 0 for group in self._waiting.values() for version in group.summary.max_versions]
-        return max([self._queue.highest_trained_version(), *waiting])
+        return self._books.newest_version(at_least=self._queue.highest_trained_version())
 
     def save_prompt_source(self, rollout_id: int) -> None:
         """Have the prompt source keep what the cursor doesn't say. Raises `DataError`."""
@@ -304,7 +249,7 @@ class Coordinator:
         """The part of a commit that belongs to the queue; from running books, as `counts`."""
         counts = self.counts()
         return QueueState(
-            trained=self._trained.ranges(),
+            trained=self._books.trained.ranges(),
             next_group_index=self._queue.cursor().next_group_index,
             identity={
                 "generated": counts.generated,
@@ -313,7 +258,7 @@ class Coordinator:
                 "in_flight": counts.in_flight,
                 "dropped": sum(counts.dropped.values()),
             },
-            memory=self._queue.snapshot(self._trained),
+            memory=self._queue.snapshot(self._books.trained),
             accepted=self._queue.accepted_positions().ranges(),
         )
 
@@ -345,56 +290,37 @@ class Coordinator:
         reach(KillPoint.AFTER_ACCEPT)
         for request, receipt in zip(requests, receipts, strict=True):
             group_index = request.summary.group_index
-            self._forget_lease(group_index, request.lease)
+            self._leases.end_of_group(group_index, request.lease)
             replies.append(AcceptReply(group_index, None if receipt is None else receipt.position))
             if receipt is None:
                 logger.warning("group %d: a late result of an attempt that had ended was refused", group_index)
                 continue
-            if group_index in self._in_flight:
-                self._in_flight.remove(group_index)
-                self._num_accepted += 1
-            if receipt.position not in self._trained:
-                self._waiting[receipt.position] = AcceptedGroup(
-                    receipt.position, group_index, request.ref, request.summary
-                )
+            self._books.accepted(AcceptedGroup(receipt.position, group_index, request.ref, request.summary))
         return replies
 
     def _refill(self, room: int) -> None:
         fewest, most = REFILL_GROUPS
         prompts, following = self._source.take(self._queue.cursor(), min(max(REFILL_LEASES * room, fewest), most))
         self._queue.submit_prompts(prompts, following)
-        self._fresh.update(prompt.group_index for prompt in prompts)
+        self._books.submitted(prompt.group_index for prompt in prompts)
 
     def keep_version(self, policy_version: int) -> None:
         """The batch after the last one is planned under the same version: nothing was published between them."""
         self._next_version = policy_version
+        kept = KeptVersion(policy_version, len(self._books.trained))
+        self._config = msgspec.structs.replace(self._config, kept=kept)
 
     def _most_untrained(self, policy_version: int) -> int:
         """Most groups that may be generated and not trained when one more is begun under `policy_version`."""
-        is_bounded = self._rules.max_staleness is not None
+        oldest = policy_version
+        if self._rules.max_staleness is not None:
+            oldest = self._books.oldest_version(self._leases.oldest_version(policy_version))
         return most_untrained(
             self._rules,
-            oldest_version=self._oldest_untrained(policy_version) if is_bounded else policy_version,
+            oldest_version=oldest,
             begun_version=policy_version,
             next_version=max(self._next_version, policy_version),
         )
-
-    def _oldest_untrained(self, policy_version: int) -> int:
-        """Oldest version of the groups that are generated and not trained, and of one begun under `policy_version`."""
-        waiting = (v for group in self._waiting.values() for v in group.summary.min_versions if v is not None)
-        return min([policy_version, *(item.version for item in self._leased.values()), *waiting])
-
-    def _forget_lease(self, group_index: int, lease: bytes) -> None:
-        self._board.ended(lease)
-        held = self._leased.get(group_index)
-        if held is not None and held.lease == lease:
-            del self._leased[group_index]
-
-    def _forget_leases(self, leases: Iterable[bytes]) -> None:
-        ended = set(leases)
-        for lease in ended:
-            self._board.ended(lease)
-        self._leased = {group: held for group, held in self._leased.items() if held.lease not in ended}
 
 
 def open_coordinator(
@@ -422,8 +348,3 @@ def open_coordinator(
         queue.close()
         pool.close()
         raise
-
-
-def queue_root(rollout_data_dir: str | Path) -> Path:
-    """Folder of the straw pool inside `--rollout-data-dir`."""
-    return Path(rollout_data_dir) / "pool"

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.cluster import Cluster, answer
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import QueueCounts, decode, encode
 from pipeline.planner import BatchPlan
 from pipeline.process_watch import ProcessWatch

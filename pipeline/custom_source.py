@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from storage.files import make_folder, remove_durably, write_atomically
 from vime.data.cursor import PromptCursor, PromptTask
 from vime.data.record_files import BadRecord
 from vime.errors import DataError, reason_of
@@ -101,16 +102,16 @@ class CustomPromptSource:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def save(self, rollout_id: int) -> None:
-        """Have the source save its place, and remember which cursor that is."""
+        """Have the source save its place, and remember which cursor that is.
+
+        What was remembered of an earlier save for this rollout goes first: it isn't true of the place now saved.
+        Raises `DataError` or `StorageError`.
+        """
+        path = self._state_path(rollout_id)
+        make_folder(self._folder)
+        remove_durably(path)
         self._asked(lambda: self._source.save(rollout_id))
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path, content = self._state_path(rollout_id), msgspec.json.encode(_State(_STATE_VERSION, self._num_taken))
-        partial = path.with_suffix(".partial")
-        try:
-            partial.write_bytes(content)
-            partial.replace(path)
-        except OSError as error:
-            raise DataError(f"{path}: can't be written: {error}.", next_step="Free the folder of --save.") from error
+        write_atomically(path, msgspec.json.encode(_State(_STATE_VERSION, self._num_taken)))
 
     def _go_to(self, group_index: int) -> None:
         """Have the source stand before a group."""

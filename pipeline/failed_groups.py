@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ class FailedGroups:
         logger.warning("group %d failed, attempt %d (%s): %s", group_index, attempts, cause.reason, cause.error)
         is_last = attempts >= self._max_attempts
         await self.record(work, [each for each in failures if is_last or not isinstance(each.error, EngineError)])
+        if is_last:
+            self.finished(group_index)
         return is_last
 
     def finished(self, group_index: int) -> None:
@@ -92,10 +95,10 @@ class FailedGroups:
             attempt=lease.generation,
             samples=failure.samples,
             prompt_ref=work.prompt_ref,
-            payload_ref=self._publish(work, failure, lease.attempt_id),
+            payload_ref=self._publish(work, failure),
         )
 
-    def _publish(self, work: Work, failure: Failure, attempt_id: str) -> GroupRef | None:
+    def _publish(self, work: Work, failure: Failure) -> GroupRef | None:
         """The failed samples in the pool; None without one, or where they can't be encoded as they are."""
         if self._payloads is None:
             return None
@@ -103,5 +106,4 @@ class FailedGroups:
             group = encode_group(failure.samples)
         except Exception:  # the boundary to what user code left in the samples: the letter then holds them as JSON
             return None
-        name = ",".join(str(sample.index) for sample in failure.samples)
-        return self._payloads.publish_groups([(group, work.lease)], submission_id=f"dead:{attempt_id}:{name}")[0]
+        return self._payloads.publish_groups([(group, work.lease)], submission_id=f"dead:{uuid.uuid4().hex}")[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.memory_turns import MemoryTurns
 from pipeline.parity_verdict import engine_parity, refuse_difference
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 from pipeline.workers import Workers
 from vime.settings.groups import Settings
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.cluster import Cluster
+from pipeline.job_supervision import supervise_ranks
 from pipeline.memory_turns import MemoryTurns
 from pipeline.parity_probe import probe_engines
 from pipeline.parity_verdict import EngineParity, engine_parity
 from pipeline.probe_sequence import ProbeSequence
 from pipeline.publisher import WeightPublisher
-from pipeline.rank_supervision import supervise_ranks
 from pipeline.run_folder import RunFolder
 from pipeline.stages import Stage
 from pipeline.weight_wiring import weight_transport
@@ -57,7 +57,7 @@ async def _measure(settings: Settings, workers: Workers, report: Callable[[str],
     clients: list[EngineClient] = []
     try:
         turns = MemoryTurns(settings.cluster, workers)
-        addresses = await turns.start_both(lambda: workers.start_engines(report), lambda: _start_trainers(workers))
+        addresses = await turns.start_both(lambda: workers.engines.start(report), lambda: _start_trainers(workers))
         workers.trainers.watch()
         stages = supervise_ranks(settings.queue, workers, report, RunFolder.of(settings).stalls)
         stages.begin(Stage("the weights are published"))

@@ -20,11 +20,3 @@ def log_to_file(path: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     logging.basicConfig(level=logging.INFO, format=FORMAT, stream=sys.stderr, force=True)
-
-
-def last_lines(path: Path, count: int = 12) -> list[str]:
-    """The last non-empty lines of a log; none when it doesn't exist."""
-    if not path.exists():
-        return []
-    lines = path.read_text(errors="replace").splitlines()
-    return [line for line in lines if line.strip()][-count:]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.cluster import answer
-from pipeline.process_log import last_lines
+from vime.backends.vllm_utils.startup_log import last_lines
 from vime.errors import ProcessDiedError, RunFailedError, VimeError
 
 _Result = TypeVar("_Result")

@@ -130,6 +130,9 @@ class ProducerGroup:
                 break
             except ProcessDiedError as error:
                 death = error
+        if self._stopping:
+            self._end(successor)
+            raise death
         async with self._changed:
             self.actors[number] = successor
             missed = [successor.engine_moved.remote(*move) for move in self._moves[num_moves:]]

@@ -14,7 +14,8 @@ from pipeline.generate_settings import generate_settings, rollout_sampling
 from pipeline.group_maker import GroupMaker, GroupSettings
 from pipeline.messages import QueueCounts, decode
 from pipeline.model_config import model_config
-from pipeline.producer import Producer, ProducerSettings, QueueClient
+from pipeline.producer import Producer, ProducerSettings
+from pipeline.queue_client import QueueClient
 from pipeline.queue_data_source import QueueDataSource
 from pipeline.request_gate import RequestGate
 from pipeline.rollout_runner import GroupAttempts, RolloutRunner, RunnerSettings

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from pipeline.engine_update import EngineUpdate, Weights, note_failures
+from pipeline.engine_roster import EngineRoster
+from pipeline.engine_update import EngineUpdate, note_failures
 from pipeline.flush import publication_flushes
-from pipeline.weight_transports.transport import Deadline, Failures, Prepared, WeightTransport, failures_of, on_each
+from pipeline.publication import Publication
+from pipeline.weight_change import WeightChange, pause_s
+from pipeline.weight_transports.transport import Deadline, Prepared, WeightTransport, failures_of, on_each
 from vime.backends.vllm_utils.client import EngineClient
-from vime.backends.vllm_utils.updates import CompareHeld, RememberHeld
 from vime.errors import PublicationError
-from vime.utils.kill_points import KillPoint, reach
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +25,6 @@ MAX_FAILED = 3
 PREPARE_SHARE = 0.7
 """Part of a publication's time that preparing may take: the rest is for the engines that stand still."""
 CLEAN_UP_S = 30.0
-ASK_PAUSE_S = 5.0
-MAX_FENCED = 2
-"""Publications in a row that may leave out an engine before it is replaced, where engines are."""
 
 
 class Admission(Protocol):
@@ -38,37 +35,8 @@ class Admission(Protocol):
     async def serve_only(self, serving: list[str]) -> None: ...
 
 
-@dataclass(frozen=True)
-class Publication:
-    """What one publication did."""
-
-    version: int
-    """The version that serves now."""
-    raised: bool
-    """Whether it is a new one; otherwise the engines serve the old one, and the next publication tries again."""
-    flushed: bool
-    wire_bytes: int
-    """Bytes sent or written."""
-    density: float
-    """Share of the weights' bytes that travelled as changed."""
-    prepare_s: float
-    """Seconds in which the engines sampled on."""
-    pause_s: float
-    """Seconds in which the engines stood still: as they measure it, where weights change between two steps."""
-    fenced: dict[str, str]
-    """Engines that get no requests -> why, but for those that were given up."""
-    returned: list[str] = field(default_factory=list)
-    """Engines that got no requests before, and do now."""
-    change_s: float = 0.0
-    """Seconds in which no request was let in: those of a halt, or of the calls that change weights without one."""
-
-
 class WeightPublisher:
-    """Holds the policy version; it only goes up, and a number that was tried is never used again.
-
-    It also knows who serves: an engine that is fenced, by a publication or by `fence`, serves again only after it has
-    confirmed the version that the others serve.
-    """
+    """Holds the policy version; it only goes up, and a number that was tried is never used again."""
 
     def __init__(
         self,
@@ -90,24 +58,13 @@ class WeightPublisher:
         at once and `readmit` later. `tell_fenced` is told which engines get no requests, and why, whenever that may
         have changed. In `lend_to_engines` there is room for an engine's process to start.
         """
-        self._engines, self._transport, self._admission = list(engines), transport, admission
+        self._roster = EngineRoster(engines, tell_fenced)
+        self._changing = WeightChange(transport, compare_first=compare_first)
+        self._transport, self._admission = transport, admission
         self._start_version, self._flush_interval, self._timeout_s = start_version, flush_interval, timeout_s
-        self._compare_first, self._replace, self._tell_fenced = compare_first, replace, tell_fenced
-        self._lend_to_engines = lend_to_engines
+        self._replace, self._lend_to_engines = replace, lend_to_engines
         self.version = start_version
         self._tried = start_version
-        self._serving: set[str] = set()
-        self._in_doubt: set[str] = set()
-        self.fenced: dict[str, str] = {}
-        """Engines that get no requests -> why."""
-        self._gone: dict[str, str] = {}
-        """Engines without a process that could take a version -> why."""
-        self._given_up: set[str] = set()
-        """Those of them that never come back."""
-        self._lost: dict[str, str] = {}
-        """Engines that were fenced from outside since the publication began -> why."""
-        self._returned = asyncio.Event()
-        self._num_fenced: dict[str, int] = {}
         self._num_failed = self._num_attempts = 0
         self._why = ""
         self._is_publishing = self._sender_is_new = False
@@ -129,44 +86,34 @@ class WeightPublisher:
     @property
     def serving(self) -> list[str]:
         """Engines that get requests."""
-        return sorted(self._serving)
+        return self._roster.serving
+
+    @property
+    def fenced(self) -> Mapping[str, str]:
+        """Engines that get no requests -> why."""
+        return self._roster.fenced
 
     @property
     def behind(self) -> list[str]:
         """Engines that get no requests, though they could take a version."""
-        return sorted(set(self.fenced) - set(self._gone))
+        return self._roster.behind
 
     async def fence(self, address: str, reason: str) -> None:
         """Send no more requests to an engine, and count on it in no publication until `readmit`."""
-        self._gone[address] = self._lost[address] = self.fenced[address] = reason
-        self._serving.discard(address)
-        self._fences_changed()
-        await self._admission.serve_only(sorted(self._serving))
+        self._roster.fence(address, reason)
+        await self._admission.serve_only(self.serving)
 
     async def readmit(self, address: str, now_at: str | None = None) -> None:
         """The engine at this address runs anew and can take a version, `now_at` another address where it has moved."""
-        del self._gone[address]
-        self._in_doubt.discard(address)
-        self._num_fenced.pop(address, None)
-        if now_at is not None and now_at != address:
-            for engine in self._engines:
-                if engine.address == address:
-                    engine.move(now_at)
-            for noted in (self.fenced, self._lost):
-                noted[now_at] = noted.pop(address)
-            self._fences_changed()
-        self._returned.set()
+        self._roster.readmit(address, now_at)
 
     async def give_up(self, address: str) -> None:
         """A fenced engine never comes back: from now on publications are for the others."""
-        self._given_up.add(address)
-        self._in_doubt.discard(address)
-        self._num_fenced.pop(address, None)
+        self._roster.give_up(address)
 
     async def someone_is_behind(self) -> None:
         """Until an engine that gets no requests can take a version."""
-        while not self.behind:
-            await self._next_return()
+        await self._roster.someone_is_behind()
 
     def repeats(self) -> bool:
         """Whether `catch_up` can bring the version that serves to further engines."""
@@ -182,9 +129,9 @@ class WeightPublisher:
             PublicationError: no engine serves, after `MAX_FAILED` attempts in a row.
         """
         behind = set(self.behind)
-        engines = [engine for engine in self._engines if engine.address in behind]
+        engines = [engine for engine in self._roster.engines if engine.address in behind]
         publication = await self._attempt(self.version, engines, Deadline(self._timeout_s), flush=True)
-        self._num_failed = 0 if self._serving else self._num_failed + 1
+        self._num_failed = 0 if self.serving else self._num_failed + 1
         if self._num_failed >= MAX_FAILED:
             raise self._failed(publication)
         return publication
@@ -198,42 +145,29 @@ class WeightPublisher:
         Raises:
             PublicationError: no engine serves, or nothing could be published for `MAX_FAILED` times in a row.
         """
-        if not self._engines:
+        if not self._roster.engines:
             return await self._count()
         deadline = await self._someone_is_there()
         while True:
             self._tried += 1
             flush = publication_flushes(self._tried, self._start_version, self._flush_interval)
-            publication = await self._attempt(self._tried, self._left, deadline, flush=flush)
+            publication = await self._attempt(self._tried, self._roster.left, deadline, flush=flush)
             if publication.raised:
                 self._num_failed = 0
                 return publication
             self._num_failed += 1
-            if self._serving and self._num_failed < MAX_FAILED:
+            if self.serving and self._num_failed < MAX_FAILED:
                 return publication
             if self._num_failed >= MAX_FAILED or not (deadline.left_s() or self._replace):
                 raise self._failed(publication)
             if self._replace:
                 deadline = await self._someone_is_there()
 
-    @property
-    def _left(self) -> list[EngineClient]:
-        """Engines that were not given up."""
-        return [engine for engine in self._engines if engine.address not in self._given_up]
-
-    @property
-    def _all_are_replaced(self) -> bool:
-        return all(engine.address in self._gone for engine in self._left)
-
-    def _fences_changed(self) -> None:
-        if self._tell_fenced is not None:
-            self._tell_fenced(self.fenced)
-
     def _failed(self, publication: Publication) -> PublicationError:
         reasons = "; ".join(f"{address}: {reason}" for address, reason in publication.fenced.items())
         return PublicationError(
             f"Version {self._tried} of the weights could not be published, {self._num_failed} attempts in a row have "
-            f"failed; version {self.version} is served by {', '.join(sorted(self._serving)) or 'no engine'}. "
+            f"failed; version {self.version} is served by {', '.join(self.serving) or 'no engine'}. "
             f"{reasons or self._why}",
             next_step="Look at the logs of these engines, then resume the run.",
             engines=publication.fenced,
@@ -241,17 +175,13 @@ class WeightPublisher:
 
     async def _someone_is_there(self) -> Deadline:
         """Wait for an engine to return when all are being replaced; the deadline of what follows."""
-        if self._all_are_replaced:
+        if self._roster.all_are_replaced:
             async with self._lend_to_engines():
                 waiting = Deadline(self._timeout_s)
-                while self._all_are_replaced and waiting.left_s():
+                while self._roster.all_are_replaced and waiting.left_s():
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._next_return(), waiting.left_s())
+                        await asyncio.wait_for(self._roster.next_return(), waiting.left_s())
         return Deadline(self._timeout_s)
-
-    async def _next_return(self) -> None:
-        self._returned.clear()
-        await self._returned.wait()
 
     async def _count(self) -> Publication:
         self.version = self._tried = self._tried + 1
@@ -263,25 +193,26 @@ class WeightPublisher:
     ) -> Publication:
         """Bring a version to these engines; the others, if any, go on serving it meanwhile."""
         started = time.monotonic()
-        self._why, self._lost, self._is_publishing = "", dict(self._gone), True
+        self._why, self._is_publishing = "", True
         self._num_attempts += 1
-        updates = [EngineUpdate(e, deadline, in_doubt=e.address in self._in_doubt) for e in engines]
-        prepared, change_s, were_fenced = Prepared(), 0.0, set(self.fenced)
+        updates = self._roster.begin(engines, deadline)
+        change_s, were_fenced = 0.0, set(self.fenced)
         try:
             prepared = await self._prepare(version, updates, deadline)
             prepare_s = time.monotonic() - started
             if any(update.goes_on for update in updates):
                 change_s = await self._change(version, updates, deadline, flush=flush)
-            raised = self._judge(version, updates)
-            self._fences_changed()
+            raised = self._roster.judge(version, updates)
+            if raised:
+                self.version, self._sender_is_new = version, False
         except BaseException:
             await self._cut_short(updates)
             raise
         finally:
             self._is_publishing = False
-        if self._serving:
-            await self._admission.resume_admission(self.version, sorted(self._serving))
-        pause_s = await _pause_s(updates, change_s, deadline)
+        if self.serving:
+            await self._admission.resume_admission(self.version, self.serving)
+        stood_still_s = await pause_s(updates, change_s, deadline)
         await self._clean_up(version, published=version == self.version)
         self._replace_useless(updates)
         return Publication(
@@ -291,27 +222,22 @@ class WeightPublisher:
             prepared.wire_bytes,
             prepared.density,
             prepare_s,
-            pause_s,
-            {address: reason for address, reason in self.fenced.items() if address not in self._given_up},
-            sorted(were_fenced & self._serving),
-            change_s,
+            stood_still_s,
+            fenced=self._roster.fenced_for_now,
+            returned=sorted(were_fenced & set(self.serving)),
+            change_s=change_s,
         )
 
     async def _cut_short(self, updates: Sequence[EngineUpdate]) -> None:
         """Whoever may hold something else than the version that serves gets no requests before the next one."""
-        changed = [update.engine.address for update in updates if update.weights is not Weights.OLD]
-        self.fenced |= dict.fromkeys(changed, "its publication was cut short")
-        self._serving -= set(changed)
-        self._in_doubt |= set(changed)
-        self._fences_changed()
-        if self._serving:
-            await self._admission.resume_admission(self.version, sorted(self._serving))
-        elif changed:
+        someone_was_changed = self._roster.cut_short(updates)
+        if self.serving:
+            await self._admission.resume_admission(self.version, self.serving)
+        elif someone_was_changed:
             await self._admission.serve_only([])
 
-    async def _prepare(self, version: int, updates: list[EngineUpdate], deadline: Deadline) -> Prepared:
+    async def _prepare(self, version: int, updates: Sequence[EngineUpdate], deadline: Deadline) -> Prepared:
         """Ask who is there, and bring the version to all who are."""
-        note_failures(updates, self._gone)
         asked = [update.engine for update in updates if update.goes_on]
         note_failures(updates, await on_each(asked, "asking", [e.weight_version() for e in asked], deadline))
         for update in updates:
@@ -319,7 +245,7 @@ class WeightPublisher:
         present = [update.engine for update in updates if update.goes_on]
         if not present:
             return Prepared()
-        someone_missed_one = bool(self.fenced.keys() - self._given_up) or len(present) < len(self._left)
+        someone_missed_one = bool(self._roster.fenced_for_now) or len(present) < len(self._roster.left)
         full = self._sender_is_new or self._num_failed > 0 or someone_missed_one
         try:
             preparing = self._transport.prepare(version, present, full=full, deadline=deadline)
@@ -328,71 +254,20 @@ class WeightPublisher:
             self._why = error.message
             prepared = Prepared(failures_of(error, present))
         note_failures(updates, prepared.failures)
-        await self._look_for(updates, deadline)
+        await _look_for_lost(updates, deadline)
         return prepared
 
-    async def _look_for(self, updates: list[EngineUpdate], deadline: Deadline) -> None:
-        """Of the engines that a preparation has lost, which are still there and sample."""
-        lost = [update for update in updates if update.samples and not update.goes_on]
-        asked = [update.engine.weight_version() for update in lost]
-        gone = await on_each([update.engine for update in lost], "asking", asked, deadline)
-        for update in lost:
-            update.samples = update.engine.address not in gone
-
-    async def _change(self, version: int, updates: list[EngineUpdate], deadline: Deadline, *, flush: bool) -> float:
+    async def _change(self, version: int, updates: Sequence[EngineUpdate], deadline: Deadline, *, flush: bool) -> float:
         """Bring the version into the models; how long that took."""
         going = [update for update in updates if update.goes_on]
-        swapping = await self._who_swaps(going, flush=flush)
+        serving = [update for update in going if self._roster.serves(update.engine)]
+        swapping = await self._changing.who_swaps(serving, flush=flush)
         halting = [update for update in going if update not in swapping and update.goes_on]
-        if len(updates) >= len(self._left):
+        if len(updates) >= len(self._roster.left):
             await self._admission.pause_admission()
         began = time.monotonic()
-        changes = [self._swap(version, swapping)] if swapping else []
-        if halting:
-            changes.append(self._halt_and_load(version, halting, deadline, flush=flush))
-        await _all_of(changes)
+        await self._changing.apply(version, swapping, halting, deadline, flush=flush)
         return time.monotonic() - began
-
-    async def _who_swaps(self, going: Sequence[EngineUpdate], *, flush: bool) -> list[EngineUpdate]:
-        """Those that need no halt: they serve, so nobody has left them paused, and have the version beside them."""
-        if flush or self._compare_first or not self._transport.stages:
-            return []
-        serving = [update for update in going if update.engine.address in self._serving]
-        can_swap = await asyncio.gather(*(update.can_swap() for update in serving))
-        return [update for update, can in zip(serving, can_swap, strict=True) if can]
-
-    async def _swap(self, version: int, swapping: list[EngineUpdate]) -> None:
-        """Change the weights between two steps."""
-        try:
-            await asyncio.gather(*(update.swap(version) for update in swapping))
-            reach(KillPoint.DURING_WEIGHTS)
-        finally:
-            await asyncio.gather(*(update.settle() for update in swapping))
-
-    async def _halt_and_load(self, version: int, going: list[EngineUpdate], deadline: Deadline, *, flush: bool) -> None:
-        """Stop, load, raise the version, and let go on."""
-        try:
-            await asyncio.gather(*(update.stop(flush=flush) for update in going))
-            if self._compare_first:
-                await self._hold(going, deadline, RememberHeld())
-            await asyncio.gather(*(update.open() for update in going if update.goes_on))
-            loading = [update for update in going if update.goes_on]
-            for update in loading:
-                update.weights = Weights.UNKNOWN
-            note_failures(loading, await self._load(version, [update.engine for update in loading], deadline))
-            reach(KillPoint.DURING_WEIGHTS)
-            await asyncio.gather(*(update.close(version) for update in loading))
-            if self._compare_first:
-                await self._hold(loading, deadline, CompareHeld())
-                self._compare_first = False
-        finally:
-            await asyncio.gather(*(update.settle() for update in going))
-
-    async def _load(self, version: int, engines: Sequence[EngineClient], deadline: Deadline) -> Failures:
-        try:
-            return await deadline.bound("loading", self._transport.load(version, engines, deadline))
-        except PublicationError as error:
-            return failures_of(error, engines)
 
     async def _clean_up(self, version: int, *, published: bool) -> None:
         """What can't be cleaned up is told, and stays."""
@@ -402,76 +277,16 @@ class WeightPublisher:
         except PublicationError as error:
             logger.warning("after version %d: %s", version, error)
 
-    async def _hold(self, updates: list[EngineUpdate], deadline: Deadline, request: RememberHeld | CompareHeld) -> None:
-        """Raises `PublicationError` when an engine can't note its weights, or holds others than it noted."""
-        engines = [update.engine for update in updates if update.goes_on]
-
-        async def ask(engine: EngineClient) -> None:
-            await engine.start_weight_update()
-            await engine.update_weights(request)
-
-        failures = await on_each(engines, "comparing the weights of", [ask(engine) for engine in engines], deadline)
-        if failures:
-            raise PublicationError(
-                f"--check-weight-update-equal: {'; '.join(failures.values())}",
-                next_step="Check that --hf-checkpoint is what the trainer was started from, in the engine's dtype.",
-                engines=failures,
-            )
-
-    def _judge(self, version: int, updates: list[EngineUpdate]) -> bool:
-        """Note who serves and who is fenced; whether the version is published."""
-        note_failures(updates, self._lost)
-        new = [u for u in updates if u.weights is Weights.NEW and u.samples and u.engine.address not in self._lost]
-        before, concerned = self._serving, {update.engine.address for update in updates}
-        if new:
-            self.version = version
-            self._sender_is_new = False
-        self._serving = before - concerned
-        self.fenced = {address: reason for address, reason in self.fenced.items() if address not in concerned}
-        self._in_doubt -= concerned
-        self._in_doubt |= {update.engine.address for update in updates if update.weights is Weights.UNKNOWN}
-        for update in updates:
-            address = update.engine.address
-            is_current = update in new if new else update.weights is Weights.OLD and address in before
-            if is_current and update.samples and address not in self._lost:
-                self._serving.add(address)
-                self._num_fenced.pop(address, None)
-            else:
-                self.fenced[address] = update.problem or f"holds {update.weights.value}"
-        for address, reason in self.fenced.items():
-            if address in self._given_up:
-                continue
-            logger.warning(
-                "engine %s gets no requests, since version %d was not confirmed: %s", address, version, reason
-            )
-        return bool(new)
-
-    def _replace_useless(self, updates: list[EngineUpdate]) -> None:
-        """Ask for new engines in place of those that were left out too often, or of all when none serves."""
-        if self._replace is None:
-            return
-        for address in {update.engine.address for update in updates} & set(self.behind):
-            self._num_fenced[address] = self._num_fenced.get(address, 0) + 1
-            if self._num_fenced[address] >= MAX_FENCED or not self._serving:
-                self._gone[address] = self.fenced[address]
-                self._replace(address, self.fenced[address])
+    def _replace_useless(self, updates: Sequence[EngineUpdate]) -> None:
+        if self._replace is not None:
+            for address, reason in self._roster.useless(updates).items():
+                self._replace(address, reason)
 
 
-async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Each goes to its end, whatever becomes of the others; raises the first error."""
-    for outcome in await asyncio.gather(*works, return_exceptions=True):
-        if outcome is not None:
-            raise outcome
-
-
-async def _pause_s(updates: Sequence[EngineUpdate], change_s: float, deadline: Deadline) -> float:
-    """The longest time that an engine stood still; that of the change, where an engine was halted or doesn't tell."""
-    if not all(update.was_swapped and update.weights is Weights.NEW for update in updates if update.was_changed):
-        return change_s
-    engines = [update.engine for update in updates if update.was_changed]
-    try:
-        asking = asyncio.gather(*(engine.swap_time_s() for engine in engines))
-        return max(await deadline.bound("asking for the pause", asking, at_most_s=ASK_PAUSE_S), default=0.0)
-    except PublicationError as error:
-        logger.warning("the pause of the engines is not known: %s", error.message)
-        return change_s
+async def _look_for_lost(updates: Sequence[EngineUpdate], deadline: Deadline) -> None:
+    """Of the engines that a preparation has lost, which are still there and sample."""
+    lost = [update for update in updates if update.samples and not update.goes_on]
+    asked = [update.engine.weight_version() for update in lost]
+    gone = await on_each([update.engine for update in lost], "asking", asked, deadline)
+    for update in lost:
+        update.samples = update.engine.address not in gone

@@ -63,8 +63,9 @@ class RequestGate:
         self._open.set()
 
     async def opened(self) -> None:
-        """Wait until requests may start."""
-        await self._open.wait()
+        """Wait until requests may start; when this returns, they may."""
+        while not self._open.is_set():  # it may be shut again between the event and its waiter's turn
+            await self._open.wait()
 
     async def request(
         self, group_index: int, work: Callable[[Sampler | None, int], Coroutine[object, object, _Result]]

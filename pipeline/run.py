@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -62,14 +63,14 @@ def _run(resolved: Resolved, view: ProgressView, interrupts: Interrupts) -> Endi
         settings = generation_alone(settings)
     folder, queue = RunFolder.of(settings), settings.queue
     fixed = fixed_settings(settings, source)
-    check_start(settings, source, folder)
+    room = check_start(settings, source, folder)
     folder.make()
     with session_lock(folder):
         start = prepare_start(settings, folder)
         hold_to_fixed(folder.root, fixed)
         live_at(folder.root, folder.root / folder.output)
-        warnings = [room_warnings, absent_keys, reward_warnings]
-        for words in (words for warns in warnings for words in warns(settings, source)):
+        later = (words for warns in (absent_keys, reward_warnings) for words in warns(settings, source))
+        for words in itertools.chain(room_warnings(room), later):
             view.note(f"warning: {words}")
         for words in resume_words(settings, folder, start):
             view.note(words)

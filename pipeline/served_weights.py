@@ -11,7 +11,8 @@ from pipeline.commits import Commits
 from pipeline.evaluation.start import highest_evaluated_version
 from pipeline.incidents import IncidentLog
 from pipeline.memory_turns import MemoryTurns
-from pipeline.publisher import Publication, WeightPublisher
+from pipeline.publication import Publication
+from pipeline.publisher import WeightPublisher
 from pipeline.run_folder import RunFolder
 from pipeline.session_start import Start
 from pipeline.trainer_turns import TrainerTurns
@@ -258,10 +259,10 @@ async def start_publisher(
     """
 
     def tell_fenced(model: str, fenced: Mapping[str, str]) -> None:
-        incidents.engines(model, fenced, {engine.address: engine.name for engine in workers.engines})
+        incidents.engines(model, fenced, {engine.address: engine.name for engine in workers.engines.processes})
 
     weights = settings.weights
-    turns.replace_engine = None if workers.keeper is None else workers.keeper.replace
+    turns.replace_engine = None if workers.engines.keeper is None else workers.engines.keeper.replace
     publisher = WeightPublisher(
         clients,
         weight_transport(settings, workers.trainers),
@@ -277,7 +278,7 @@ async def start_publisher(
         timeout_s=weights.update_weight_timeout,
         compare_first=weights.check_weight_update_equal and start.commit is None and kept_version is None,
         replace=turns.replace_engine,
-        tell_fenced=partial(tell_fenced, workers.trained_model),
+        tell_fenced=partial(tell_fenced, workers.engines.trained_model),
         lend_to_engines=turns.lent_to_engines,
     )
     if kept_version is not None:

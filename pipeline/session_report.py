@@ -16,7 +16,7 @@ from pipeline.optional_records import OptionalRecords
 from pipeline.planner import BatchPlan
 from pipeline.producer_wiring import reward_name
 from pipeline.progress import ProgressView, bottleneck, stopped
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 from pipeline.run_folder import RunFolder
 from pipeline.step_metrics import StepClock, step_record
 from pipeline.stream_shares import StreamShares

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 
 from pipeline.batch_wait import batches_left_waiting
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.run_folder import RunFolder
 from pipeline.session_plan import plan_session
 from recovery.commit import CommitParent, CommitRecord, QueueState, commit_path, read_commit, read_queue_state

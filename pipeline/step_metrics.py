@@ -13,7 +13,7 @@ from pipeline.messages import ProducerStats, QueueCounts, TrainReport
 from pipeline.optional_records import Unwritten, unwritten_words
 from pipeline.planner import BatchPlan
 from pipeline.progress import ROUTES_WORDS, StepRecord
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 from pipeline.sample_metrics import sample_metrics
 from pipeline.stream_shares import StreamShares
 from vime.counted import counted

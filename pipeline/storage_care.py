@@ -47,7 +47,7 @@ class StorageCare:
             self.collect()
 
     def collect(self) -> None:
-        """Reclaim storage, if that is wanted. A failure is told and stops nothing but this."""
+        """Reclaim storage, if that is wanted. A failure is told and stops nothing else; the next call tries again."""
         if self._collect is None:
             return
         self._collected_at = self._clock()
@@ -56,9 +56,13 @@ class StorageCare:
         except CoordinatorBusyError:
             raise  # no failure of the collection: the queue is no longer ours
         except StorageError as error:
-            logger.exception("storage is not reclaimed any more")
-            self._collect, self._error = None, error
+            if self._error is None or self._error.message != error.message:
+                logger.exception("storage is not reclaimed")
+            self._error = error
             return
+        if self._error is not None:
+            logger.info("storage is reclaimed again")
+            self._error = None
         if reclaimed.packs or reclaimed.journals:
             logger.info(
                 "reclaimed %d packs (%.1f MB) and %d journals",
@@ -73,5 +77,5 @@ class StorageCare:
         if self._shortfall is not None:
             found.append(f"Production is paused for want of space: {self._shortfall}.")
         if self._error is not None:
-            found.append(f"Storage is not reclaimed any more: {self._error}")
+            found.append(f"Storage is not reclaimed, which is tried again: {self._error}")
         return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.messages import ProducerStats
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 
 
 class StreamShares:

@@ -6,51 +6,35 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
-from pipeline.actors.engine import EngineActor
 from pipeline.actors.producer import ProducerActor
 from pipeline.actors.settings import encode_settings
 from pipeline.cluster import CONTROL_S, Cluster, answer, closed
 from pipeline.coordinator_handle import CoordinatorHandle
-from pipeline.engine_health import EngineKeeper, Fences, HealthSettings, KeptEngine
-from pipeline.engine_process import STOP_MARGIN_S, EngineProcess
+from pipeline.engine_group import EngineGroup
+from pipeline.engine_health import EngineKeeper, Fences
+from pipeline.engine_process import STOP_MARGIN_S
 from pipeline.evaluation.records import EvaluationRecord
-from pipeline.external_engines import ExternalEngine, check_external
 from pipeline.forwarders import ForwarderActor
-from pipeline.frozen_engines import FencesOfModels, FrozenEngines
 from pipeline.kept_engines import end_claims
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport, decode, encode
+from pipeline.node_moves import NodeMoves
 from pipeline.probe_sequence import ProbeSequence
-from pipeline.process_log import last_lines
 from pipeline.process_watch import ProcessWatch
 from pipeline.producer_group import ProducerGroup
 from pipeline.producer_wiring import worker_name
-from pipeline.prometheus.exporter import write_engine_targets
-from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
-from pipeline.sample_columns import sample_columns
-from pipeline.storage_proof import prove_nodes
 from pipeline.trainer_group import STOP_TIMEOUT_S, TrainerGroup
 from storage.files import write_atomically
-from vime.counted import counted
 from vime.errors import ProcessDiedError, RunFailedError, StorageError, VimeError
 from vime.settings.groups import Settings
-from vime.settings.rules.quantities import engines_are_others, own_engines
-from vime.settings.served_models import EngineSpec, model_names
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-
-PROGRESS_S = 2.0
-
-
-def _as_it_is(engine: KeptEngine) -> KeptEngine:
-    return engine
 
 
 class Workers:
@@ -61,23 +45,13 @@ class Workers:
     ) -> None:
         """`note` is told of engines that fail and are replaced."""
         self.settings, self._folder, self._cluster, self._note = settings, folder, cluster, note
-        encoded = encode_settings(settings)
-        num_ranks = settings.cluster.num_trainer_ranks
-        self._encoded = encoded
-        self.engines = [
-            self._engine(number, spec, num_ranks)
-            for number, spec in enumerate(own_engines(settings))
-            if spec.kind != "placeholder"
-        ]
-        self.routers = Routers(settings, folder, note, self.record_processes)
-        self._models = model_names(settings)
-        self._addresses: dict[str, list[str]] = {name: [] for name in self._models}
-        """Served model, the trained one first -> base URLs of its engines."""
-        self.keeper: EngineKeeper | None = None
-        """Who replaces engines, in a run that does, once they have started."""
         self.watch = ProcessWatch(folder.log)
-        self.queue = CoordinatorHandle(encoded, cluster, self.watch, in_memory=settings.queue.is_in_memory)
-        self.trainers = TrainerGroup(settings, cluster, self.watch, self._leave_lost_nodes)
+        moves = NodeMoves(cluster, folder.queue, settings.queue, note)
+        self.engines = EngineGroup(settings, folder, cluster, self.watch, moves, note, self.record_processes)
+        self.queue = CoordinatorHandle(
+            encode_settings(settings), cluster, self.watch, in_memory=settings.queue.is_in_memory
+        )
+        self.trainers = TrainerGroup(settings, cluster, self.watch, moves.leave_lost_nodes)
         self.producers = ProducerGroup(
             self._spawn_producer,
             lambda actor: cluster.end(actor),
@@ -86,104 +60,12 @@ class Workers:
             self.record_processes,
             max_restarts=settings.queue.max_process_restarts,
         )
-        self._engine_addresses: list[str] = []
-        self._unproven: set[int | None] = set()
-        """Engines, None for the trainer, that have gone to a node which is not known to see the queue's folder."""
         self._forwarders: list[Any] = []
         self._followers: list[asyncio.Task[None]] = []
 
-    async def start_engines(
-        self, report: Callable[[str], None], kept: Callable[[KeptEngine], KeptEngine] = _as_it_is
-    ) -> list[str]:
-        """Start all engines; base URLs of those that are trained. `report` is told what they are at.
-
-        `kept` is how the keeper sees an engine. Those of other models serve at once, through their routers.
-        """
-        starting = asyncio.gather(*(engine.start() for engine in self.engines))
-        try:
-            while not (await asyncio.wait([starting], timeout=PROGRESS_S))[0]:
-                phases = [await engine.progress() for engine in self.engines]
-                report("; ".join(f"engine {number}: {phase}" for number, phase in enumerate(phases)))
-        finally:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-        starting.result()
-        if engines_are_others(self.settings):
-            return await self._join_engines(report)
-        if self.settings.engine.use_fault_tolerance and self.engines:
-            self.keeper = EngineKeeper([kept(engine) for engine in self.engines], _health(self.settings), self._note)
-        else:
-            for number, engine in enumerate(self.engines):
-                self.watch.add(f"engine_{number}", engine.actor.watch.remote())
-        self._addresses = {
-            name: [engine.address for engine in self.engines if engine.model == name] for name in self._models
-        }
-        for name in self._models[1:]:
-            await self.routers.set(name, self._addresses[name], self._addresses[name])
-        return self._addresses[self._models[0]]
-
-    async def take_over_engines(self) -> int | None:
-        """Take over engines that outlived a driver before; the highest version that one of them holds.
-
-        They serve nothing until they confirm a version, as new ones. Those that can't be used are ended. None without
-        one that was taken over.
-        """
-        kept = [engine for engine in self.engines if engine.is_kept]
-        taken = await asyncio.gather(*(engine.take_over() for engine in kept))
-        for engine, found in zip(kept, taken, strict=True):
-            if found.why_not:
-                self._note(f"{engine.name[0].upper()}{engine.name[1:]} was kept, and is replaced: {found.why_not}.")
-        versions = [found.version for found in taken if found.version is not None]
-        if versions:
-            self._note(
-                f"{counted(len(versions), 'engine')} kept from the session before, with version {max(versions)}."
-            )
-        return max(versions, default=None)
-
-    @property
-    def trained_model(self) -> str:
-        """Its name."""
-        return self._models[0]
-
-    @property
-    def frozen(self) -> list[str]:
-        """Base URLs of the engines that aren't trained, once all have started."""
-        return [address for name in self._models[1:] for address in self._addresses[name]]
-
-    @property
-    def taken_over(self) -> set[str]:
-        """Base URLs of the engines that were taken over, once all have started."""
-        return {engine.address for engine in self.engines if engine.is_taken_over}
-
-    @property
-    def has_engines(self) -> bool:
-        """Whether samples come from engines, once they have started."""
-        return any(self._addresses.values())
-
     async def start_routers(self) -> None:
-        """Start a router for each model; an engine is its worker when it has confirmed a version."""
-        if not self.engines and not engines_are_others(self.settings):
-            return
-        await self.routers.start(self._models, self._cluster.host)
-        self.settings = self.settings.with_routers(self.routers.of_models)
-        for router in self.routers.of_models:
-            self._note(f"Router of {router.model}: http://{router.host}:{router.port}")
-        self.watch.add("router", self.routers.keep())
-
-    async def _join_engines(self, report: Callable[[str], None]) -> list[str]:
-        """Base URLs of engines that others started, checked; they get no requests before they confirm a version."""
-        given, trained = self.settings.engine.rollout_external_engine_addrs, self._models[0]
-        if given is not None:
-            addresses = [f"http://{address}" for address in given]
-        else:
-            addresses = await self.routers.registered(trained, report)
-        self._addresses[trained] = addresses
-        await self._serve_only(trained, [])
-        await check_external(addresses, sample_columns(self.settings))
-        if self.settings.engine.use_fault_tolerance:
-            engines = [ExternalEngine(number, address) for number, address in enumerate(addresses)]
-            self.keeper = EngineKeeper(engines, _health(self.settings), self._note)
-        return addresses
+        """See `EngineGroup.start_routers`; the settings know them from now on."""
+        self.settings = self.settings.with_routers(await self.engines.start_routers())
 
     def keep_engines(
         self,
@@ -191,30 +73,18 @@ class Workers:
         frozen_anew: Callable[[str, str], Awaitable[None]],
         tell_frozen: Callable[[str, Mapping[str, str]], None],
     ) -> None:
-        """From now on engines that fail are fenced and replaced, where the settings ask for it.
-
-        Of the models that aren't trained, `frozen_anew` is told where an engine was and is, before it gets requests
-        again, and `tell_frozen` which engines of a model get none, and why.
-        """
-        if self.keeper is None:
-            return
-        by_address: dict[str, Fences] = {}
-        for name in self._models[1:]:
-            frozen = FrozenEngines(
-                self._addresses[name], partial(self._serve_only, name), frozen_anew, partial(tell_frozen, name)
-            )
-            by_address |= dict.fromkeys(self._addresses[name], frozen)
-        self.watch.add("engines", self.keeper.run(FencesOfModels(fences, by_address, self._engine_moved)))
-        for number in range(len(self.producers.actors)):
-            self._followers.append(asyncio.create_task(self._follow_suspicions(number, self.keeper)))
+        """See `EngineGroup.keep`. Engines that fail a producer's requests are checked at once."""
+        self.engines.keep(fences, frozen_anew, tell_frozen, self._engine_moved)
+        if (keeper := self.engines.keeper) is not None:
+            for number in range(len(self.producers.actors)):
+                self._followers.append(asyncio.create_task(self._follow_suspicions(number, keeper)))
 
     async def start_trainers(self) -> int:
         """See `TrainerGroup.start`."""
         return await self.trainers.start(self.queue.actor)
 
-    async def start_producers(self, engine_addresses: list[str]) -> None:
+    async def start_producers(self) -> None:
         """Start the producers; they generate nothing before admission is resumed."""
-        self._engine_addresses = engine_addresses
         if self.settings.rollout.use_distributed_post:
             self._forwarders = self._cluster.spawn_everywhere(ForwarderActor)
         await self.producers.start(self.settings.queue.rollout_num_producers)
@@ -227,8 +97,8 @@ class Workers:
             "driver": os.getpid(),
             "coordinator": await self._pid(self.queue.actor),
             "trainers": [await self._pid(trainer) for trainer in self.trainers.ranks],
-            "engines": [await engine.pids() for engine in self.engines],
-            "routers": self.routers.pids,
+            "engines": [await engine.pids() for engine in self.engines.processes],
+            "routers": self.engines.routers.pids,
             "producers": [await self._pid(producer) for producer in self.producers.actors],
             "ray_folder": str(self._cluster.temporary),
         }
@@ -236,12 +106,6 @@ class Workers:
             write_atomically(self._folder.processes, json.dumps(ids, indent=1).encode())
         except StorageError as error:
             self._note(f"warning: the ids of the processes were not kept: {error}")
-
-    def write_engine_targets(self) -> None:
-        """Tell Prometheus where the engines of all models are, once they have started."""
-        named = {engine.name.replace(" ", "_"): engine.address for engine in self.engines}
-        of_others = {f"engine_{number}": address for number, address in enumerate(self._addresses[self.trained_model])}
-        write_engine_targets(self.settings.logging, self._folder, named or of_others)
 
     async def guarded(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """See `ProcessWatch.guarded`."""
@@ -294,11 +158,11 @@ class Workers:
         await self.producers.pause_admission()
 
     async def resume_admission(self, policy_version: int, serving: list[str]) -> None:
-        await self._serve_only(self._models[0], serving)
+        await self.engines.serve_only(serving)
         await self.producers.resume_admission(policy_version, serving)
 
     async def serve_only(self, serving: list[str]) -> None:
-        await self._serve_only(self._models[0], serving)
+        await self.engines.serve_only(serving)
         await self.producers.serve_only(serving)
 
     async def stop_producers(self) -> VimeError | None:
@@ -322,7 +186,7 @@ class Workers:
             task.cancel()
         await asyncio.gather(*self._followers, return_exceptions=True)
         await self.watch.close()
-        ending = [engine for engine in self.engines if not (keeps_engines and engine.is_kept)]
+        ending = [engine for engine in self.engines.processes if not (keeps_engines and engine.is_kept)]
         engines = {engine.name: engine.actor.stop.remote() for engine in ending}
         others = {f"trainer rank {rank}": trainer.close.remote() for rank, trainer in enumerate(self.trainers.ranks)}
         if self.queue.actor is not None:
@@ -333,52 +197,13 @@ class Workers:
         )
         if not keeps_engines:
             await asyncio.to_thread(end_claims, self._folder.kept_engines)
-        await self.routers.stop()
-
-    async def _serve_only(self, model: str, serving: Collection[str]) -> None:
-        await self.routers.set(model, self._addresses[model], serving)
+        await self.engines.routers.stop()
 
     async def _engine_moved(self, address: str, now_at: str) -> None:
         """Have everybody who sends requests find an engine that went to another node."""
         self._note(f"The engine that was at {address} is at {now_at} now.")
-        for addresses in (*self._addresses.values(), self._engine_addresses):
-            addresses[:] = [now_at if each == address else each for each in addresses]
-        self.write_engine_targets()
+        self.engines.moved(address, now_at)
         await self.producers.engine_moved(address, now_at)
-
-    async def _leave_lost_nodes(self, engine: int | None = None) -> None:
-        """Give the trainer's ranks, or an engine, that have lost their node a place on another one.
-
-        That one must see the queue's folder as all do. Raises `RunFailedError` or `StorageError`.
-        """
-        moved = await self._cluster.leave_lost_nodes(engine)
-        if moved:
-            self._note(moved)
-            self._unproven.add(engine)
-        if engine in self._unproven:
-            await prove_nodes(self._folder.queue, self.settings.queue)
-            self._unproven.remove(engine)
-
-    def _engine(self, number: int, spec: EngineSpec, num_ranks: int) -> EngineProcess:
-        log = self._folder.log(f"engine_{number}")
-
-        def spawn() -> Any:
-            what = encode((spec, self._cluster.engine_places(number)))
-            return self._cluster.spawn_worker(EngineActor, num_ranks + number, self._encoded, number, what)
-
-        return EngineProcess(
-            f"engine {number}",
-            spec.model,
-            spawn,
-            lambda actor: self._cluster.end(actor),
-            cleanup_timeout_s=self.settings.engine.rollout_cleanup_timeout,
-            log_tail=lambda: last_lines(log),
-            on_restart=self.record_processes,
-            node=lambda: self._cluster.engine_places(number)[0].node_id,
-            leave_lost_node=partial(self._leave_lost_nodes, number),
-            is_kept=self.settings.queue.rollout_session_id is not None
-            and len(self._cluster.engine_places(number)) == 1,
-        )
 
     async def _follow_suspicions(self, number: int, keeper: EngineKeeper) -> None:
         """Have engines checked that fail a producer's requests. Ends with the producer, whose end is told elsewhere."""
@@ -388,7 +213,7 @@ class Workers:
                     keeper.suspect(address)
 
     def _spawn_producer(self, number: int) -> Any:
-        encoded, addresses = encode_settings(self.settings), self._engine_addresses
+        encoded, addresses = encode_settings(self.settings), self.engines.trained
         return self._cluster.spawn(ProducerActor, encoded, self.queue.actor, addresses, number, self._forwarders)
 
     async def _retire_producer(self, number: int) -> None:
@@ -408,12 +233,3 @@ async def _closed_in_time(closing: Mapping[str, Awaitable[Any]], within_s: float
     late = (await asyncio.wait(tasks, timeout=within_s))[1] if tasks else set()
     for task in late:
         logger.warning("%s did not close within %g s", tasks[task], within_s)
-
-
-def _health(settings: Settings) -> HealthSettings:
-    engine = settings.engine
-    return HealthSettings(
-        interval_s=engine.rollout_health_check_interval,
-        timeout_s=engine.rollout_health_check_timeout,
-        first_wait_s=engine.rollout_health_check_first_wait,
-    )

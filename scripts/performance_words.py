@@ -84,8 +84,9 @@ pause, as large ones are, make it {ms["streamed_pause_s"]:.0f} ms. Another engin
 Seconds lost in ten differ by more from one window to the next than keep, halt and ipc can cost. Without a publication
 the engine makes about {values["wait_lost_tokens"] / ms["wait_lost_s"]:.0f} thousand tokens/s where all requests began
 at once, as after wait and abort, but {values["halt_lost_tokens"] / ms["halt_lost_s"]:.0f} thousand where they begin one
-by one, as in keep and halt. Probably steps with a prompt among them are slow, for which these engines capture no graphs
-(`FULL_DECODE_ONLY`); other modes of graphs were not tried under such a load."""
+by one, as in keep and halt: steps with a prompt among them are slow, for which these engines captured no graphs
+(`FULL_DECODE_ONLY`). With graphs for all steps (`FULL`), which the suite uses since, an engine makes as much of both:
+[graphs of an engine](design/2026-11-30-gpu-speed.md)."""
 
 
 def _publication_shared() -> str:
@@ -136,8 +137,24 @@ def _layouts(_values: Values, _machine: Mapping[str, Any], _best: Values) -> str
 The models are tiny and their logits far apart. In bf16 the order of sums differs between layouts, and a token near the
 border of two experts can take the other one, so the floor finds gross faults only; in float32 tests hold the weights
 after such steps to one rank's within 1e-5 (`tests/vime/backends/megatron_utils/test_layouts.py`). Which tokens differ
-most was not looked at; replayed routes against own ones were not measured here. This run is from before norms, rotary
-embedding and gates were fused."""
+most was not looked at. Replayed routes are held against own ones on a rank in bf16 of their own."""
+
+
+def _node_layouts(values: Values, machine: Mapping[str, Any], _best: Values) -> str:
+    ranks = {int(name[5:].split("_")[0]) for name in values if name.startswith("chain")}
+    largest = max(value for name, value in values.items() if name.endswith(("_loss", "_grad_norm")))
+    return f"""\
+Worlds of {" and ".join(map(str, sorted(ranks)))} ranks were tried ({machine["devices"]}). No loss or gradient norm of a
+layout, or of a chain of layouts that resume each other's checkpoints, is more than {largest:.3f} from one rank in fp32;
+bf16 alone makes {values["dense_loss"]:.3f}. Other parts of the suite ran on the same GPUs meanwhile."""
+
+
+def _node_colocation(_values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
+    return """\
+With two GPUs there are two ranks and two engines, two ranks and one engine of two workers, and one rank with a critic.
+The three jobs ran at the same time on the same GPUs, beside `gpu.correct` and both parts with layouts, with smaller
+microbatches and caches than the part's own: they show that each of them ends and loses nothing; their seconds say
+nothing about speed."""
 
 
 def _stream(values: Values, _machine: Mapping[str, Any], _best: Values) -> str:
@@ -168,6 +185,8 @@ WORDS: Mapping[str, Callable[[Values, Mapping[str, Any], Values], str]] = {
     "cpu/chaos_real_engine": _chaos,
     "cpu/queue_ops": _queue_ops,
     "gpu/gpu.layouts": _layouts,
+    "gpu/gpu.node.colocation": _node_colocation,
+    "gpu/gpu.node.layouts": _node_layouts,
     "gpu/gpu.publication": _publication,
     "gpu/gpu.stream": _stream,
     "gpu_shared/gpu.correct": _correct,

@@ -6,6 +6,7 @@ is told. Letters are evidence: the queue alone decides whether a group is droppe
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 import uuid
@@ -65,12 +66,13 @@ class UnreadableLine:
 
 
 class DeadLetterBox:
-    """Where one process writes its letters. The file is made with the first."""
+    """Where one process writes its letters. Thread-safe; the file is made with the first."""
 
     def __init__(self, folder: Path, worker: str) -> None:
         """`folder` is that of the run's letters."""
         self._worker = worker
         self.path = folder / f"{worker}-{uuid.uuid4().hex[:8]}.jsonl"
+        self._turn = threading.Lock()
 
     def put(
         self,
@@ -100,7 +102,9 @@ class DeadLetterBox:
             samples=[to_plain_json(sample) for sample in samples] if payload_ref is None else None,
         )
         make_folder(self.path.parent)
-        append_durably(self.path, msgspec.json.encode(letter))
+        line = msgspec.json.encode(letter)
+        with self._turn:
+            append_durably(self.path, line)
         return letter
 
 

@@ -49,6 +49,14 @@ def write_once(path: Path, content: bytes) -> None:
         sync_directory(path.parent)
 
 
+def remove_durably(path: Path) -> None:
+    """Remove a file, where there is one; it does not come back after a crash."""
+    with _told_as_storage_error(path):
+        if path.exists():
+            path.unlink()
+            sync_directory(path.parent)
+
+
 def append_durably(path: Path, line: bytes) -> None:
     """Append one line (given without its newline) and fsync. One writer at a time.
 

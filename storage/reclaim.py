@@ -2,8 +2,9 @@
 
 straw's own garbage collection is not used: its catalog gets 2 KiB for each group, never shrinks, is read by every
 process that opens the pool, and binds the pool to its path. The queue knows what it needs. A pack goes when no
-reference of the queue or of an owner leads into it, its writer has gone on to another pack or has ended, and every
-lease has ended under which something in it could still become a result.
+reference of the queue or of an owner leads into it, its writer has gone on to another pack or has ended, it has not
+grown since (times of files follow clocks, which may be set back), and every lease has ended under which something in it
+could still become a result.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Reclaimer:
         self._root = root
         self._session = control_dir / "session.json"
         self._control_dir = control_dir
-        self._idle_since: dict[Path, int] = {}
-        """Pack -> the newest lease when it was first seen to be finished and not needed."""
+        self._idle_since: dict[Path, tuple[int, int]] = {}
+        """Pack -> its bytes, and the newest lease when it was first seen with these, finished and not needed."""
 
     def begin_session(self, name: str) -> bool:
         """All writers of earlier sessions have ended, for no two sessions of a run overlap.
@@ -67,8 +68,12 @@ class Reclaimer:
             for path in finished:
                 if str(path.relative_to(self._root)) in needed:
                     self._idle_since.pop(path, None)
-                elif oldest_lease > self._idle_since.setdefault(path, newest_lease):
-                    num_bytes += path.stat().st_size
+                    continue
+                size = path.stat().st_size
+                if self._idle_since.get(path, (-1, 0))[0] != size:
+                    self._idle_since[path] = size, newest_lease
+                if oldest_lease > self._idle_since[path][1]:
+                    num_bytes += size
                     packs += 1
                     path.unlink()
                     del self._idle_since[path]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vime.errors import DiskFullError, SettingsError, StorageError, VimeError, reason_of
@@ -56,7 +59,10 @@ def empty_output_folder(flag: str, folder: Path) -> Path:
 
 
 def temporary_folder(prefix: str) -> Path:
-    """A new folder for what is written meanwhile. Raises `StorageError` where none can be made."""
+    """A new folder for what is written meanwhile, which its caller deletes.
+
+    Raises `StorageError` where none can be made.
+    """
     try:
         return Path(tempfile.mkdtemp(prefix=prefix))
     except OSError as error:
@@ -64,3 +70,13 @@ def temporary_folder(prefix: str) -> Path:
             f"No folder for temporary files can be made: {reason_of(error)}.",
             next_step="Set TMPDIR to a folder where you may write.",
         ) from error
+
+
+@contextmanager
+def passing_folder(prefix: str) -> Iterator[Path]:
+    """As `temporary_folder`, gone at the end with what is in it."""
+    folder = temporary_folder(prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -21,7 +21,8 @@ from benchmarks.gpu.part import Part, Stages, run_part
 from benchmarks.gpu.plain_copy import plain_seconds
 from benchmarks.gpu.traffic import Traffic, Window
 from benchmarks.publish import Admission, Source
-from pipeline.publisher import Publication, WeightPublisher
+from pipeline.publication import Publication
+from pipeline.publisher import WeightPublisher
 from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from pipeline.weight_transports.disk import DiskSettings, DiskTransport, PublishedVersion
 from pipeline.weight_transports.group import GroupTransport

@@ -8,7 +8,8 @@ import os
 from typing import Any
 
 from pipeline.actors.settings import decode_settings
-from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import Coordinator, open_coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptRequest, HeldLease, decode, encode
 from pipeline.process_log import log_to_file
 from pipeline.prometheus.exporter import Exporter, on_loop, start_exporter
@@ -101,7 +102,10 @@ class CoordinatorActor:
         self._opened().training_completed(rollout_id, policy_version, positions)
 
     async def keep_version(self, policy_version: int) -> None:
+        """See `Coordinator.keep_version`; a successor of this process knows it, too."""
         self._opened().keep_version(policy_version)
+        if not self._settings.queue.is_in_memory:
+            write_atomically(self._newest_config, encode(self._opened().config))
 
     async def identity(self) -> bytes:
         return encode(self._opened().identity())

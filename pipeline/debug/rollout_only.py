@@ -8,7 +8,7 @@ from functools import partial
 
 from pipeline.batch_wait import wait_for_batch
 from pipeline.cluster import Cluster
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.debug.dumps import RolloutDumps
 from pipeline.failed_fraction import stop_when_too_many_failed
 from pipeline.interrupt import Ending, Interrupts
@@ -69,8 +69,8 @@ class RolloutOnlySession:
             self._view.note(f"At start: {at_start}")
             check = partial(stop_when_too_many_failed, self._settings, self._folder.root, at_start)
             await workers.start_routers()
-            addresses = await workers.start_engines(self._view.waiting)
-            await workers.start_producers(addresses)
+            addresses = await workers.engines.start(self._view.waiting)
+            await workers.start_producers()
             append_branch(self._folder.root, Branch(self._config.branch, None, ".", START_VERSION))
             await workers.record_processes()
             await workers.resume_admission(START_VERSION, addresses)

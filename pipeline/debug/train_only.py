@@ -14,13 +14,13 @@ from pipeline.cluster import Cluster
 from pipeline.debug.stored import StoredRollouts
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.interrupt import Ending, Interrupts
+from pipeline.job_supervision import supervise_ranks
 from pipeline.messages import NO_QUEUE, encode
 from pipeline.model_config import model_config
 from pipeline.packing_settings import packing_settings
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import plan_batch
 from pipeline.progress import ProgressView
-from pipeline.rank_supervision import supervise_ranks
 from pipeline.run_folder import RunFolder
 from pipeline.stages import Stage
 from pipeline.step_metrics import StepClock, step_record

@@ -21,8 +21,10 @@ NUM_COUNTED = 8
 RAISE = "Raise --max-tokens-per-gpu, or limit prompts with --rollout-max-prompt-len."
 
 
-def check_start(settings: Settings, source: PromptStream, folder: RunFolder) -> None:
-    """Refuse what would end the session later; reads only. A finished run and one that runs are left to others.
+def check_start(settings: Settings, source: PromptStream, folder: RunFolder) -> TokenRoom | None:
+    """Refuse what would end the session later, and return the room beside the first prompts; reads only.
+
+    A finished run and one that runs are left to others.
 
     Raises:
         SettingsError: a folder that nothing can be written to, or no sample fits into a microbatch.
@@ -31,9 +33,11 @@ def check_start(settings: Settings, source: PromptStream, folder: RunFolder) -> 
     """
     _refuse(not_writable_folders(settings))
     if session_is_running(folder) or plan_session(settings, new_branch="(new)").mode is RestoreMode.COMPLETE:
-        return
-    found = [router_port_problem(settings), room_problem(settings, source)]
+        return None
+    room = first_room(settings, source)
+    found = [router_port_problem(settings), room_problem(room)]
     _refuse([problem for problem in found if problem is not None])
+    return room
 
 
 def _refuse(problems: Sequence[VimeError]) -> None:
@@ -47,22 +51,22 @@ def reward_warnings(settings: Settings, source: PromptStream) -> list[str]:
     return [] if failure is None else [f"The reward may fail on every sample. {failure.message} {failure.next_step}"]
 
 
-def room_problem(settings: Settings, source: PromptStream) -> SettingsError | None:
+def room_problem(room: TokenRoom | None) -> SettingsError | None:
     """No response fits into a microbatch beside any of the first prompts."""
-    room = None if settings.data.data_source_path is not None else first_room(settings, source)
     return SettingsError(f"{room.words}.", next_step=RAISE) if room is not None and room.fits_nothing else None
 
 
-def room_warnings(settings: Settings, source: PromptStream) -> list[str]:
+def room_warnings(room: TokenRoom | None) -> list[str]:
     """A long response may not fit beside the first prompts."""
-    room = None if settings.data.data_source_path is not None else first_room(settings, source)
     if room is None or room.fits_nothing or not room.may_overflow:
         return []
     return [f"{room.words}: a sample that needs more stops the run. {RAISE}"]
 
 
 def first_room(settings: Settings, source: PromptStream) -> TokenRoom | None:
-    """The room beside the first prompts."""
+    """The room beside the first prompts; None also where a user's own source hands them out."""
+    if settings.data.data_source_path is not None:
+        return None
     return token_room(settings, first_prompts(source, NUM_COUNTED))
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.process_log import last_lines
 from pipeline.replay.job import RankError, error_path, log_path
 from vime import errors
+from vime.backends.vllm_utils.startup_log import last_lines
 from vime.errors import RunFailedError, StalledError, VimeError
 
 PROGRAM = "pipeline.replay.rank"

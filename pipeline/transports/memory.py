@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.coordinator import Coordinator, CoordinatorConfig
+from pipeline.coordinator import Coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.storage_care import StorageCare
 from storage.disk_reserve import DiskReserve
 from storage.files import make_folder

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-import pipeline.workers
+import pipeline.engine_group
 from pipeline.actors.engine import EngineActor
 from vime.backends.vllm_utils import server
 from vime.backends.vllm_utils.launch import EngineCommand, EngineLaunch
@@ -30,5 +30,5 @@ if __name__ == "__main__":
     # Ray finds the class by its module, which has another name here.
     from tests.end_to_end.kept_standin_run import StandinProcessActor as Actor
 
-    pipeline.workers.EngineActor = Actor  # type: ignore[misc]
+    pipeline.engine_group.EngineActor = Actor  # type: ignore[misc]
     sys.exit(main(["train", *sys.argv[1:]]))

@@ -13,7 +13,7 @@ import sys
 
 import msgspec
 
-import pipeline.workers
+import pipeline.engine_group
 from pipeline.preview.passed_value import passed_value
 from pipeline.run_folder import RunFolder
 from tests.support.standin_engine import StandinEngine
@@ -78,5 +78,5 @@ if __name__ == "__main__":
     # Ray finds the class by its module, which has another name here.
     from tests.end_to_end.standin_run import StandinEngineActor as Actor
 
-    pipeline.workers.EngineActor = Actor  # type: ignore[misc, assignment]
+    pipeline.engine_group.EngineActor = Actor  # type: ignore[misc, assignment]
     sys.exit(main(["train", *sys.argv[1:]]))

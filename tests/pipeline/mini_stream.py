@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.coordinator import TAKE_OVER_S, Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import TAKE_OVER_S, Coordinator, open_coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptRequest, encode
 from pipeline.packing import PackingSettings
 from pipeline.planner import PlanSettings, plan_batch

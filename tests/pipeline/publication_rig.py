@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from pipeline.publisher import Publication, WeightPublisher
+from pipeline.publication import Publication
+from pipeline.publisher import WeightPublisher
 from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from pipeline.weight_transports.disk import DiskSettings, DiskTransport, PublishedVersion
 from pipeline.weight_transports.group import GroupTransport

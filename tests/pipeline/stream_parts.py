@@ -11,7 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import Coordinator, open_coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.failed_groups import FailedGroups
 from pipeline.group_maker import GroupMaker, GroupSettings
 from pipeline.messages import AcceptReply, AcceptRequest, HeldLease, LeaseReply

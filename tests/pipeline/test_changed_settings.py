@@ -35,6 +35,7 @@ def test_nothing_is_said_where_nothing_has_changed_or_only_where_to_start() -> N
         (("--actor-num-gpus-per-node", "2"), "spread over the ranks anew"),
         (("--rollout-temperature", "0.5"), "groups that wait were sampled under the value before"),
         (("--lr", "0.5"), "--lr is 0.5, was 1e-06: the schedule goes on with it from the step that it has reached."),
+        (("--lr", "0.5", "--use-checkpoint-opt_param-scheduler"), "--lr is 0.5, was 1e-06: it is not used"),
         (("--rm-type", "math"), "groups that wait keep the rewards they have"),
         (("--hf-checkpoint", "/other"), "the weights are those of the commit"),
         (("--eps-clip", "0.1"), "Changed since the last session, and in effect from now on: --eps-clip."),

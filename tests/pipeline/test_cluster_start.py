@@ -19,13 +19,13 @@ from vime.settings.placement import Demand
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where Ray's own files lie."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cluster_module.tempfile, "mkdtemp", lambda prefix: _made(tmp_path / prefix))
+    monkeypatch.setattr(cluster_module, "temporary_folder", lambda prefix: _made(tmp_path / prefix))
     return tmp_path
 
 
-def _made(path: Path) -> str:
+def _made(path: Path) -> Path:
     path.mkdir()
-    return str(path)
+    return path
 
 
 def _fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 import straw
 
-from pipeline.coordinator import TAKE_OVER_S, Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import TAKE_OVER_S, Coordinator, open_coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptRequest, HeldLease, LeaseStatus, Work
 from pipeline.planner import oldest_version, select_groups
 from storage.columns import encode_group

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.settings import encode_settings
-from pipeline.coordinator import TAKE_OVER_S, CoordinatorConfig
-from pipeline.messages import LeaseReply, LeaseStatus, QueueCounts, decode, encode
+from pipeline.coordinator import TAKE_OVER_S
+from pipeline.coordinator_config import CoordinatorConfig
+from pipeline.messages import AcceptReply, LeaseReply, LeaseStatus, QueueCounts, decode, encode
 from recovery.commit import QueueState
 from tests.pipeline.mini_stream import write_prompts
+from tests.pipeline.test_coordinator import published
 from vime.errors import StorageError
 from vime.settings.parse import parse_settings
 
 
-def actor(folder: Path, lease_seconds: float = 60) -> CoordinatorActor:
+def actor(folder: Path, lease_seconds: float = 60, **rules: Any) -> CoordinatorActor:
     (folder / "run" / "rollout").mkdir(parents=True, exist_ok=True)
     settings = parse_settings(
         [
@@ -25,7 +28,7 @@ def actor(folder: Path, lease_seconds: float = 60) -> CoordinatorActor:
             *("--rollout-queue-segment-mib", "1", "--rollout-data-transport", "straw"),
         ]
     )
-    config = CoordinatorConfig("a", [], 8, 8, lease_seconds, online_gc=True)
+    config = CoordinatorConfig("a", [], 8, 8, lease_seconds, online_gc=True, **rules)
     return CoordinatorActor(encode_settings(settings), encode(config))
 
 
@@ -71,6 +74,32 @@ async def ask_for_ever(coordinator: CoordinatorActor) -> None:
     while True:
         await counts(coordinator)
         await asyncio.sleep(0.01)
+
+
+async def test_a_successor_knows_that_the_next_batch_is_made_under_the_same_version(tmp_path: Path) -> None:
+    first = actor(tmp_path, max_staleness=0)
+    await first.training_completed(0, 5, await accepted(tmp_path, first, 5))
+    await first.keep_version(5)
+    await first.close()
+    second = actor(tmp_path, max_staleness=0)
+    await asyncio.sleep(TAKE_OVER_S)
+    positions = await accepted(tmp_path, second, 5)
+    await second.training_completed(1, 5, positions)
+    await second.close()
+    third = actor(tmp_path, max_staleness=0)
+    await asyncio.sleep(TAKE_OVER_S)
+    reply = decode(await third.lease("w", 1, 5), LeaseReply)
+    assert reply.status is LeaseStatus.BACKPRESSURE, "what was kept for the batch before says nothing of this one"
+    await third.close()
+
+
+async def accepted(folder: Path, coordinator: CoordinatorActor, version: int) -> list[int]:
+    """Lease a group under a version and have it accepted; its position."""
+    reply = decode(await coordinator.lease("w", 1, version), LeaseReply)
+    request = published(folder / "run" / "rollout_data", reply.work[0], version)
+    (answer,) = decode(await coordinator.accept(encode([request])), list[AcceptReply])
+    assert answer.position is not None
+    return [answer.position]
 
 
 async def test_a_successor_goes_on_with_the_branch_that_was_begun_last(tmp_path: Path) -> None:

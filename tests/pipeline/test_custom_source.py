@@ -137,6 +137,23 @@ def test_a_restart_goes_on_from_the_last_save_and_not_from_the_beginning(tmp_pat
     assert made[-1].calls == ["load 0"]
 
 
+def test_a_save_that_was_cut_off_skips_no_prompt(tmp_path: Path) -> None:
+    class CutOff(Counting):
+        def save(self, rollout_id: int) -> None:
+            super().save(rollout_id)
+            raise RuntimeError("killed")
+
+    stream = source(tmp_path)
+    prompts_at(stream, 0, 4)
+    stream.save(0)
+    state = tmp_path / "state"
+    again = CustomPromptSource(lambda: CutOff(tmp_path), name="own", n_samples_per_prompt=MEMBERS, state_folder=state)
+    prompts_at(again, 0, 7)
+    with pytest.raises(DataError, match="killed"):
+        again.save(0)  # the same rollout, after going back to a commit before it
+    assert prompts_at(source(tmp_path), 4, 1) == ["question 4"]
+
+
 class Broken(Counting):
     """Answers with what it is told to."""
 

@@ -38,6 +38,29 @@ async def test_an_engines_failure_gets_a_letter_when_its_group_is_given_up_and_n
     assert not await failed.attempt_failed(work, failures)
 
 
+async def test_segments_of_one_rollout_that_fail_get_a_letter_each(tmp_path: Path) -> None:
+    pool, queue = new_queue(tmp_path / "pool", 1)
+    with pool, queue:
+        (leased,) = queue.lease("worker", 1)
+        failed = FailedGroups(DeadLetterBox(tmp_path / "letters", "worker"), pool, max_attempts=1)
+        segments = samples_of(0)
+        segments[1].index, segments[1].tokens = segments[0].index, segments[0].tokens[::-1]
+        failures = [Failure([segment], RewardError("the reward is None")) for segment in segments]
+        await failed.record(Work(leased.lease, 0, leased.prompt_ref), failures)
+        letters, _ = read_letters(tmp_path / "letters")
+        kept = [pool.read_columns(letter.payload_ref, ["tokens"])["tokens"] for letter in letters if letter.payload_ref]
+    assert [tokens.tolist() for tokens in kept] == [segment.tokens for segment in segments]
+
+
+async def test_a_group_that_was_given_up_is_forgotten(tmp_path: Path) -> None:
+    pool, queue = new_queue(tmp_path / "pool", 1)
+    with pool, queue:
+        (leased,) = queue.lease("worker", 1)
+    failed = FailedGroups(DeadLetterBox(tmp_path / "letters", "worker"), None, max_attempts=2)
+    work, failures = Work(leased.lease, 0, leased.prompt_ref), [Failure(samples_of(0), RewardError("no reward"))]
+    assert [await failed.attempt_failed(work, failures) for _ in range(4)] == [False, True, False, True]
+
+
 def test_a_group_is_dropped_for_what_its_sample_did_rather_than_for_its_engine() -> None:
     engine, reward = Failure([], EngineError("gone")), Failure([], RewardError("raised"))
     assert most_telling([engine, reward]) is reward

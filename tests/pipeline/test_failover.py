@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.coordinator import Coordinator, CoordinatorConfig, open_coordinator
+from pipeline.coordinator import Coordinator, open_coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptReply, AcceptRequest
 from storage.pool import Pool
 from storage.queue_types import Stage
@@ -132,7 +133,7 @@ async def test_failover_after_failover_loses_nothing(tmp_path: Path, engine: Sta
             epoch = parts.coordinator.epoch
             fail_over(parts, tmp_path, 8)
             async with asyncio.timeout(20):
-                while parts.producer._epoch == epoch:
+                while parts.producer._held.epoch == epoch:
                     await asyncio.sleep(0.01)
         await pending(parts, 8)
         assert engine.num_served == 16

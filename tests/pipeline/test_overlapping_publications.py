@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pipeline.held_weights import HeldWeights
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 from pipeline.served_weights import ServedWeights, publications_overlap
-from pipeline.session import Session
+from pipeline.train_loop import TrainLoop
 from pipeline.trainer_group import TrainerGroup
 from pipeline.trainer_weights import PublishSettings, TrainerWeights
 from tests.pipeline.publication_rig import Trainer
@@ -174,14 +174,14 @@ async def test_what_a_publication_fails_with_is_raised_where_it_is_waited_for() 
 
 async def test_a_wait_for_samples_ends_with_what_a_publication_beside_it_has_failed_with() -> None:
     rig = Rig()
-    session: Any = object.__new__(Session)
-    session._commits, session._weights = SimpleNamespace(check=lambda: None), rig.weights
+    loop: Any = object.__new__(TrainLoop)
+    loop._commits, loop._weights = SimpleNamespace(check=lambda: None), rig.weights
     await rig.weights.begin_to_publish()
     rig.weights.check()
     rig.publisher.outcome.set_exception(PublicationError("no engine serves"))
     await asyncio.sleep(0.01)
     with pytest.raises(PublicationError, match="no engine serves"):
-        session._stop_when_too_many_failed(None)
+        loop._stop_when_too_many_failed(None)
 
 
 async def test_an_engine_that_returns_waits_for_the_publication_under_way() -> None:

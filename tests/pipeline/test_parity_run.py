@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import parity_run
+from pipeline.engine_group import EngineGroup
 from pipeline.parity_verdict import refuse_difference
-from pipeline.workers import Workers
 from tests.support.standin_engine import StandinEngine
 from tests.support.tiny_models import build_tiny_qwen3
 from vime.errors import ParityError
@@ -38,10 +38,10 @@ def test_each_engine_is_compared_after_a_publication_and_the_run_folder_is_left_
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     with StandinEngine() as engine:
 
-        async def addresses(_: Workers, _report: Callable[[str], None]) -> list[str]:
+        async def addresses(_: EngineGroup, _report: Callable[[str], None]) -> list[str]:
             return [engine.address]
 
-        monkeypatch.setattr(Workers, "start_engines", addresses)
+        monkeypatch.setattr(EngineGroup, "start", addresses)
         (found,) = parity_run.measure_parity(settings, tmp_path / "logs", lambda _: None)
         assert engine.version == "1", "the weights were published before"
     report = found.report

@@ -12,7 +12,7 @@ from pipeline.actors import coordinator as coordinator_actor
 from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.settings import encode_settings
 from pipeline.cluster import answer
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import encode
 from pipeline.node_devices import ProcessPlace
 from pipeline.run_folder import RunFolder
@@ -110,7 +110,7 @@ async def test_what_does_not_close_in_order_is_named_and_hides_nothing(
 
     given = settings(tmp_path)
     workers = Workers(given, RunFolder.of(given), NoCluster())  # type: ignore[arg-type]
-    workers.engines, workers.trainers.ranks, workers.queue.actor = [], [], Coordinator
+    workers.engines.processes, workers.trainers.ranks, workers.queue.actor = [], [], Coordinator
     await workers.stop()
     assert "the queue coordinator did not close in order: close the pool: the disk is full" in caplog.text
 
@@ -131,7 +131,7 @@ async def test_an_engine_has_its_own_time_to_end_and_who_does_not_end_is_named(
 
     given = settings(tmp_path, "--rollout-cleanup-timeout", "5")
     workers = Workers(given, RunFolder.of(given), NoCluster())  # type: ignore[arg-type]
-    workers.engines = [SimpleNamespace(name="engine 0", is_kept=False, actor=remote(stop=in_time))]  # type: ignore[list-item]
+    workers.engines.processes = [SimpleNamespace(name="engine 0", is_kept=False, actor=remote(stop=in_time))]  # type: ignore[list-item]
     workers.trainers.ranks = [remote(close=never)]
     await workers.stop()
     assert ended == ["engine 0"]

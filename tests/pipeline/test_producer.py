@@ -420,7 +420,7 @@ async def test_a_producer_whose_writer_has_no_room_is_blocked_and_loses_nothing(
             while (
                 not asked.is_set()
                 or parts.coordinator.counts().in_flight < 5
-                or sum(held.is_outgoing for held in parts.producer._held) < 4
+                or sum(held.is_outgoing for held in parts.producer._held) < 5
             ):
                 await asyncio.sleep(0.01)
             before = parts.producer.stats().blocked_s
@@ -449,7 +449,7 @@ async def test_finished_groups_that_wait_for_room_are_published_when_the_produce
     async with stream(tmp_path, engine, write_limits=WriteLimits(waiting_groups=1)) as parts:
         async with asyncio.timeout(20):
             while (
-                parts.coordinator.counts().in_flight < 5 or sum(held.is_outgoing for held in parts.producer._held) < 4
+                parts.coordinator.counts().in_flight < 5 or sum(held.is_outgoing for held in parts.producer._held) < 5
             ):
                 await asyncio.sleep(0.01)
         parts.producer.stop()
@@ -529,8 +529,8 @@ async def test_a_lost_lease_stops_the_work_and_its_result_is_refused(tmp_path: P
     engine.faults.step_s = 0.1
     async with stream(tmp_path, engine, groups_wanted=2, response_tokens=20, lease_seconds=0.3) as parts:
         await running_requests(parts, 4)
-        for group_index, lease in [(group, held.lease) for group, held in parts.coordinator._leased.items()]:
-            parts.coordinator.release(group_index, lease, "taken away")
+        for held in list(parts.coordinator._leases):
+            parts.coordinator.release(held.group_index, held.lease, "taken away")
         await parts.until_pending(2)
         identity = parts.coordinator.identity()
         assert (identity.pending, identity.in_flight) == (2, 0)

@@ -50,11 +50,12 @@ class Group:
         self.calls: list[str] = []
         self.notes: list[str] = []
         self.retired: list[int] = []
+        self.ended: list[Actor] = []
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.group = ProducerGroup(
             lambda _: Actor(self.calls, self.may_start),
-            lambda _: None,
+            self.ended.append,
             self._retire,
             self.notes.append,
             lambda: asyncio.sleep(0),
@@ -144,6 +145,23 @@ async def test_a_producer_that_fails_by_itself_is_not_started_again() -> None:
     with pytest.raises(DataError, match="no prompts"):
         await keeping
     assert rig.notes == []
+
+
+async def test_a_successor_that_comes_up_after_the_stop_begins_nothing() -> None:
+    rig = Group()
+    keeping = await rig.start()
+    await rig.group.resume_admission(7, ["e0"])
+    rig.calls.clear()
+    rig.may_start.clear()
+    rig.actor.die()
+    while rig.calls != ["start"]:
+        await asyncio.sleep(0)
+    await rig.group.ask_to_stop()
+    rig.may_start.set()
+    with pytest.raises(ProcessDiedError):
+        await asyncio.wait_for(keeping, 5)
+    assert rig.calls == ["start"], "it is not let on"
+    assert len(rig.ended) == 2, "and its process ends"
 
 
 async def test_a_producer_that_dies_while_it_is_to_stop_is_not_replaced() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.coordinator import Coordinator, CoordinatorConfig
+from pipeline.coordinator import Coordinator
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.queue_data_source import DataSourceSettings
 from pipeline.transports.memory import open_memory_coordinator

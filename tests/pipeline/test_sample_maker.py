@@ -68,6 +68,19 @@ async def test_new_requests_have_the_salt_of_the_present_version_and_running_one
     assert [salt for salt, _, _ in generator.asked] == ["v1", "v2"]
 
 
+async def test_a_gate_that_is_shut_again_before_those_who_waited_have_gone_on_holds_them() -> None:
+    gate, generator = RequestGate(ServingEngines([])), Listening()
+    making = asyncio.create_task(maker_of(gate, generator).make(fresh()))
+    await asyncio.sleep(0.01)
+    gate.resume(1)
+    gate.pause()
+    await asyncio.sleep(0.01)
+    assert generator.asked == [], "weights change now, and a request under the old salt would find old keys and values"
+    gate.resume(2)
+    await making
+    assert [salt for salt, _, _ in generator.asked] == ["v2"]
+
+
 async def test_without_salts_requests_of_all_versions_share_the_cache() -> None:
     gate, generator = RequestGate(ServingEngines([])), Listening()
     gate.resume(1)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 from pipeline.served_weights import ServedWeights
 
 

@@ -14,6 +14,7 @@ from pipeline.stall import StallWatch
 from recovery.accounting import RECLAIMED
 from recovery.audit import audit_run
 from storage.positions import PositionRanges
+from storage.reclaim import Reclaimed
 from tests.pipeline.mini_stream import BATCH, ROLLOUTS, MiniStream, run_session
 from tests.pipeline.test_coordinator import opened
 from tests.pipeline.test_crash import kill_session
@@ -100,24 +101,28 @@ def test_a_resume_from_an_older_commit_counts_what_was_reclaimed_as_dropped_and_
     assert report.identity_holds
 
 
-def test_a_failed_collection_is_told_and_stops_nothing_else(
+def test_a_failed_collection_is_told_once_stops_nothing_else_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = []
+    rights = []
 
-    def fail(_: object) -> None:
-        calls.append(1)
-        raise StorageError("reclaim storage: no rights.")
+    def collect(_: object) -> Reclaimed:
+        if not rights:
+            raise StorageError("reclaim storage: no rights.")
+        return Reclaimed()
 
-    monkeypatch.setattr("storage.queue.GroupQueue.collect_garbage", fail)
+    monkeypatch.setattr("storage.queue.GroupQueue.collect_garbage", collect)
     coordinator = opened(tmp_path, online_gc=True)
     with caplog.at_level(logging.ERROR):
         coordinator.rotate(coordinator.queue_state(), PositionRanges())
         coordinator.rotate(coordinator.queue_state(), PositionRanges())
-    assert len(calls) == 1
-    assert "storage is not reclaimed any more" in caplog.text
-    assert coordinator.counts().notices == ["Storage is not reclaimed any more: reclaim storage: no rights."]
+    assert caplog.text.count("storage is not reclaimed") == 1
+    told = "Storage is not reclaimed, which is tried again: reclaim storage: no rights."
+    assert coordinator.counts().notices == [told]
     assert coordinator.lease("w", 1).status is LeaseStatus.WORK
+    rights.append("given")
+    coordinator.rotate(coordinator.queue_state(), PositionRanges())
+    assert coordinator.counts().notices == []
     coordinator.close()
 
 

@@ -82,7 +82,7 @@ async def test_nodes_are_tried_before_the_coordinator_starts(tmp_path: Path, mon
             evaluates_first=False,
         )
         with pytest.raises(StorageError, match="node 7 lacks it"):
-            await session._start_all([])
+            await session._start_all()
     assert tried == [(folder.queue, resolved.settings.queue)]
 
 

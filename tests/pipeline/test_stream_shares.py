@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.messages import ProducerStats
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 from pipeline.stream_shares import StreamShares
 
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import load
 
 from pipeline.actors.trainer import TrainerActor
 from pipeline.cluster import Cluster
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.node_devices import ProcessPlace
 from pipeline.run_folder import RunFolder
 from pipeline.workers import Workers
@@ -134,7 +134,7 @@ async def test_ranks_that_have_lost_their_node_start_on_another_one_that_sees_th
     async def prove(folder: Path, _: QueueSettings) -> None:
         proven.append(folder)
 
-    monkeypatch.setattr("pipeline.workers.prove_nodes", prove)
+    monkeypatch.setattr("pipeline.node_moves.prove_nodes", prove)
     await workers.start_trainers()
     assert (NOTES, proven) == ([], [])
     await workers.trainers.abandon()
@@ -155,7 +155,7 @@ async def test_a_node_that_does_not_see_the_queues_folder_is_refused_again_by_th
         if not is_mounted:
             raise StorageError(f"{folder} is not there")
 
-    monkeypatch.setattr("pipeline.workers.prove_nodes", prove)
+    monkeypatch.setattr("pipeline.node_moves.prove_nodes", prove)
     await workers.trainers.abandon()
     cluster = workers.trainers._cluster
     for cluster.moved in ("Lost: a. Started on b instead: trainer rank 1.", ""):  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,15 @@ def test_a_line_that_is_being_written_is_not_read_and_is_cut_off_by_the_next(tmp
     put(box, 1, RewardError("b"))
     letters, unreadable = read_letters(tmp_path)
     assert ([letter.group_index for letter in letters], unreadable) == ([0, 1], [])
+
+
+def test_letters_of_groups_that_fail_at_once_come_out_whole(tmp_path: Path) -> None:
+    box = DeadLetterBox(tmp_path, "w")
+    samples = [Sample(index=0, tokens=list(range(20_000)))]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: put(box, number, RewardError("a"), samples=samples), range(64)))
+    letters, unreadable = read_letters(tmp_path)
+    assert ([str(line) for line in unreadable], sorted(letter.group_index for letter in letters)) == ([], [*range(64)])
 
 
 def test_damaged_lines_and_newer_versions_are_told_and_hide_no_letter(tmp_path: Path) -> None:

@@ -89,6 +89,29 @@ def test_the_pack_that_a_writer_appends_to_stays(opened: tuple[Pool, Pool, Group
     assert newest in packs(root)
 
 
+def test_a_pack_that_grows_stays_though_the_clock_went_back_and_another_looks_newer(
+    opened: tuple[Pool, Pool, GroupQueue], root: Path
+) -> None:
+    _, producer, queue = opened
+    finish_two(producer, queue)
+    train(queue, 0, 1)
+    newest = max(packs(root), key=lambda path: path.stat().st_mtime_ns)
+    os.utime(newest, (0, 0))
+    submit(queue, 2, 4)
+    (held,) = queue.lease("w", 1)
+    queue.collect_garbage()
+    (later,) = queue.lease("w", 1)
+    with newest.open("ab") as pack:
+        pack.write(b"a group of the later lease")
+    os.utime(newest, (0, 0))
+    queue.release([held.lease], "so that only the later lease is out")
+    queue.collect_garbage()
+    assert newest in packs(root)
+    queue.release([later.lease], "so that nobody can have written anything that counts")
+    queue.collect_garbage()
+    assert newest not in packs(root)
+
+
 def test_prompts_stay_as_long_as_their_groups_can_be_generated(opened: tuple[Pool, Pool, GroupQueue]) -> None:
     pool, producer, queue = opened
     (first,) = queue.lease("w", 1)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pipeline.cluster import Cluster
+from recovery.run_location import RunLocation, RunSettings
 from vime import outputs
 from vime.cli import replay as replay_command
 from vime.cli.main import main
 from vime.errors import DiskFullError, SettingsError, StorageError, VimeError
+from vime.settings.placement import Demand
+from vime.view.run_watch import read_once
+from vime.view.server import watching
 
 NOWHERE = Path("/proc/nope/out")
 """Not even root can make it."""
@@ -53,10 +59,45 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
         outputs.empty_output_folder("--scratch", tmp_path / "file" / "below")
 
 
-def test_no_place_for_temporary_files_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No temporary folder can be made."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(outputs.tempfile, "tempdir", str(NOWHERE))
-    with pytest.raises(StorageError, match="Set TMPDIR to a folder"):
-        outputs.temporary_folder("vime-")
+
+
+def start_a_cluster() -> None:
+    with Cluster(Demand((1,), (1,)), 1):
+        pass
+
+
+def watch_runs() -> None:
+    with watching([]):
+        pass
+
+
+@pytest.mark.usefixtures("without_room")
+@pytest.mark.parametrize(
+    "use",
+    [lambda: outputs.temporary_folder("vime-"), start_a_cluster, watch_runs, lambda: read_once(a_run())],
+    ids=["any command", "a run's cluster", "vime view", "vime report"],
+)
+def test_no_place_for_temporary_files_names_the_variable(use: Callable[[], object]) -> None:
+    with pytest.raises(StorageError, match=r"No folder for temporary files can be made: .*Set TMPDIR to a folder"):
+        use()
+
+
+def a_run() -> RunLocation:
+    return RunLocation(Path("run"), Path("run"), RunSettings())
+
+
+def test_a_passing_folder_is_gone_with_what_is_in_it_whatever_happens() -> None:
+    with outputs.passing_folder("vime-") as folder:
+        (folder / "part").mkdir()
+    assert not folder.exists()
+    with pytest.raises(KeyError), outputs.passing_folder("vime-") as folder:
+        raise KeyError
+    assert not folder.exists()
 
 
 @pytest.fixture

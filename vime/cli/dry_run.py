@@ -14,7 +14,7 @@ from pipeline.preview.process_map import Machines, assumed_machines
 from pipeline.preview.record_keys import absent_keys
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, reward_failure, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
-from pipeline.preview.start_checks import room_problem, room_warnings, router_port_problem
+from pipeline.preview.start_checks import first_room, room_problem, room_warnings, router_port_problem
 from pipeline.prompt_source import build_prompt_source, with_num_rollout
 from pipeline.resume_words import resume_words
 from pipeline.run_folder import RunFolder
@@ -60,7 +60,10 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     except VimeError as error:
         problems.append(error)
     if source is not None:
-        warnings = [*warnings, *room_warnings(settings, source), *absent_keys(settings, source)]
+        room = first_room(settings, source)
+        no_room = room_problem(room)
+        problems += [] if no_room is None else [no_room]
+        warnings = [*warnings, *room_warnings(room), *absent_keys(settings, source)]
     start = StartFacts()
     try:
         start = start_facts(settings)
@@ -141,8 +144,6 @@ def _rehearse(settings: Settings, source: PromptStream | None, problems: list[Vi
     except VimeError as error:
         problems.append(error)
     try:
-        room = room_problem(settings, source)
-        problems += [] if room is None else [room]
         prompts = prompt_facts(settings, source)
         trials = try_reward(settings, source)
     except VimeError as error:

@@ -129,6 +129,9 @@ NAMES: dict[str, Family] = {
     ),
 }
 
+WITH_FURTHER_LAYERS = tuple(name for name, family in NAMES.items() if family.has_further_layers)
+"""Families whose layers for further tokens have names here."""
+
 _EMBEDDING = WeightRule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), shard_dim=0)
 _FINAL_NORM = WeightRule("decoder.final_layernorm.weight", ("model.norm.weight",))
 _HEAD = WeightRule("output_layer.weight", ("lm_head.weight",), shard_dim=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from storage.pool import Pool
 from storage.queue_view import QueueView
 from vime.counted import counted
 from vime.errors import VimeError
+from vime.outputs import passing_folder
 from vime.view.index_builder import IndexBuilder
 from vime.view.metrics import MetricsFile, RunMetrics
 from vime.view.sample_index import SampleIndex
@@ -245,9 +245,12 @@ def _file_sizes(location: RunLocation) -> object:
 
 
 def read_once(location: RunLocation) -> RunState:
-    """The state of a run now, without an index of its samples."""
-    with tempfile.TemporaryDirectory(prefix="vime-report-") as folder:
-        watch = RunWatch(location, "report", Path(folder))
+    """The state of a run now, without an index of its samples.
+
+    Raises `StorageError` where no temporary folder can be made.
+    """
+    with passing_folder("vime-report-") as folder:
+        watch = RunWatch(location, "report", folder)
         try:
             watch.refresh_metrics()
             watch.refresh_queue()

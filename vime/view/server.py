@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from recovery.run_location import RunLocation
 from vime.errors import SettingsError
+from vime.outputs import passing_folder
 from vime.view.app import make_app
 from vime.view.run_watch import RunWatch
 
@@ -21,9 +20,12 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @contextmanager
 def watching(locations: Sequence[RunLocation]) -> Iterator[list[RunWatch]]:
-    """Watches over runs, the first being the one that is shown. Their indexes are gone at the end."""
+    """Watches over runs, the first being the one that is shown. Their indexes are gone at the end.
+
+    Raises `StorageError` where there is no place for these.
+    """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vime-view-")))
+        folder = stack.enter_context(passing_folder("vime-view-"))
         yield [
             stack.enter_context(RunWatch(location, name, folder))
             for name, location in zip(_names(locations), locations, strict=True)

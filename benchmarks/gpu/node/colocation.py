@@ -35,7 +35,7 @@ stand-ins; the one engine is real.
   JOB_parity_mean                trainer against engine at the start, mean absolute difference of log-probabilities
   engines_sleeps, engine_sleeps  of the engine that slept the fewest times; at least STEPS, but for a real one on a CPU,
                                  which has nothing to leave: 0
-  engines_freed_gib, engine_freed_gib    that an engine gave back at a sleep, the least of them; 0 on a CPU
+  engines_freed_gib, engine_freed_gib    that a worker gave back at a sleep, the least of them; 0 on a CPU
   ppo_value_loss                 of the last step
 """
 TIMES = ("train_s", "wait_s", "publish_s")
@@ -68,15 +68,19 @@ JOBS: Mapping[str, Layout] = {
 }
 
 
+def ranks_of(layout: Layout, gpus: int) -> int:
+    """Of the trainer."""
+    return layout.ranks // 2 if 2 <= gpus < 4 else layout.ranks
+
+
 def turns_command(stages: Stages, name: str) -> list[str]:
     """The job."""
     layout, gpus = JOBS[name], stages.gpus
-    halved = 2 if 2 <= gpus < 4 else 1
-    ranks = layout.ranks // halved
+    ranks = ranks_of(layout, gpus)
     flags: dict[str, object] = {
         "--num-rollout": STEPS,
         "--save-interval": STEPS,
-        "--tensor-model-parallel-size": max(1, layout.tensor_size // halved),
+        "--tensor-model-parallel-size": max(1, layout.tensor_size * ranks // layout.ranks),
         **layout.flags,
     }
     if layout.one_engine:
@@ -97,26 +101,27 @@ def by_turns(stages: Stages, name: str) -> dict[str, float]:
     found |= {f"{name}_{time}": statistics.median(record[time] for record in records) for time in TIMES}
     if layout.is_colocated:
         is_real_on_cpu = layout.one_engine and not stages.gpus
-        return found | sleeps(job, name, at_least=0 if is_real_on_cpu else STEPS)
+        workers = ranks_of(layout, stages.gpus) if layout.one_engine and stages.gpus else 1
+        return found | sleeps(job, name, workers, at_least=0 if is_real_on_cpu else STEPS)
     return found | {f"{name}_value_loss": value_loss(job)}
 
 
-def sleeps(job: Job, name: str, at_least: int) -> dict[str, float]:
-    """How often each engine has left its memory, and what it gave back, the least of both.
+def sleeps(job: Job, name: str, workers: int, at_least: int) -> dict[str, float]:
+    """How often each engine, of so many workers, has left its memory, and what a worker gave back, the least of both.
 
     Raises `RunFailedError` when an engine has slept less than `at_least` times.
     """
     logs = job.run / "logs"
     freed = [[float(gib) for gib in SLEPT.findall(log.read_text())] for log in sorted(logs.glob("engine_?.log"))]
     told = [log.read_text().split("\n").count("sleep") for log in sorted(logs.glob("engine_?_events.log"))]
-    fewest = min(told or [len(each) for each in freed])
-    if fewest < at_least:
+    slept = told or [len(each) // workers for each in freed]
+    if min(slept) < at_least:
         raise RunFailedError(
-            f"{name}: engines slept {told or [len(each) for each in freed]} times in {STEPS} batches.",
+            f"{name}: engines slept {slept} times in {STEPS} batches.",
             next_step=f"Look at {logs}.",
         )
     least = min((gib for each in freed for gib in each), default=0.0)
-    return {f"{name}_sleeps": fewest, f"{name}_freed_gib": least}
+    return {f"{name}_sleeps": min(slept), f"{name}_freed_gib": least}
 
 
 def measure(stages: Stages) -> dict[str, float]:
@@ -124,14 +129,15 @@ def measure(stages: Stages) -> dict[str, float]:
     refuse_one_gpu(stages.gpus)
     prepare(stages.folder, stream.SMALL if stages.small else stream.FULL)
     found: dict[str, float] = {}
-    for name in JOBS:
+    for name in filter(stages.wants, JOBS):
         found |= stages.once(name, partial(by_turns, stages, name), needs_s=200)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status."""
-    return run_part(Part("node.colocation", DESCRIPTION.replace("STEPS", str(STEPS)), measure), argv)
+    words = DESCRIPTION.replace("STEPS", str(STEPS))
+    return run_part(Part("node.colocation", words, measure, choices=tuple(JOBS)), argv)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from benchmarks.gpu.node.sharded import ShardedTrainer
 from benchmarks.gpu.publication import TIMEOUT_S
 from benchmarks.gpu.traffic import Traffic
 from benchmarks.publish import Admission
-from pipeline.publisher import Publication, WeightPublisher
+from pipeline.publication import Publication
+from pipeline.publisher import WeightPublisher
 from pipeline.routers import Routers
 from pipeline.run_folder import RunFolder
 from pipeline.serving_engines import ServingEngines

@@ -23,14 +23,14 @@ and SIZE engines, each with as much to do as one of either has: SIZE is 1, 2 and
 with two. Without GPUs all three in small, with ranks over gloo and stand-in engines: what that tells of scaling is that
 it runs.
 
-  atSIZE_stream_tokens_per_s         response tokens trained in a second of the whole step, median of the steady steps
+  atSIZE_stream_tokens_per_s         response tokens trained in a second, over all steady steps
   atSIZE_generation_tokens_per_s     of the engines alone, all at once
   atSIZE_training_tokens_per_s       in a second of training itself, median over the steps of the turns
   atSIZE_turns_tokens_per_s          with --max-staleness 0: generation and training in turn
   atSIZE_stream_over_slower          stream / min(generation, training)
   atSIZE_...                         the other values of that part
   scaling_SIZE                       stream / (SIZE times that of one trainer and one engine); floor 0.85, goal 0.95
-  straw_step_s, memory_step_s        seconds of a step at the largest SIZE, with the queue on disk and in memory
+  straw_step_s, memory_step_s        seconds of a step at the largest SIZE, with the queue on disk and in memory; means
   straw_over_memory                  goal 1.03 or less
 """
 SMALL = dataclasses.replace(stream.SMALL, groups=4, steps=5)
@@ -116,7 +116,7 @@ def _records(stages: Stages, variant: str, size: int) -> list[dict[str, Any]]:
 
 
 def _step_s(stages: Stages, variant: str, size: int) -> float:
-    return statistics.median(record["step_s"] for record in steady(_records(stages, variant, size)))
+    return statistics.fmean(record["step_s"] for record in steady(_records(stages, variant, size)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,15 +6,15 @@ import fcntl
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.preview import rehearsal
+from pipeline.preview import rehearsal, token_room
 from pipeline.preview.folders import written_places
-from pipeline.preview.start_checks import check_start, reward_warnings, room_problem, room_warnings
+from pipeline.preview.start_checks import check_start, first_room, reward_warnings, room_problem, room_warnings
 from pipeline.progress import ProgressView
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run import run_training
@@ -214,27 +214,61 @@ def test_a_limit_that_leaves_no_room_beside_the_prompts_is_refused(tmp_path: Pat
 def test_a_limit_that_a_long_answer_may_pass_is_warned_of(tmp_path: Path) -> None:
     for limit, num_warnings in ((11, 1), (15, 1), (16, 0)):
         settings = with_tokenizer(tmp_path, "--max-tokens-per-gpu", str(limit))
-        source = build_prompt_source(settings)
-        assert room_problem(settings, source) is None
-        assert len(room_warnings(settings, source)) == num_warnings
+        room = first_room(settings, build_prompt_source(settings))
+        assert room_problem(room) is None
+        assert len(room_warnings(room)) == num_warnings
     split = with_tokenizer(tmp_path, "--max-tokens-per-gpu", "8", "--context-parallel-size", "2")
-    assert room_warnings(split, build_prompt_source(split)) == []
+    assert room_warnings(first_room(split, build_prompt_source(split))) == []
 
 
 def test_tokens_are_not_counted_where_they_do_not_matter(tmp_path: Path) -> None:
     for flags in (["--max-tokens-per-gpu", "4", "--apply-chat-template"], ["--micro-batch-size", "1"]):
         settings = with_tokenizer(tmp_path, *flags)
-        assert room_warnings(settings, build_prompt_source(settings)) == []
+        assert first_room(settings, build_prompt_source(settings)) is None
 
 
-def test_a_dry_run_tells_of_the_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_counts_once_and_tells_of_the_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_tokenizer(tmp_path)
+    counted = counted_texts(monkeypatch)
     limit = ["--use-dynamic-batch-size", "--rollout-max-response-len", "6", "--assume-gpus", "8"]
     words = ["train", "--dry-run", *write_job(tmp_path), *limit, "--max-tokens-per-gpu"]
     assert main([*words, "12"]) == 0
     assert "a sample that needs more stops the run" in capsys.readouterr().out
+    assert counted == ["question 0", "question 1", "question 2"]
     assert main([*words, "8"]) == 1
     assert "- The first prompts have 10 tokens" in capsys.readouterr().out
+
+
+def counted_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prompts whose tokens are counted from now on."""
+    counted: list[str] = []
+    count = token_room._counts
+
+    def counting(tokenizer: Path, texts: Sequence[str]) -> list[int]:
+        counted.extend(texts)
+        return count(tokenizer, texts)
+
+    monkeypatch.setattr(token_room, "_counts", counting)
+    return counted
+
+
+def test_a_start_counts_once_and_warns_of_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_tokenizer(tmp_path)
+    counted = counted_texts(monkeypatch)
+
+    def begin(*_start: Any) -> list[str]:
+        raise SettingsError("far enough")
+
+    monkeypatch.setattr("pipeline.run.resume_words", begin)
+    words = [*write_job(tmp_path), "--use-dynamic-batch-size", "--rollout-max-response-len", "6"]
+    with ProgressView() as view, pytest.raises(SettingsError, match="far enough"):
+        run_training(resolve([*words, "--max-tokens-per-gpu", "12"]), view)
+    assert "warning: The first prompts have 10 tokens" in "".join(capsys.readouterr())
+    assert counted == ["question 0", "question 1", "question 2"]
 
 
 def test_a_run_that_is_live_is_left_to_the_lock(tmp_path: Path, taken_port: int) -> None:

@@ -14,7 +14,7 @@ import ray
 
 from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.settings import encode_settings
-from pipeline.coordinator import CoordinatorConfig
+from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import QueueCounts, decode, encode
 from pipeline.run_folder import RunFolder
 from pipeline.wiring import build_data_source

@@ -16,7 +16,7 @@ from pipeline.alarm_log import AlarmLog
 from pipeline.incidents import session_incidents
 from pipeline.messages import ProducerStats, QueueCounts, TrainReport
 from pipeline.planner import BatchPlan
-from pipeline.publisher import Publication
+from pipeline.publication import Publication
 from pipeline.stages import Stage
 from pipeline.stall_chain import RunReport, chain_words
 from pipeline.step_metrics import StepClock, step_record

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import io
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -179,6 +180,13 @@ def _quiet_exit(argv: Sequence[str]) -> Iterator[None]:
         words = said.getvalue().strip().splitlines()
         raise SettingsError(f"Megatron refused the flags: {words[-1] if words else 'no reason given'}.") from error
     except (AssertionError, ValueError, RuntimeError) as error:
-        raise SettingsError(f"Megatron refused the flags: {str(error) or type(error).__name__}.") from error
+        raise SettingsError(f"Megatron refused the flags: {refusal_words(error)}.") from error
     finally:
         sys.argv = before
+
+
+def refusal_words(error: Exception) -> str:
+    """What an exception of Megatron says; of an assertion without words, what it asserts."""
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    asserted = line.removeprefix("assert ").replace("self.", "").replace("args.", "") if "assert " in line else ""
+    return str(error).rstrip(".") or (f"not so: {asserted}" if asserted else type(error).__name__)

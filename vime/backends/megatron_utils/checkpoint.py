@@ -129,8 +129,9 @@ def load_from(learner: Learner, args: argparse.Namespace, folder: Path) -> None:
     """Restore model, optimizer, schedule and, under the same tensor and pipeline layout, random state.
 
     Collective over all ranks; the number of data-parallel ranks may differ from the one that saved. A learner that
-    doesn't save its optimizer's state begins anew where there is none. The schedule is that of the flags, at the place
-    that the checkpoint's had reached. Raises `RestoreError` when the folder isn't a checkpoint of this model.
+    doesn't save its optimizer's state begins anew where there is none. The schedule is that of the flags, or with
+    Megatron's --use-checkpoint-opt_param-scheduler the checkpoint's, at the place that the checkpoint's had reached.
+    Raises `RestoreError` when the folder isn't a checkpoint of this model.
     """
     if not (folder / "metadata.json").is_file():
         raise RestoreError(f"{folder} is not a Megatron checkpoint: metadata.json is absent.")
@@ -211,7 +212,10 @@ def _refuse_other_expert_layout(args: argparse.Namespace, saved: argparse.Namesp
 
 
 def _load_schedule(learner: Learner, args: argparse.Namespace, state: dict[str, Any]) -> bool:
-    """Whether the flags' rates or their schedule are to be used in place of the checkpoint's."""
+    """Whether the flags' rates or their schedule are to be used in place of the checkpoint's.
+
+    Otherwise the rates of the schedule and of parameters that had the flags' are the checkpoint's.
+    """
     saved = dict(state["opt_param_scheduler"])
     saved_batch = state["args"].global_batch_size
     if saved_batch != args.global_batch_size:
@@ -219,13 +223,23 @@ def _load_schedule(learner: Learner, args: argparse.Namespace, state: dict[str, 
         for name in ("num_steps", "lr_warmup_steps", "lr_decay_steps", "wd_incr_steps"):
             saved[name] = saved[name] * args.global_batch_size // saved_batch
     scheduler = learner.scheduler
+    of_flags = _rates(scheduler)
     try:
         scheduler.load_state_dict(saved)
     except AssertionError:  # a value of the flags is another one
         scheduler.override_opt_param_scheduler = True
         scheduler.num_steps = 0
         scheduler.load_state_dict(saved)
+    if not scheduler.override_opt_param_scheduler:
+        found = _rates(scheduler)
+        for group in learner.optimizer.param_groups:
+            group.update({name: found[name] for name, rate in of_flags.items() if group.get(name) == rate})
     return bool(scheduler.override_opt_param_scheduler)
+
+
+def _rates(scheduler: Any) -> dict[str, float]:
+    """By their names in parameter groups, whose own count for their parameters."""
+    return {name: getattr(scheduler, name) for name in ("max_lr", "min_lr", "start_wd", "end_wd")}
 
 
 def _set_rng(saved: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from vime.backends.megatron_utils.new_folder import new_folder, refuse_existing
 from vime.backends.megatron_utils.open_weights import open_weights
 from vime.backends.megatron_utils.safetensors_files import RECORD, bytes_of, write_checkpoint
 from vime.backends.megatron_utils.skeleton import Skeleton, open_skeleton
-from vime.backends.megatron_utils.weight_reader import WeightReader, num_stored_further_layers
+from vime.backends.megatron_utils.weight_reader import HuggingFaceReader, WeightReader, num_stored_further_layers
 from vime.backends.megatron_utils.weight_source import TRACKER, WeightSource
 from vime.errors import CorruptDataError, ModelError, SettingsError
 from vime.models.weight_names import WeightRule
@@ -93,6 +93,8 @@ def convert(conversion: Conversion, progress: Progress) -> Converted:
         _open_skeleton(conversion.hf_checkpoint, hf_config, reader) as skeleton,
     ):
         reader.check_names(skeleton.rules)
+        if isinstance(reader, HuggingFaceReader):
+            reader.refuse_further_layers(skeleton.rules)
         num_bytes = _check_shapes(reader, skeleton)
         if conversion.source.is_hugging_face:
             _check_copies(reader, skeleton.rules)

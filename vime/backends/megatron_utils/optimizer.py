@@ -20,8 +20,21 @@ from megatron.training.training import (
     get_optimizer_param_scheduler,
 )
 
+from vime.backends.megatron_utils.arguments import refusal_words
 from vime.backends.megatron_utils.stateless_adam import StatelessAdam
-from vime.errors import RestoreError
+from vime.errors import RestoreError, SettingsError
+
+_SCHEDULE = (
+    "lr",
+    "min_lr",
+    "lr_warmup_init",
+    "lr_warmup_iters",
+    "lr_warmup_fraction",
+    "lr_decay_style",
+    "lr_decay_iters",
+    "start_weight_decay",
+    "end_weight_decay",
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,8 @@ def build_learner(
 ) -> Learner:
     """Wrap the chunks of a model for data parallelism; give them an optimizer and a schedule that counts rollouts.
 
-    `stateless_adam` puts an Adam without moments in the place of Adam.
+    `stateless_adam` puts an Adam without moments in the place of Adam. Raises `SettingsError` for a schedule that
+    Megatron refuses.
     """
     chunks = [
         DistributedDataParallel(config, get_megatron_ddp_config(args), chunk, disable_bucketing=number > 0)
@@ -87,7 +101,19 @@ def build_learner(
         if not part.is_stub_optimizer:
             take_steps_at_once(part.optimizer)
     config.grad_scale_func = optimizer.scale_loss
-    return Learner(chunks, optimizer, get_optimizer_param_scheduler(optimizer), saves_state)
+    return Learner(chunks, optimizer, _schedule(args, optimizer), saves_state)
+
+
+def _schedule(args: argparse.Namespace, optimizer: Any) -> OptimizerParamScheduler:
+    """Megatron's own, which asserts that its limits hold."""
+    try:
+        return get_optimizer_param_scheduler(optimizer)
+    except AssertionError as error:
+        given = [f"--{name.replace('_', '-')} {vars(args)[name]}" for name in _SCHEDULE if vars(args)[name] is not None]
+        raise SettingsError(
+            f"Megatron refuses the schedule of the rates: {refusal_words(error)}. It is {', '.join(given)}.",
+            next_step="Correct these flags.",
+        ) from error
 
 
 def take_steps_at_once(inner: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from vime.backends.megatron_utils.arguments import parse_megatron_args
 from vime.backends.megatron_utils.config import TrainerConfig
 from vime.backends.megatron_utils.shim import prepare_megatron
 from vime.models.weight_names import WeightRule, weight_rules
+from vime.outputs import passing_folder
 
 prepare_megatron()
 
@@ -53,12 +53,12 @@ def open_skeleton(
 
     The process must not hold a trainer, and must not see a GPU.
 
-    Raises `ModelError` for a model that can't be built.
+    Raises `ModelError` for a model that can't be built, and `StorageError` where no temporary folder can be made.
     """
     argv = ("--no-initialization", "--no-save-optim")
     config = TrainerConfig(hf_checkpoint=hf_checkpoint, megatron_argv=argv, num_further=num_further)
     args = parse_megatron_args(config.megatron_argv, hf_config, config)
-    with tempfile.TemporaryDirectory() as folder:
+    with passing_folder("vime-skeleton-") as folder:
         start_parallel(args, f"file://{folder}/store", timeout_s)
         try:
             seed_everything(args)

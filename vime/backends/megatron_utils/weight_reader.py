@@ -14,10 +14,18 @@ from vime.backends.megatron_utils.hf_mapping import attention_shape, join
 from vime.backends.megatron_utils.safetensors_files import SafetensorsReader
 from vime.errors import ModelError
 from vime.models.rows import positive
-from vime.models.weight_names import WeightRule, is_tied, num_further_layers, weight_rules
+from vime.models.weight_names import WITH_FURTHER_LAYERS, WeightRule, is_tied, num_further_layers, weight_rules
 
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
+_FURTHER = re.compile(r"(^|\.)mtp(_layers)?\.")
+"""In names of layers for further tokens that lie apart from the others; DeepSeek's lie behind the last of these."""
 _LISTED = 16
+
+
+_WITHOUT_FURTHER = (
+    "Name a copy of the checkpoint without these weights: the model itself is complete without its layers for further "
+    "tokens."
+)
 
 
 class WeightReader(Protocol):
@@ -100,13 +108,27 @@ class HuggingFaceReader:
                 next_step="Check that config.json belongs to these weights.",
             ) from error
 
+    def refuse_further_layers(self, rules: Sequence[WeightRule]) -> None:
+        """Raise `ModelError` naming weights of layers for further tokens that none of the rules is for."""
+        names = {name for name in self.tensors.names if self._is_further(name) and not _IGNORED.search(name)}
+        unknown = sorted(names - {name for rule in rules for name in rule.hf_names})
+        if unknown:
+            raise ModelError(
+                f"{self.place}: layers for further tokens (multi-token prediction) that can't be converted: "
+                f"{_listed(unknown)}; allowed: those of config.json's num_nextn_predict_layers of model_type "
+                f"{' or '.join(WITH_FURTHER_LAYERS)}, with a head of their own.",
+                next_step=_WITHOUT_FURTHER,
+            )
+
     def _is_left_out(self, name: str) -> bool:
         """Constants, a head that is the embedding, and layers for multi-token prediction behind the last layer."""
-        layer = re.match(r"model\.layers\.(\d+)\.", name)
-        is_extra = layer is not None and int(layer[1]) >= int(self._hf_config["num_hidden_layers"])
         is_copy = name == "lm_head.weight" and is_tied(self._hf_config)
         predicts_more = bool(self._hf_config.get("num_nextn_predict_layers"))
-        return bool(_IGNORED.search(name)) or is_copy or (is_extra and predicts_more)
+        return bool(_IGNORED.search(name)) or is_copy or (self._is_further(name) and predicts_more)
+
+    def _is_further(self, name: str) -> bool:
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        return layer is not None and int(layer[1]) >= int(self._hf_config["num_hidden_layers"])
 
     def __enter__(self) -> Self:
         return self
@@ -129,9 +151,10 @@ def check_names(place: Path, wanted: Iterable[str], found: Iterable[str]) -> Non
     """Raise `ModelError` listing names that are missing and names that aren't known."""
     missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or unexpected:
+        only_further = not missing and all(_FURTHER.search(name) for name in unexpected)
         raise ModelError(
             f"{place}: missing weights: {_listed(missing)}; unexpected weights: {_listed(unexpected)}.",
-            next_step="Check that config.json belongs to these weights.",
+            next_step=_WITHOUT_FURTHER if only_further else "Check that config.json belongs to these weights.",
         )
 
 

@@ -13,7 +13,8 @@ import msgspec
 
 from vime.backends.vllm_utils import wire_032 as wire
 from vime.backends.vllm_utils import wire_columns
-from vime.backends.vllm_utils.engine_http import EngineHttp, Poster, RouteNotFound
+from vime.backends.vllm_utils.abilities import EngineAbilities
+from vime.backends.vllm_utils.engine_http import EngineHttp, Poster
 from vime.backends.vllm_utils.media_request import generate_with_media
 from vime.backends.vllm_utils.protocol import (
     EngineCapabilities,
@@ -27,13 +28,9 @@ from vime.backends.vllm_utils.protocol import (
     SleepMode,
 )
 from vime.backends.vllm_utils.sample_stream import sample_stream
+from vime.backends.vllm_utils.scoring import score, score_each
 from vime.backends.vllm_utils.updates import StageRequest, StageStatus, Update
 from vime.errors import EngineError, EngineUnavailable
-from vime.versions import version_at_least
-
-SCORES_AT_ONCE = 64
-"""Requests for the score of one token each that run at once, for one sample."""
-
 
 _SWAP_POLL_S = 0.02
 
@@ -61,9 +58,7 @@ class EngineClient:
         self.address = self._http.address
         self._generate_timeout_s = generate_timeout_s
         self._update_timeout_s = update_timeout_s
-        self._asking = asyncio.Lock()
-        self._has_asked = False
-        self._abilities: wire_columns.SampleAbilities | None = None
+        self._abilities = EngineAbilities(self._http)
 
     async def __aenter__(self) -> Self:
         return self
@@ -106,36 +101,11 @@ class EngineClient:
 
     async def capabilities(self) -> EngineCapabilities:
         """Ask the engine what it can do."""
-        version = str((await self._http.json("GET", "/version"))["version"])
-        models = (await self._http.json("GET", "/v1/models"))["data"]
-        api = await self._http.json("GET", "/openapi.json")
-        routes = set(api["paths"])
-        request_fields = api.get("components", {}).get("schemas", {}).get("GenerateRequest", {}).get("properties", {})
-        abilities = await self._sample_abilities()
-        columns = abilities or wire_columns.SampleAbilities(0, False, False, False)
-        return EngineCapabilities(
-            engine_version=version,
-            model=str(models[0]["id"]),
-            max_model_len=int(models[0].get("max_model_len") or 0),
-            world_size=await self.world_size(),
-            token_in_generate=wire.GENERATE in routes,
-            pause_keep="/pause" in routes,
-            version_spans=abilities is not None or version_at_least(version, (0, 32)),
-            cache_salt="cache_salt" in request_fields,
-            weight_transfer="/update_weights" in routes,
-            columns=abilities is not None,
-            max_candidates=columns.max_candidates,
-            routed_experts=columns.routes,
-            nucleus=columns.nucleus,
-            sleep="/sleep" in routes and "/wake_up" in routes,
-        )
+        return await self._abilities.all()
 
     async def world_size(self) -> int:
         """Workers of the engine; 1 where it doesn't say."""
-        try:
-            return int((await self._http.json("GET", "/get_world_size"))["world_size"])
-        except RouteNotFound:
-            return 1
+        return await self._abilities.world_size()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample from the engine. A request sent while the engine is paused waits.
@@ -146,7 +116,7 @@ class EngineClient:
         """
         if request.media:
             return await generate_with_media(self._http, request, timeout_s=self._generate_timeout_s)
-        if await self._sample_abilities() is not None:
+        if await self._abilities.of_samples() is not None:
             body = await self._http.call(
                 "POST",
                 wire_columns.SAMPLE,
@@ -178,38 +148,14 @@ class EngineClient:
 
         The engine scores at temperature 1 over the whole vocabulary, whatever it samples with.
         """
-        request_id = uuid.uuid4().hex
-        body = await self._http.call(
-            "POST",
-            wire.GENERATE,
-            data=wire.encode_score(request_id, token_ids),
-            timeout_s=self._generate_timeout_s,
-            samples=True,
-        )
-        return wire.decode_score(body, request_id, token_ids, start)
+        return await score(self._http, token_ids, start, self._generate_timeout_s)
 
     async def score_each(self, token_ids: list[int], start: int, *, temperature: float) -> list[float]:
         """As `score`, at a temperature and by one request for each token; `start` is at least 1.
 
         The engine must run with processed log-probabilities, as vime's own do; another one ignores the temperature.
         """
-        limit = asyncio.Semaphore(SCORES_AT_ONCE)
-
-        async def score_one(position: int) -> float:
-            request_id, token = uuid.uuid4().hex, token_ids[position]
-            data = wire.encode_score_of_one(request_id, token_ids[:position], token, temperature)
-            async with limit:
-                body = await self._http.call(
-                    "POST", wire.GENERATE, data=data, timeout_s=self._generate_timeout_s, samples=True
-                )
-            return wire.decode_score_of_one(body, request_id, token)
-
-        tasks = [asyncio.create_task(score_one(position)) for position in range(start, len(token_ids))]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await score_each(self._http, token_ids, start, temperature, self._generate_timeout_s)
 
     async def abort(self, request_id: str) -> None:
         """Abort one request by the id it was sent with; nothing happens if it isn't running."""
@@ -301,13 +247,12 @@ class EngineClient:
     async def finish_weight_update(self, version: int) -> None:
         """Close a verified update; from now on the engine labels tokens with `version`."""
         await self._http.json("POST", "/finish_weight_update", json={"weight_version": str(version)})
-        if await self._keeps_version():
+        if await self._abilities.keep_version():
             await self._http.json("POST", wire_columns.VERSION, json={"version": str(version)})
 
     async def swaps(self) -> bool:
         """Whether `swap_weights` works."""
-        abilities = await self._sample_abilities()
-        return abilities is not None and abilities.swaps
+        return await self._abilities.swap()
 
     async def swap_weights(self, version: int) -> None:
         """Load a staged version between two steps: running requests go on, and every token has its weights' label.
@@ -327,30 +272,10 @@ class EngineClient:
 
     async def weight_version(self) -> int:
         """Version of the engine's weights; `protocol.START_VERSION` before the first publication."""
-        if await self._keeps_version():
+        if await self._abilities.keep_version():
             return wire.parse_version(str((await self._http.json("GET", wire_columns.VERSION))["version"]))
         return wire.parse_version(str((await self._http.json("GET", "/weight_info"))["weight_version"]))
 
     async def metrics(self) -> EngineMetrics:
         """Queue lengths now."""
         return wire.parse_metrics((await self._http.call("GET", "/metrics")).decode())
-
-    async def _sample_abilities(self) -> wire_columns.SampleAbilities | None:
-        """What the engine's sample route returns, None without one; asked for until there is an answer, then kept."""
-        async with self._asking:
-            if not self._has_asked:
-                self._abilities = await self._ask_abilities()
-                self._has_asked = True
-        return self._abilities
-
-    async def _keeps_version(self) -> bool:
-        """Whether the label of the weights is the plug-in's."""
-        abilities = await self._sample_abilities()
-        return abilities is not None and abilities.keeps_version
-
-    async def _ask_abilities(self) -> wire_columns.SampleAbilities | None:
-        try:
-            body = await self._http.call("GET", wire_columns.SAMPLE)
-        except RouteNotFound:
-            return None
-        return msgspec.json.decode(body, type=wire_columns.SampleAbilities)

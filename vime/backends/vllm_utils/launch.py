@@ -14,7 +14,9 @@ from typing import Literal
 from vime.backends.vllm_utils.death import DIE_WITH_PARENT_ENV
 from vime.backends.vllm_utils.plugin import FP32_RESIDUAL_ENV, PLUGIN, WEIGHT_BACKEND, WORKER_EXTENSION
 from vime.backends.vllm_utils.protocol import NO_COLUMNS, SampleColumns
-from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV
+from vime.backends.vllm_utils.wire_032 import GENERATE
+from vime.backends.vllm_utils.wire_columns import CAPTURE_ENV, SAMPLE
+from vime.backends.vllm_utils.wire_stream import STREAM
 from vime.errors import SettingsError
 from vime.settings.owned_options import OWNED_VLLM_OPTIONS, STRICT_PARITY_OPTIONS, option_name
 from vime.versions import installed_version, version_at_least
@@ -32,6 +34,10 @@ _PLUGIN_GROUPS = (
 _DRAFT_METRICS = "per-request-spec-decode-metrics"
 _DRAFT_OPTIONS = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
 """Any of them makes vLLM draft."""
+
+_FREQUENT_ROUTES = (SAMPLE, STREAM, GENERATE, "/health", "/metrics")
+"""A line in the log for each request to these would fill the disk in weeks."""
+_ACCESS_OPTIONS = frozenset({"disable-access-log-for-endpoints", "disable-uvicorn-access-log"})
 
 _VLLM_MAX_LOGPROBS = 20
 """vLLM's default."""
@@ -106,6 +112,8 @@ def engine_command(launch: EngineLaunch) -> EngineCommand:
     argv += ["--weight-transfer-config", f'{{"backend": "{WEIGHT_BACKEND}"}}']
     argv += ["--worker-extension-cls", WORKER_EXTENSION]
     argv += ["--enable-prompt-tokens-details"]
+    if user.isdisjoint(_ACCESS_OPTIONS):
+        argv += ["--disable-access-log-for-endpoints", ",".join(_FREQUENT_ROUTES)]
     if version_at_least(installed_version("vllm") or "", (0, 32)):
         argv += ["--enable-scale-out"]  # before, generation from token ids needed no word
         if not user.isdisjoint(_DRAFT_OPTIONS) and _DRAFT_METRICS not in user:

@@ -14,6 +14,7 @@ _CONTEXT, _EXPERT, _EXPERT_TENSOR = (
     "--expert-model-parallel-size",
     "--expert-tensor-parallel-size",
 )
+SAVED_SCHEDULE, _OWN_SCHEDULE = "--use-checkpoint-opt-param-scheduler", "--override-opt-param-scheduler"
 SIZES = (_TENSOR, _PIPELINE, _CONTEXT, _EXPERT, _EXPERT_TENSOR)
 """Flags that say over how many ranks one replica is spread."""
 
@@ -77,9 +78,23 @@ def one_precision_is_asked_for(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def a_resume_takes_one_schedule(settings: Settings) -> Iterator[Problem]:
+    """The checkpoint's, or the flags'."""
+    given = [option(settings.megatron_args, flag) for flag in (SAVED_SCHEDULE, _OWN_SCHEDULE)]
+    if None not in given:
+        yield Problem(
+            (SAVED_SCHEDULE, _OWN_SCHEDULE),
+            f"{SAVED_SCHEDULE} with {_OWN_SCHEDULE}",
+            "one of them",
+            "A resume goes on with the checkpoint's schedule or with that of the flags.",
+            f"Leave out {_OWN_SCHEDULE}: without either of them the flags count.",
+        )
+
+
 RULES = (
     parallel_sizes_are_counts,
     a_replica_divides_the_ranks,
     expert_ranks_divide_the_ranks,
     one_precision_is_asked_for,
+    a_resume_takes_one_schedule,
 )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vime.settings.script.lexer import SCRIPT_FOLDER, Word
 
-_VARIABLE = re.compile(r"\\(.)|\$\{([^}]*)\}|\$(\w+|[@*#?!$-])", re.DOTALL)
+_VARIABLE = re.compile(r"\\(.)|\$\{((?:[^{}]|\{[^{}]*\})*)\}|\$(\w+|[@*#?!$-])", re.DOTALL)
 _QUOTED_LIST = re.compile(r'"\$(?:\{((?:\w+\[[@*]\]|[@*])(?::\d+(?::\d+)?)?)\}|([@*]))"')
-"""An array or the script's own words, or some of them, between double quotes: as many words as it has."""
+"""An array or the script's own words, or some of them, between double quotes."""
 _QUOTES = re.compile(r"\"([^\"]*)\"|'([^']*)'")
 _EXPRESSION = re.compile(
     r"""
@@ -66,16 +66,7 @@ class Variables:
         where = self.where(word.line)
         done: list[Located] = []
         text: str | None = None
-        for part in word.parts:
-            if part.kind == "variable":
-                found = self._value(_expression(part.text), word)
-                if split and not part.text.endswith("[@]}"):
-                    found = [Located(piece, item.where) for item in found for piece in item.text.split()]
-            elif part.kind == "double" and (name := _QUOTED_LIST.fullmatch(part.text)):
-                found = self._value(name[1] or name[2], word)
-            else:
-                text = (text or "") + self._literal(part.kind, part.text, word)
-                continue
+        for found in self._pieces(word, split):
             if len(found) == 1:
                 text = (text or "") + found[0].text
                 where = found[0].where if len(word.parts) == 1 else where
@@ -84,31 +75,53 @@ class Variables:
                 text, where = found[-1].text, found[-1].where
         return done if text is None else [*done, Located(text, where)]
 
-    def _literal(self, kind: str, text: str, word: Word) -> str:
-        if kind == "single":
-            return text[1:-1]
-        if kind == "escaped":
-            return text[1:]
-        if kind == "substitution":
-            self.note(word.line, f"{text} would have to be run; it is left empty.")
-            return ""
-        return self._fill(text[1:-1], word) if kind == "double" else text
+    def _pieces(self, word: Word, split: bool) -> Iterator[list[Located]]:
+        """What the parts of a word stand for; the first word of each joins on to the last one of what comes before."""
+        where = self.where(word.line)
+        for part in word.parts:
+            if part.kind == "variable":
+                yield self._value(_expression(part.text), word, split=split)
+            elif part.kind == "double":
+                yield from self._quoted(part.text[1:-1], word)
+            elif part.kind == "substitution":
+                self.note(word.line, f"{part.text} would have to be run; it is left empty.")
+                yield [Located("", where)]
+            else:
+                cut = {"single": slice(1, -1), "escaped": slice(1, None)}.get(part.kind, slice(None))
+                yield [Located(part.text[cut], where)]
 
-    def _fill(self, text: str, word: Word) -> str:
-        """Text between double quotes."""
-
-        def replace(match: re.Match[str]) -> str:
-            if match[1] is not None:
-                return match[1] if match[1] in '$`"\\' else "" if match[1] == "\n" else match[0]
-            return " ".join(item.text for item in self._value(match[2] or match[3], word))
-
-        if "$(" in text or "`" in text.replace("\\`", ""):
+    def _quoted(self, text: str, word: Word) -> Iterator[list[Located]]:
+        """What the pieces of a text between double quotes stand for."""
+        where = self.where(word.line)
+        if _would_run(text):
             self.note(word.line, f'"{text}" would have to be run; it is kept as written.')
-            return text
-        return _VARIABLE.sub(replace, text)
+            yield [Located(text, where)]
+            return
+        position = 0
+        for match in _VARIABLE.finditer(text):
+            if match.start() > position:
+                yield [Located(text[position : match.start()], where)]
+            position = match.end()
+            if match[1] is not None:
+                yield [Located(_unescaped(match), where)]
+            else:
+                yield self._quoted_value(match[2] or match[3], word)
+        if position < len(text) or not text:
+            yield [Located(text[position:], where)]
 
-    def _value(self, expression: str, word: Word) -> list[Located]:
-        """Value of `NAME`, `NAME[@]`, `NAME:-default`, `NAME:+instead`, `NAME:start:length`, and the like."""
+    def _quoted_value(self, expression: str, word: Word) -> list[Located]:
+        """As many words as `@` or `NAME[@]` has, one word for all else: `*` and `NAME[*]` are joined."""
+        found = self._value(expression, word)
+        match = _EXPRESSION.fullmatch(expression)
+        if match is not None and (match["name"] == "@" or match["array"] == "[@]"):
+            return found
+        return [Located(" ".join(item.text for item in found), self.where(word.line))]
+
+    def _value(self, expression: str, word: Word, *, split: bool = False) -> list[Located]:
+        """Value of `NAME`, `NAME[@]`, `NAME:-default`, `NAME:+instead`, `NAME:start:length`, and the like.
+
+        With `split`, apart at blanks, but for the words of `NAME[@]` and for what is quoted.
+        """
         match = _EXPRESSION.fullmatch(expression)
         if match is None or (match["name"] in ("@", "*") and match["start"] == "0"):
             self.note(word.line, f"${{{expression}}} is more than this command can fill in; it is left empty.")
@@ -117,13 +130,14 @@ class Variables:
         if instead is not None:
             value = self.values.get(name)
             is_set = value is not None if match["when"] == "+" else any(item.text for item in value or ())
-            return self._alternative(instead, word) if is_set else []
+            return self._alternative(instead, word, split) if is_set else []
         if name in self.values and name in self.in_block:
             self._note_block(name, word)
         if name in self.values and (default is None or any(item.text for item in self.values[name])):
-            return _slice(self.values[name], match)
+            found = _slice(self.values[name], match)
+            return _at_blanks(found) if split and match["array"] != "[@]" else found
         if default is not None:
-            return self._alternative(default, word)
+            return self._alternative(default, word, split)
         set_in = f" It is set inside a condition or loop at {self.in_block[name]}." if name in self.in_block else ""
         given = " Give the script's own words after --." if name.isdigit() else ""
         self.note(word.line, f"${name} has no value in the script; it is left empty.{set_in}{given}")
@@ -136,12 +150,28 @@ class Variables:
             self._noted_blocks.add(place)
             self.note(word.line, f"${name} is changed inside a condition or loop at {place}, which is not followed.")
 
-    def _alternative(self, text: str, word: Word) -> list[Located]:
+    def _alternative(self, text: str, word: Word, split: bool) -> list[Located]:
         """What stands after `:-` or `:+`."""
         listed = _QUOTED_LIST.fullmatch(text)
         if listed is not None:
-            return self._value(listed[1] or listed[2], word)
-        return [Located(self._fill(_QUOTES.sub(r"\1\2", text), word), self.where(word.line))]
+            return self._quoted_value(listed[1] or listed[2], word)
+        pieces = self._quoted(_QUOTES.sub(r"\1\2", text), word)
+        filled = "".join(" ".join(item.text for item in found) for found in pieces)
+        whole = [Located(filled, self.where(word.line))]
+        return _at_blanks(whole) if split and not _QUOTES.fullmatch(text) else whole
+
+
+def _at_blanks(items: list[Located]) -> list[Located]:
+    return [Located(piece, item.where) for item in items for piece in item.text.split()]
+
+
+def _would_run(quoted: str) -> bool:
+    return "$(" in quoted or "`" in quoted.replace("\\`", "")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """What a backslash and the character after it are between double quotes."""
+    return match[1] if match[1] in '$`"\\' else "" if match[1] == "\n" else match[0]
 
 
 def _expression(variable: str) -> str:

@@ -166,6 +166,12 @@ def refusals(world: World) -> dict[str, Any]:
         (folder / "config.json").write_text((good / "config.json").read_text())
         save_file(tensors, folder / "model.safetensors")
         said[name] = words_of(lambda folder=folder: convert_to(world.folder / "t", "torch_dist", folder))
+    predicting = json.loads((good / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    shutil.copytree(good, world.folder / "predicting")
+    (world.folder / "predicting" / "config.json").write_text(json.dumps(predicting))
+    behind = f"model.layers.{predicting['num_hidden_layers']}.eh_proj.weight"
+    save_file({**weights, behind: torch.zeros(2)}, world.folder / "predicting" / "model.safetensors")
+    said["further"] = words_of(lambda: convert_to(world.folder / "t", "torch_dist", world.folder / "predicting"))
     (world.folder / "taken").mkdir()
     said["taken"] = words_of(lambda: convert_to(world.folder / "taken", "torch", good))
     said["same"] = words_of(lambda: convert_to(world.folder / "t", "hf", good))

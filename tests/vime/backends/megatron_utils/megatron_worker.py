@@ -339,6 +339,10 @@ def refusals(world: World) -> dict[str, str]:
         pass
     with expect("decay"), world.trainer("--lr-decay-style", "cosine"):
         pass
+    with expect("assertion"), world.trainer("--min-lr", "1"):
+        pass
+    with expect("schedule"), world.trainer("--lr-warmup-init", "1"):
+        pass
     broken = build_tiny_qwen3(world.folder / "broken")
     tensors = load_file(broken / "model.safetensors")
     tensors["model.layers.9.extra.weight"] = tensors.pop("model.norm.weight")
@@ -360,6 +364,7 @@ def refusals(world: World) -> dict[str, str]:
         train(trainer, [0], ONE_RANK)
         saved_place = trainer._learner.scheduler.num_steps
         assert saved_place > 0
+        said["rates"] = json.dumps(rates_of(trainer))
         trainer.save(world.folder / "twice", 1, write_tracker=True)
         said["tracker"] = (world.folder / "twice" / "latest_checkpointed_iteration.txt").read_text()
         with expect("not_empty"):
@@ -368,13 +373,17 @@ def refusals(world: World) -> dict[str, str]:
         ("new_rate", [], {"lr": 7e-3}),
         ("overridden_rate", ["--override-opt-param-scheduler"], {"lr": 7e-3}),
         ("new_decay", [], {"weight_decay": 0.5}),
+        ("saved_rates", ["--use-checkpoint-opt_param-scheduler"], {"lr": 7e-3, "weight_decay": 0.5}),
     ):
         with world.trainer(*flags, load=False, **options) as trainer:
             trainer.load(world.folder / "twice", 1)
-            learner = trainer._learner
-            rates = [(group["lr"], group["weight_decay"]) for group in learner.optimizer.param_groups]
-            said[name] = json.dumps([learner.scheduler.num_steps - saved_place, *max(rates)])
+            said[name] = json.dumps([trainer._learner.scheduler.num_steps - saved_place, *rates_of(trainer)])
     return said
+
+
+def rates_of(trainer: MegatronTrainer) -> tuple[float, float]:
+    """The largest learning rate, and its weight decay, that the next step takes."""
+    return max((group["lr"], group["weight_decay"]) for group in trainer._learner.optimizer.param_groups)
 
 
 SAMPLER_TEMPERATURE = 0.7

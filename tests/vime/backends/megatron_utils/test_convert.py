@@ -104,6 +104,7 @@ def test_megatrons_own_loader_takes_the_torch_format(one_rank: dict[str, Any]) -
             "mixed",
             ["ModelError", "decoder.layers.mlp.linear_fc2.weight has the dtypes torch.float32 and torch.float16"],
         ),
+        ("further", ["ModelError", "layers for further tokens", "model.layers.2.eh_proj.weight"]),
         ("taken", ["SettingsError", "taken exists, and nothing is overwritten"]),
         ("same", ["SettingsError", "is a Hugging Face folder already"]),
         ("damaged", ["CorruptDataError", "model.norm.weight read back differ from what was written"]),

@@ -119,6 +119,8 @@ def test_same_steps_replayed_from_one_checkpoint_are_bitwise_equal(one_rank: dic
         ("flag", ["SettingsError", "--tensor-model-paralel-size", "nearest one is --tensor-model-parallel-size"]),
         ("value", ["SettingsError", "--recompute-granularity", "everything"]),
         ("decay", ["SettingsError", "--lr-decay-style is cosine", "--lr-decay-iters"]),
+        ("assertion", ["SettingsError", "Megatron refused the flags: not so: min_lr <= lr."]),
+        ("schedule", ["SettingsError", "not so: init_lr <= max_lr", "--lr-warmup-init 1.0", "Correct these flags"]),
         ("names", ["ModelError", "missing weights: model.norm.weight", "model.layers.9.extra.weight"]),
         ("nan", ["TrainerError", "loss is not finite", "rank 0: samples 102, 104", "no weight was changed"]),
         ("empty", ["TrainerError", "rank 0: 0", "above 0"]),
@@ -161,6 +163,11 @@ def test_a_resume_with_another_rate_goes_on_with_it_from_the_place_of_the_schedu
 def test_a_resume_with_another_weight_decay_goes_on_with_it(one_rank: dict[str, Any]) -> None:
     steps_more, _, decay = json.loads(one_rank["refusals"]["new_decay"])
     assert (steps_more, decay) == (0, 0.5)
+
+
+def test_a_resume_with_the_checkpoints_schedule_goes_on_with_its_rates(one_rank: dict[str, Any]) -> None:
+    steps_more, rate, decay = json.loads(one_rank["refusals"]["saved_rates"])
+    assert (steps_more, rate, decay) == (0, *json.loads(one_rank["refusals"]["rates"]))
 
 
 @pytest.mark.parametrize("variant", ["per_rollout", "per_token", "distributed"])

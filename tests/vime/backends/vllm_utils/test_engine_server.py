@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,18 @@ def test_last_lines_skip_empty_ones_and_missing_files(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none") == []
     (tmp_path / "log").write_text("".join(f"line {i}\n\n" for i in range(50)))
     assert last_lines(tmp_path / "log", 3) == ["line 47", "line 48", "line 49"]
+
+
+def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        log.truncate(2**30)
+        log.seek(0, 2)
+        log.write(b"\nthe last words\n")
+    tracemalloc.start()
+    assert last_lines(tmp_path / "log", num_lines=1) == ["the last words"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**22
 
 
 @pytest.mark.slow

@@ -30,6 +30,14 @@ def test_what_training_relies_on_is_always_set() -> None:
     assert {"--enable-scale-out", "--enable-prompt-tokens-details", "--enable-prefix-caching"} <= set(argv)
 
 
+def test_requests_for_samples_leave_no_line_each_in_the_log_unless_the_user_says_what_is_logged() -> None:
+    quiet = value(engine_command(LAUNCH).argv, "--disable-access-log-for-endpoints").split(",")
+    assert {"/inference/v1/sample", "/inference/v1/sample_stream", "/inference/v1/generate", "/metrics"} <= set(quiet)
+    for words in (("--no-disable-uvicorn-access-log",), ("--disable-access-log-for-endpoints", "/ping")):
+        argv = engine_command(replace(LAUNCH, extra_args=words)).argv
+        assert argv.count("--disable-access-log-for-endpoints") == (words[0] == "--disable-access-log-for-endpoints")
+
+
 @pytest.mark.parametrize(("version", "is_there"), [("0.26.0", False), ("0.32.0+cpu", True)])
 def test_generation_from_token_ids_is_switched_on_where_vllm_has_a_switch(
     monkeypatch: pytest.MonkeyPatch, version: str, is_there: bool

@@ -1,6 +1,7 @@
 """Bash launch scripts become settings files that say the same."""
 
 import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def read(folder: Path, text: str, *arguments: str) -> tuple[list[str], list[str]
     return [word.text for word in launch.words], [note.replace(str(script), "run.sh") for note in launch.notes]
 
 
-@pytest.mark.parametrize("own", ['"$@"', '"${@}"', "$@", '"${@:2}"', "${@:2}", '"$*"', '"${@:1:3}"'])
+@pytest.mark.parametrize("own", ['"$@"', '"${@}"', "$@", '"${@:2}"', "${@:2}", "$*", '"${@:1:3}"'])
 def test_the_scripts_own_words_are_nothing_at_all_where_none_are_given(tmp_path: Path, own: str) -> None:
     text = f"python3 train.py --lr 1e-5 {own} --flush-cache-interval 0 {own}\n"
     words, notes = read(tmp_path, text)
@@ -110,6 +111,34 @@ def test_some_of_the_scripts_words_and_of_an_array_and_of_a_text(tmp_path: Path)
     words, notes = read(tmp_path, text, "--x", "--y", "two words")
     assert words == ["--y", "two words", "--x", "--seed", "3", "--save", "run-1.2"]
     assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ('"$*"', ["a b c"]),
+        ('"${*:2}"', ["c"]),
+        ('"${A[*]}"', ["--x 1 --y"]),
+        ('"${A[*]:0:2}"', ["--x 1"]),
+        ('${A[*]+"${A[*]}"}', ["--x 1 --y"]),
+        ('${1+"$@"}', ["a b", "c"]),
+        ('${N:-"a  b"} ${N:-a  b}', ["a  b", "a", "b"]),
+        ('"p-$*-q"', ["p-a b c-q"]),
+        ('"p-$@-q"', ["p-a b", "c-q"]),
+        ('"p-${A[@]}-$1"', ["p---x", "1", "--y-a b"]),
+        ('"p-${E[@]}"', ["p-"]),
+        ('"${E[@]}"', []),
+        ('"${E[*]}"', [""]),
+        ('"${N:-${D}/x}"', ["d/x"]),
+        ('"$D\\$D"', ["d$D"]),
+    ],
+)
+def test_quoted_lists_are_joined_or_apart_as_in_bash(tmp_path: Path, written: str, words: list[str]) -> None:
+    text = f"A=(--x 1 --y)\nE=()\nD=d\ntrain.py {written}\n"
+    assert read(tmp_path, text, "a b", "c") == (words, [])
+    script = f"{text.replace('train.py', 'printf [%s]')}"
+    run = subprocess.run(["bash", "-c", script, "run.sh", "a b", "c"], capture_output=True, text=True, check=True)
+    assert run.stdout == "".join(f"[{word}]" for word in words) or (not words and run.stdout == "[]")
 
 
 def test_words_that_stand_only_where_a_variable_is_set(tmp_path: Path) -> None:

@@ -82,7 +82,9 @@ def _scan_kernel(
     columns = span * SPAN + tl.arange(0, SPAN)
     is_there = columns < vocab_size
     found = tl.load(logits + row * stride + columns, mask=is_there, other=float("-inf")).to(tl.float32)
-    own = tl.load(logits + row * stride + tl.load(token_ids + row)).to(tl.float32)
+    token = tl.load(token_ids + row)
+    is_known = (token >= 0) & (token < vocab_size)
+    own = tl.load(logits + row * stride + token, mask=is_known, other=float("nan")).to(tl.float32)
     top = tl.max(found, axis=0)
     shift = tl.where(top == float("-inf"), 0.0, top)  # a span of tokens that top-p left out
     at, plane = row * tl.num_programs(1) + span, tl.num_programs(0) * tl.num_programs(1)
@@ -109,7 +111,8 @@ def _finish_kernel(
     log_total = tl.log(tl.sum(parts * tl.exp(tops - top), axis=0))
     rank = tl.sum(tl.load(sums + 2 * plane + at, mask=is_span, other=0.0), axis=0)
     token = tl.load(token_ids + row)
-    own = tl.load(logits + row * stride + token).to(tl.float32)
+    is_known = (token >= 0) & (token < vocab_size)
+    own = tl.load(logits + row * stride + token, mask=is_known, other=float("nan")).to(tl.float32)
     width = k + 1
     ids = found + row * 2 * width
     tl.store(ids, token.to(tl.int32))

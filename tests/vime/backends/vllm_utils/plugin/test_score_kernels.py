@@ -89,6 +89,36 @@ def test_rows_that_are_not_a_number_stay_so(kernels: Any) -> None:
 
 
 @runs_kernels
+@pytest.mark.parametrize("bits", [0x7FC00000, -0x400000, -1], ids=["positive", "negative", "all bits"])
+@pytest.mark.parametrize("where", [slice(0, None), slice(8999, None)], ids=["all", "the last two"])
+def test_no_number_among_the_logits_gives_no_candidate_outside_the_vocabulary(
+    kernels: Any, bits: int, where: slice
+) -> None:
+    vocab_size, k = 9001, 12
+    logits = logits_of("random", 2, vocab_size)
+    logits.view(torch.int32)[1, where] = bits
+    packed = kernels.packed_rows(kernels.score(logits, k, torch.tensor([3, 3], device=DEVICE)), k)
+    ids, log_probs = packed[1, 1 : k + 1], packed[:, k + 1 :].view(torch.float32)
+    assert 0 <= int(ids.min()) <= int(ids.max()) < vocab_size
+    assert len(set(ids.tolist())) == k
+    assert torch.isnan(log_probs[1]).all()
+    assert torch.isfinite(log_probs[0]).all()
+
+
+@runs_kernels
+@pytest.mark.parametrize("token", [-1, 9000, 2**31 - 1])
+def test_a_token_outside_the_vocabulary_is_read_nowhere(kernels: Any, token: int) -> None:
+    """Its logit would be another row's, or memory that isn't the program's."""
+    logits, k = logits_of("random", 3, 9000), 3
+    found = kernels.score(logits, k, torch.tensor([5, token, 5], device=DEVICE))
+    packed = kernels.packed_rows(found, k)
+    assert packed[1, 0] == token
+    own = packed[:, k + 1].view(torch.float32)
+    assert torch.isnan(own).tolist() == [False, True, False]
+    assert kernels.ranks(found, k)[1] == 0
+
+
+@runs_kernels
 def test_a_vocabulary_too_small_to_leave_most_of_it_out_is_left_to_vllm(kernels: Any) -> None:
     assert kernels.can_score(torch.empty(1, 151936), 128)
     assert not kernels.can_score(torch.empty(1, 1024), 128)

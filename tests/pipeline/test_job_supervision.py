@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.job_supervision import supervise_ranks
 from pipeline.messages import encode
 from pipeline.process_watch import ProcessWatch
-from pipeline.rank_supervision import supervise_ranks
 from pipeline.stages import Stage
 from pipeline.stall_chain import RankActivity
 from vime.errors import StalledError
