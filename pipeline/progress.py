@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.alarm import Alarm
+from vime.counted import counted
 
 PLAIN_INTERVAL_S = 2.0
 IDLE_MARGIN = 0.05
@@ -132,6 +134,14 @@ def bottleneck(
 def stopped(done_rollouts: int, num_rollout: int) -> str:
     """The last line of a session that ends before its last rollout."""
     return f"Stopped after {done_rollouts} of {num_rollout} rollouts. To go on, run the same command again."
+
+
+def finished(num_rollout: int, run: Path) -> str:
+    """The last line of the session that trains the last rollout."""
+    return (
+        f"Trained and committed: {counted(num_rollout, 'rollout')}. `vime view {run}` shows the run, "
+        f"`vime convert {run} FOLDER --to hf` writes its model."
+    )
 
 
 class ProgressView:

@@ -1,13 +1,14 @@
 """What the user reads."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from pipeline.progress import ProgressView, StepRecord, bottleneck, step_line, stopped
+from pipeline.progress import ProgressView, StepRecord, bottleneck, finished, step_line, stopped
 
 
 def record(**changes: Any) -> StepRecord:
@@ -53,6 +54,13 @@ def test_a_step_is_one_plain_line_with_its_numbers() -> None:
 
 def test_a_session_that_was_stopped_asks_for_the_same_command_and_no_more() -> None:
     assert stopped(4, 20) == "Stopped after 4 of 20 rollouts. To go on, run the same command again."
+
+
+def test_a_run_at_its_end_says_how_to_look_at_it_and_how_to_get_the_model() -> None:
+    words = finished(20, Path("runs/a"))
+    assert words.startswith("Trained and committed: 20 rollouts.")
+    assert "`vime view runs/a`" in words
+    assert "`vime convert runs/a FOLDER --to hf`" in words
 
 
 def test_plain_output_repeats_no_waiting_line() -> None:
