@@ -176,7 +176,8 @@ def model_context_holds_a_sequence(settings: Settings) -> Iterator[Problem]:
             f"{context}",
             allowed=f"{context} or fewer tokens together",
             reason="The engine refuses longer requests.",
-            next_step="Lower --rollout-max-response-len, or give --vllm-max-model-len.",
+            next_step=f"Lower --rollout-max-response-len, or give --rollout-max-context-len {context}. An engine that "
+            "scales positions takes more with --vllm-max-model-len.",
         )
 
 

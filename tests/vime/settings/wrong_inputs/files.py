@@ -98,7 +98,7 @@ CASES = (
     Case("--padded-vocab-size 500", "--padded-vocab-size is 500", "512 or more", "Leave out --padded-vocab-size.",
          "padding_holds_the_vocabulary"),
     Case("--rollout-max-response-len 5000", "Prompt and response may have 5000 tokens, the model's context",
-         "4096 or fewer tokens together", "Lower --rollout-max-response-len", "model_context_holds_a_sequence"),
+         "4096 or fewer tokens together", "Lower --rollout-max-response-len, or give --rollout-max-context-len 4096.", "model_context_holds_a_sequence"),
     Case("--prompt-data $DIR/absent.jsonl@[0:8]", "--prompt-data $DIR/absent.jsonl: no such file or folder",
          "a file that exists", "Correct the path.", "prompt_file_exists"),
     Case("--eval-interval 1 --eval-prompt-data $DIR/absent.jsonl", "--eval-prompt-data $DIR/absent.jsonl: no such file",
