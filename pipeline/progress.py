@@ -174,6 +174,13 @@ class ProgressView:
             self._last_plain, self._last_waiting = time.monotonic(), line
             self.note(line)
 
+    def stage(self, line: str) -> None:
+        """What the run begins; replaced by what comes next in a terminal, a line that stays elsewhere."""
+        if self._live is not None:
+            self._live.update(Text(line), refresh=True)
+        else:
+            self.note(line)
+
     def step(self, record: StepRecord) -> None:
         """The newest step."""
         if self._live is not None:

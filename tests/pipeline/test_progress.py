@@ -73,6 +73,17 @@ def test_plain_output_repeats_no_waiting_line() -> None:
     assert "step 7/20" in output.getvalue()
 
 
+def test_what_a_start_begins_is_told_however_soon_it_comes() -> None:
+    plain, terminal = io.StringIO(), io.StringIO()
+    with ProgressView(Console(file=plain, force_terminal=False)) as view:
+        view.waiting("engine 0: ready, 5 s")
+        view.stage("Producers start.")
+    with ProgressView(Console(file=terminal, force_terminal=True, width=80)) as view:
+        view.stage("Producers start.")
+    assert plain.getvalue().endswith("Producers start.\n")
+    assert "Producers start." in terminal.getvalue()
+
+
 def test_a_reward_that_samples_spend_their_time_in_is_the_bottleneck_by_its_name() -> None:
     words = bottleneck(0.9, 0.85, 0.95, "judges.slow")
     assert words.startswith("The reward is the bottleneck: samples spent 95% of their time in judges.slow")
