@@ -234,7 +234,7 @@ python train.py stray ${ARGS[@]} --save "$X" --seed $HOME/x
     )
     assert "run.sh:12: $HOME has no value in the script" in text
     assert "run.sh:12: the word 'stray' belongs to no flag." in text
-    assert tables["megatron_args"] == {"their-flag": 1}
+    assert tables["megatron_args"] == {"their-flag": 1, "sglang-context-length": 9}
 
 
 def test_a_script_is_never_run(tmp_path: Path) -> None:
