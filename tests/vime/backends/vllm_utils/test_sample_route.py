@@ -187,15 +187,12 @@ async def test_an_aborted_request_has_the_routes_of_its_tokens(client: EngineCli
 def test_an_engine_whose_plug_in_is_wounded_does_not_start(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another plug-in makes vime's take the candidates of the wrong column."""
+    """Another plug-in makes vime's take other log-probabilities."""
     (tmp_path / "wound.py").write_text(
-        "from vime.backends.vllm_utils.plugin.columns import StepRows\n"
+        "from vime.backends.vllm_utils.plugin import core_columns\n"
         "def register():\n"
-        "    pack = StepRows._pack\n"
-        "    def wounded(self, k):\n"
-        "        self._log_probs = self._log_probs - 0.5\n"
-        "        return pack(self, k)\n"
-        "    StepRows._pack = wounded\n"
+        "    pack = core_columns.pack_rows\n"
+        "    core_columns.pack_rows = lambda ids, log_probs: pack(ids, log_probs - 0.5)\n"
     )
     info = tmp_path / "wound-1.dist-info"
     info.mkdir()

@@ -1,4 +1,4 @@
-"""Columns in vLLM's engine core: its scheduler's per-request results are collected here instead of sent each step.
+"""Columns in vLLM's engine core: the rows of a step are sent whole, instead of cut for each request by the scheduler.
 
 vLLM's classes are extended by replacing a few methods, which have the same names in 0.26 and 0.32. A request that
 doesn't ask for columns takes vLLM's own way through all of them. At the start of an engine the plug-in compares itself
@@ -8,17 +8,19 @@ with that way (`self_test`), so that a vLLM whose methods mean something else is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import LogprobsLists
 
 from vime.backends.vllm_utils.plugin.block_routes import BlockRoutes
-from vime.backends.vllm_utils.plugin.columns import Pending, StepRows, column_request
+from vime.backends.vllm_utils.plugin.columns import ColumnRequest, Nuclei, column_request
+from vime.backends.vllm_utils.plugin.step_columns import NucleusRows, RouteRows, RowPlaces, StepColumns, pack_rows
 from vime.backends.vllm_utils.plugin.step_extras import take_extras
 from vime.backends.vllm_utils.wire_032 import UNLABELLED
 
@@ -31,94 +33,120 @@ _LABEL = "vime_weight_label"
 """Attribute of vLLM's `SchedulerOutput`."""
 
 
+@dataclass(frozen=True)
+class _Step:
+    """Results of one step of a batch."""
+
+    batch: Sequence[str]
+    """Requests."""
+    places: Mapping[str, int]
+    """Of requests in the batch."""
+    rows: npt.NDArray[np.int32]
+    """As `pack_rows` returns them."""
+    first_rows: Sequence[int] | None
+    """Of each place, where a request can have several rows."""
+    nuclei: NucleusRows | None
+    """Of all rows."""
+
+    @classmethod
+    def of(cls, output: Any, nuclei: Nuclei | None) -> _Step:
+        """From vLLM's `ModelRunnerOutput`, which has log-probabilities."""
+        ids, log_probs, _, first_rows = output.logprobs
+        rows = pack_rows(ids, log_probs)
+        found = None if nuclei is None else NucleusRows.of(nuclei)
+        return cls(output.req_ids, output.req_id_to_index, rows, first_rows, found)
+
+
+_NO_STEP = _Step((), {}, np.zeros((0, 2), np.int32), None, None)
+
+
 class CoreColumns:
-    """What the core of one engine holds of its running requests' columns."""
+    """What the core of one engine knows of its running requests' columns."""
 
     def __init__(self) -> None:
         self.version = UNLABELLED
         """Label of the weights that the next step computes with."""
         self.step_version = UNLABELLED
-        """Label of those of the step whose results were taken last, and of the rows that have none yet."""
-        self._pending: dict[str, Pending] = {}
-        self._step: tuple[StepRows, Mapping[str, int]] | None = None
-        """Rows of the step that the scheduler works through, and the place of each request in its batch."""
-        self._num_requests = 0
+        """Label of those of the step whose results were taken last."""
+        self._requests: dict[str, ColumnRequest] = {}
+        self._places = RowPlaces()
+        self._asking: list[str] | None = None
+        """The batch whose requests were last found to ask for columns, all of them."""
+        self._step = _NO_STEP
+        """What the scheduler works through."""
         self._routes: BlockRoutes | None = None
 
     def add(self, request: Any) -> None:
-        """Begin to collect for a new request, when it asks for columns."""
+        """Know of a new request, when it asks for columns."""
         wanted = column_request(request.sampling_params)
         if wanted is not None:
-            self._pending[request.request_id] = Pending.start(wanted, self._num_requests)
-            self._num_requests += 1
+            self._requests[request.request_id] = wanted
+            self._places.forget()
 
     def begin_step(self, scheduler: Any, step: Any, output: Any) -> None:
         """Take the results of a step that the scheduler is about to work through."""
-        self._label_rows_before(label_of(step, self.version))
+        self.step_version = label_of(step, self.version)
         extras = take_extras(output)
         if extras.routes is not None:
             self._add_routes(scheduler, step, output.req_ids, extras.routes)
-        if self._pending and output.logprobs is not None:
-            ids, log_probs, _, first_rows = output.logprobs
-            self._step = StepRows(ids, log_probs, first_rows, extras.nuclei), output.req_id_to_index
-            others = any(request_id not in self._pending for request_id in output.req_ids)
+        if self._requests and output.logprobs is not None:
+            self._step = _Step.of(output, extras.nuclei if self._wants_nuclei() else None)
             # Without log-probabilities the scheduler cuts none for each request.
-            output.logprobs = _StockLogProbs(output.logprobs, output.req_ids, self._pending) if others else None
+            stock = None if self._all_ask(output.req_ids) else output.logprobs
+            output.logprobs = None if stock is None else _StockLogProbs(stock, output.req_ids, self._requests)
 
     def end_step(self, scheduler: Any, outputs: Mapping[int, Any]) -> None:
-        """Take the rows of what the scheduler is about to send, and attach blocks that are due."""
-        if self._pending:
+        """Attach the rows to what the scheduler is about to send."""
+        if self._requests:
             for batch in outputs.values():
-                self._end_outputs(batch.outputs)
-        self._step = None
+                self._attach(batch.outputs)
+        self._step = _NO_STEP
         if self._routes is not None:
             self._routes.keep_only(scheduler.requests)
 
-    def finish(self, output: Any) -> None:
-        """Attach everything that is held of a request whose last output this is."""
-        pending = self._pending.pop(output.request_id, None)
-        if pending is not None:
-            self._attach(output, pending)
-
     def drop(self, request_ids: Iterable[str]) -> None:
-        """Forget requests whose answers have gone out."""
+        """Forget requests that have no further output."""
         for request_id in request_ids:
-            self._pending.pop(request_id, None)
+            self._requests.pop(request_id, None)
 
-    def _label_rows_before(self, version: str) -> None:
-        """A step's results are there that weights of this label have made."""
-        if version != self.step_version:
-            for pending in self._pending.values():
-                pending.label(self.step_version)
-            self.step_version = version
+    def _all_ask(self, batch: list[str]) -> bool:
+        """Whether all requests of a batch ask for columns; most steps have the batch of the step before."""
+        if batch != self._asking:
+            self._asking = list(batch) if all(request_id in self._requests for request_id in batch) else None
+        return self._asking is not None
 
-    def _end_outputs(self, outputs: Iterable[Any]) -> None:
-        """Each output of each step passes here, so there is one loop and little in it."""
-        pending_of = self._pending.get
-        add_rows, places = (self._step[0].add_to, self._step[1]) if self._step is not None else (None, {})
-        for output in outputs:
-            pending = pending_of(output.request_id)
-            if pending is None:
-                continue
-            tokens = output.new_token_ids
-            if tokens and add_rows is not None:
-                add_rows(pending, places[output.request_id], len(tokens))
-            if output.routed_experts is not None:
-                if pending.request.routes_from is not None:
-                    pending.routes.append(output.routed_experts)
-                output.routed_experts = None
+    def _attach(self, outputs: Sequence[Any]) -> None:
+        """Every step passes here, so nothing is made for each of its outputs."""
+        request_ids = [output.request_id for output in outputs]
+        special = [
+            output for output in outputs if output.finish_reason is not None or output.routed_experts is not None
+        ]
+        step = self._step
+        places = self._places.find(request_ids, step.batch, step.places, step.first_rows, self._requests)
+        routes = self._take_routes(outputs) if special or self._routes is not None else None
+        if places.first is not None and (len(step.rows) or routes is not None):
+            found = StepColumns(self.step_version, places.first_rows, step.nuclei, routes)
+            outputs[places.first].new_logprobs = LogprobsLists(step.rows, found.encode(), _UNUSED, None)
+        for output in special:
             if output.finish_reason is not None:
-                self.finish(output)
-            elif pending.is_due:
-                self._attach(output, pending)
+                self._requests.pop(output.request_id, None)
 
-    def _attach(self, output: Any, pending: Pending) -> None:
-        if self._routes is not None and pending.request.routes_from is not None:
-            rows = self._routes.take(output.request_id, pending.request.routes_from)
-            pending.routes += [] if rows is None else [rows]
-        block = pending.take(self.step_version)
-        if block is not None:
-            output.new_logprobs = LogprobsLists(np.frombuffer(block, np.uint8), _UNUSED, _UNUSED, None)
+    def _wants_nuclei(self) -> bool:
+        return any(request.nucleus for request in self._requests.values())
+
+    def _take_routes(self, outputs: Iterable[Any]) -> RouteRows | None:
+        """Of all outputs whose requests ask for them."""
+        rows: list[npt.NDArray[Any] | None] = []
+        for output in outputs:
+            wanted, found = self._requests.get(output.request_id), None
+            if wanted is not None:
+                found, output.routed_experts = output.routed_experts, None
+                if wanted.routes_from is None:
+                    found = None
+                elif self._routes is not None:
+                    found = self._routes.take(output.request_id, wanted.routes_from)
+            rows.append(found)
+        return RouteRows.of(rows)
 
     def _add_routes(self, scheduler: Any, step: Any, request_ids: Iterable[str], routes: Any) -> None:
         """`routes` [tokens of the step, L, K], request after request in the order of the batch."""
@@ -139,11 +167,11 @@ class CoreColumns:
 class _StockLogProbs:
     """Stands in for a step's `LogprobsLists` where some requests ask for no columns: those get what vLLM gives."""
 
-    def __init__(self, stock: Any, request_ids: list[str], pending: Mapping[str, Pending]) -> None:
-        self._stock, self._request_ids, self._pending = stock, request_ids, pending
+    def __init__(self, stock: Any, request_ids: list[str], with_columns: Container[str]) -> None:
+        self._stock, self._request_ids, self._with_columns = stock, request_ids, with_columns
 
     def slice_request(self, index: int, num_positions: int) -> Any:
-        if self._request_ids[index] in self._pending:
+        if self._request_ids[index] in self._with_columns:
             return None
         return self._stock.slice_request(index, num_positions)
 
@@ -157,8 +185,7 @@ def install() -> None:
     Scheduler.add_request = _adding(Scheduler.add_request)
     Scheduler.schedule = _labelled(Scheduler.schedule)
     Scheduler.update_from_output = _collecting(Scheduler.update_from_output)
-    EngineCore.abort_requests = _dropping(EngineCore.abort_requests)
-    EngineCoreProc._send_finish_outputs_to_client = _send_finish_outputs
+    Scheduler.finish_requests = _dropping(Scheduler.finish_requests)
     EngineCore.vime_weight_version = _weight_version
     if HAS_LABELS:
         EngineCore.set_weight_version = _labelling(EngineCore.set_weight_version)
@@ -211,13 +238,14 @@ def _collecting(update: Callable[..., Any]) -> Callable[..., Any]:
     return extended
 
 
-def _dropping(abort_requests: Callable[..., None]) -> Callable[..., None]:
-    """The API server asks for this after it has answered."""
+def _dropping(finish_requests: Callable[..., Any]) -> Callable[..., Any]:
+    """Ends requests from outside the scheduler: a client that leaves, a pause that aborts, an error."""
 
-    @functools.wraps(abort_requests)
-    def extended(core: Any, request_ids: list[str]) -> None:
-        abort_requests(core, request_ids)
-        core.scheduler.vime_columns.drop(request_ids)
+    @functools.wraps(finish_requests)
+    def extended(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        ended = finish_requests(scheduler, *args, **kwargs)
+        scheduler.vime_columns.drop(request.request_id for request in ended)
+        return ended
 
     return extended
 
@@ -245,14 +273,6 @@ def _set_version(core: Any, weight_version: str) -> None:
 
 def _weight_version(core: Any) -> str:
     return str(core.scheduler.vime_columns.version)
-
-
-def _send_finish_outputs(core: Any, req_ids: list[str], client_index: int, finish_reason: Any) -> None:
-    """Ends requests from the core's side: a pause that aborts, a shutdown, an error. Their last rows go along."""
-    outputs = [EngineCoreOutput(request_id, [], finish_reason=finish_reason) for request_id in req_ids]
-    for output in outputs:
-        core.scheduler.vime_columns.finish(output)
-    core.output_queue.put_nowait((client_index, EngineCoreOutputs(finished_requests=set(req_ids), outputs=outputs)))
 
 
 def _blocks(scheduler: Any, request_id: str) -> list[int]:

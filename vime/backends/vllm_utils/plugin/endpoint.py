@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from vllm import __version__ as vllm_version
 
 from vime.backends.vllm_utils.plugin import PLUGIN
@@ -33,13 +34,17 @@ class SampleEndpoint:
 
     def attach_router(self, app: Any) -> None:
         """Called before there is an engine."""
-        app.router.add_route(SAMPLE, self._tell, methods=["GET"])
-        app.router.add_route(SAMPLE, self._serve, methods=["POST"])
-        app.router.add_route(STREAM, self._serve_stream, methods=["POST"])
-        app.router.add_route(VERSION, self._tell_label, methods=["GET"])
-        app.router.add_route(VERSION, self._set_label, methods=["POST"])
-        app.router.add_route(SWAP, self._tell_swap, methods=["GET"])
-        app.router.add_route(SWAP, self._swap, methods=["POST"])
+        routes = [
+            Route(SAMPLE, self._serve, methods=["POST"]),
+            Route(STREAM, self._serve_stream, methods=["POST"]),
+            Route(SAMPLE, self._tell, methods=["GET"]),
+            Route(VERSION, self._tell_label, methods=["GET"]),
+            Route(VERSION, self._set_label, methods=["POST"]),
+            Route(SWAP, self._tell_swap, methods=["GET"]),
+            Route(SWAP, self._swap, methods=["POST"]),
+        ]
+        # A request is compared with one route after another, and vLLM has some sixty.
+        app.router.routes[:0] = routes
 
     async def init_state(self, engine_client: Any, _state: Any, args: Any) -> None:
         """Switch on what the launcher asked for, and compare the route with vLLM's own answers.

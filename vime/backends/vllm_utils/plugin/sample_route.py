@@ -13,7 +13,7 @@ from starlette.responses import Response
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from vime.backends.vllm_utils.plugin.columns import OPTION, ROWS_PER_BLOCK, ColumnRequest, Columns
+from vime.backends.vllm_utils.plugin.columns import OPTION, ColumnRequest, Columns
 from vime.backends.vllm_utils.plugin.core_swap import SWAP_SECONDS, SWAP_WEIGHTS
 from vime.backends.vllm_utils.plugin.draft_counts import draft_counts
 from vime.backends.vllm_utils.plugin.stock_answers import last_output, moe_layers
@@ -51,8 +51,6 @@ class SampleRoute:
             num_candidates=call.num_candidates,
             routes_from=call.routes_from,
             nucleus=call.nucleus,
-            # The API server cuts at a stop string, and then has to have the rows up to it.
-            rows_per_block=1 if call.sampling.get("stop") else ROWS_PER_BLOCK,
         )
         result = await last_output(self._engine.generate(prompt, request_parameters(call, wanted), name))
         return _answer(call, result, self._num_dense_layers)
@@ -126,12 +124,13 @@ class SampleRoute:
 
 
 def request_parameters(call: SampleCall, wanted: ColumnRequest) -> SamplingParams:
-    """Parameters of a request whose rows come back as `wanted` says. Raises `ValueError`."""
+    """Parameters of a request that wants those columns. Raises `ValueError`."""
     try:
         parameters = SamplingParams(**call.sampling | {"logprobs": call.num_candidates})
     except TypeError as error:
         raise ValueError(f"sampling: {error}") from error
     parameters.output_kind = RequestOutputKind.FINAL_ONLY
+    parameters.skip_clone = True  # vLLM copies them deeply otherwise, and nobody else has these
     parameters.extra_args = {OPTION: msgspec.to_builtins(wanted)}
     if call.routes_from:
         parameters.routed_experts_prompt_start = call.routes_from
@@ -139,8 +138,7 @@ def request_parameters(call: SampleCall, wanted: ColumnRequest) -> SamplingParam
 
 
 def _answer(call: SampleCall, result: Any, num_dense_layers: int) -> SampleAnswer:
-    """An answer that the API server cut short, for an abort, has tokens whose rows are still in the core: they are left
-    out, so that all columns are equally long."""
+    """Rows of tokens that a stop text cuts off, in a step that sampled several, are left out."""
     (output,) = result.outputs
     columns: Columns = output.logprobs.columns()
     num_tokens = min(len(output.token_ids), len(columns))

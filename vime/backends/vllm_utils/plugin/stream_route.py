@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -13,8 +14,9 @@ from starlette.responses import Response, StreamingResponse
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
-from vime.backends.vllm_utils.plugin.columns import ColumnRequest, ReceivedColumns
+from vime.backends.vllm_utils.plugin.columns import ColumnRequest
 from vime.backends.vllm_utils.plugin.draft_counts import draft_counts
+from vime.backends.vllm_utils.plugin.request_columns import ReceivedColumns
 from vime.backends.vllm_utils.plugin.sample_route import left, refusal, request_parameters
 from vime.backends.vllm_utils.wire_032 import engine_request_id
 from vime.backends.vllm_utils.wire_columns import SampleCall, decode_call
@@ -22,6 +24,8 @@ from vime.backends.vllm_utils.wire_stream import StreamPiece, encode_frame, stre
 
 ROWS_PER_PIECE = 16
 """Tokens of a piece, but for its request's first and last."""
+_SPREAD = 5
+"""First pieces are shorter by multiples of it, so that streams which run together don't all send in the same step."""
 
 
 class StreamRoute:
@@ -30,6 +34,7 @@ class StreamRoute:
     def __init__(self, engine: Any) -> None:
         """`engine` is vLLM's `AsyncLLM`."""
         self._engine = engine
+        self._numbers = itertools.count()
 
     async def serve(self, request: Request) -> Response:
         """Answer a POST; a client that leaves ends its request in the engine."""
@@ -59,17 +64,17 @@ class StreamRoute:
 
         Raises `ValueError` for what this engine can't do, or vLLM's own error, which its server answers with.
         """
-        wanted = ColumnRequest(rows_per_block=1 if call.sampling.get("stop") else ROWS_PER_PIECE)
-        parameters = request_parameters(call, wanted)
+        rows_per_piece = 1 if call.sampling.get("stop") else ROWS_PER_PIECE
+        due = 1 + next(self._numbers) * _SPREAD % rows_per_piece
+        parameters = request_parameters(call, ColumnRequest())
         parameters.output_kind = RequestOutputKind.CUMULATIVE
         prompt = tokens_input(np.frombuffer(call.token_ids, "<i4").tolist(), cache_salt=call.cache_salt)
         sent = 0
         async for result in self._engine.generate(prompt, parameters, engine_request_id(call.request_id)):
             (output,) = result.outputs
             received: ReceivedColumns = output.logprobs
-            # The API server cuts the last output at a stop text, and may end a request before its rows are there.
-            stop = min(received.num_rows, len(output.token_ids)) if output.finish_reason else received.num_rows
-            if stop > sent or output.finish_reason:
+            stop = min(received.num_rows, len(output.token_ids))  # a stop text may cut tokens of the last step off
+            if stop - sent >= due or output.finish_reason:
                 tokens, log_probs, labels = received.piece(sent, stop)
                 yield stream_piece(
                     tokens,
@@ -80,7 +85,7 @@ class StreamRoute:
                     num_cached_tokens=result.num_cached_tokens or 0,
                     drafts=draft_counts(output),
                 )
-                sent = stop
+                sent, due = stop, rows_per_piece
 
 
 async def _frames(first: StreamPiece, others: AsyncGenerator[StreamPiece]) -> AsyncIterator[bytes]:

@@ -11,9 +11,11 @@ import pytest
 from vllm.v1.core.sched.interface import PauseState
 
 from vime.backends.vllm_utils.plugin import core_columns, core_swap
-from vime.backends.vllm_utils.plugin.columns import ColumnRequest, Pending, ReceivedColumns
+from vime.backends.vllm_utils.plugin.columns import ColumnRequest
 from vime.backends.vllm_utils.plugin.core_columns import CoreColumns
 from vime.backends.vllm_utils.plugin.core_swap import SWAP_SECONDS, SWAP_WEIGHTS
+from vime.backends.vllm_utils.plugin.received_columns import hand_out
+from vime.backends.vllm_utils.plugin.request_columns import ReceivedColumns
 from vime.backends.vllm_utils.plugin.weight_engine import VimeUpdate, VimeWeightEngine
 from vime.backends.vllm_utils.updates import LoadShared, LoadStream
 from vime.errors import PublicationError
@@ -81,7 +83,7 @@ def sampled(core: Core, step: Any, token: int, *, is_last: bool = False) -> Any:
 
 def test_tokens_of_a_request_are_labelled_by_the_steps_that_made_them() -> None:
     core, wanted = Core(), ColumnRequest()
-    core.scheduler.vime_columns._pending["r"] = Pending.start(wanted, 0)
+    core.scheduler.vime_columns._requests["r"] = wanted
     core_swap._swap(core, "7")
     outputs = [sampled(core, scheduled(core), 10)]
     in_flight = scheduled(core)
@@ -89,8 +91,9 @@ def test_tokens_of_a_request_are_labelled_by_the_steps_that_made_them() -> None:
     outputs += [sampled(core, in_flight, 11), sampled(core, scheduled(core), 12)]
     outputs.append(sampled(core, scheduled(core), 13, is_last=True))
     received = ReceivedColumns(wanted)
-    for blocks in (output.new_logprobs for output in outputs if output.new_logprobs is not None):
-        received.add(blocks.logprob_token_ids.tobytes())
+    for output in outputs:
+        hand_out([output])
+        received.add(output.new_logprobs)
     tokens, _, labels = received.piece(0, 4)
     assert (tokens, labels) == ([10, 11, 12, 13], ["7", "7", "8", "8"])
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vime.backends.vllm_utils.plugin import gpu_scores
-from vime.backends.vllm_utils.plugin.columns import StepRows
+from vime.backends.vllm_utils.plugin.step_columns import pack_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
@@ -68,9 +68,8 @@ def test_scores_are_those_of_a_log_softmax(kernels: Any, kind: str, k: int) -> N
     logits = logits_of(kind, 2, 9001)
     assert kernels.can_score(logits, k)
     token_ids = torch.tensor([0, 6], device=DEVICE)
-    found = kernels.score(logits, k, token_ids)
-    packed, ranks = kernels.packed_rows(found, k), kernels.ranks(found, k)
-    ids, log_probs = packed[:, : k + 1].long(), packed[:, k + 1 :].view(torch.float32)
+    ids, log_probs, ranks = kernels.views(kernels.score(logits, k, token_ids), k)
+    ids = ids.long()
     expected = logits.double().log_softmax(-1)
     assert torch.equal(ids[:, 0], token_ids)
     assert torch.equal(ranks.long(), (logits >= logits.gather(1, token_ids[:, None])).sum(1))
@@ -80,12 +79,53 @@ def test_scores_are_those_of_a_log_softmax(kernels: Any, kind: str, k: int) -> N
 
 
 @runs_kernels
+@pytest.mark.parametrize("k", [0, 12])
+def test_kernels_are_launched_again_for_other_rows_and_places_in_memory(kernels: Any, k: int) -> None:
+    wide = logits_of("random", 2, 9005)
+    for first, num_rows in ((0, 1), (0, 2), (1, 1), (4, 1)):
+        logits, token_ids = wide[:num_rows, first : first + 9001], torch.arange(num_rows, device=DEVICE) + 40
+        ids, log_probs, _ = kernels.views(kernels.score(logits, k, token_ids), k)
+        expected = logits.double().log_softmax(-1)
+        assert torch.equal(ids[:, 0].long(), token_ids)
+        torch.testing.assert_close(log_probs.double(), expected.gather(1, ids.long()), atol=2e-6, rtol=0)
+        assert torch.equal(logits.gather(1, ids[:, 1:].long()), logits.topk(k, dim=-1).values)
+
+
+class Kernel:
+    """Triton's, as far as a launch goes."""
+
+    def __init__(self, said: list[Any], name: str = "compiled for") -> None:
+        self._said, self._name = said, name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **options: Any) -> Kernel:
+            self._said.append((self._name, args, options))
+            return Kernel(self._said, f"again as {args}")
+
+        return launch
+
+
+@runs_kernels
+def test_a_kernel_is_looked_up_once_for_each_kind_of_arguments(kernels: Any) -> None:
+    said: list[Any] = []
+    launch = kernels.Launches(Kernel(said))
+    launch("a", (1, 1, 1), (1,), num_warps=2)
+    launch("b", (1, 1, 1), (2,), num_warps=2)
+    launch("a", (3, 1, 1), (3,), num_warps=2)
+    assert said == [
+        ("compiled for", (1,), {"num_warps": 2}),
+        ("compiled for", (2,), {"num_warps": 2}),
+        ("again as (1,)", (3,), {}),
+    ]
+
+
+@runs_kernels
 def test_rows_that_are_not_a_number_stay_so(kernels: Any) -> None:
     """So that the client refuses them, as it does vLLM's."""
     logits = logits_of("random", 2, 9000)
     logits[1, 4] = torch.nan
-    packed = kernels.packed_rows(kernels.score(logits, 0, torch.tensor([3, 3], device=DEVICE)), 0)
-    assert torch.isnan(packed[:, 1].view(torch.float32)).tolist() == [False, True]
+    _, log_probs, _ = kernels.views(kernels.score(logits, 0, torch.tensor([3, 3], device=DEVICE)), 0)
+    assert torch.isnan(log_probs[:, 0]).tolist() == [False, True]
 
 
 @runs_kernels
@@ -134,7 +174,7 @@ def test_scores_lie_on_the_host_as_the_engine_core_sends_them() -> None:
         torch.cuda.synchronize()
     ids, log_probs, ranks, first_rows = lists.tolists()
     assert (ids[:, 0].tolist(), ids.shape, ranks.shape, first_rows) == ([0, 5, 6], (3, 4), (3,), [0, 1, 2])
-    rows = np.frombuffer(StepRows(ids, log_probs)._pack(3), np.int32)
+    rows = pack_rows(ids, log_probs)
     assert np.shares_memory(rows, ids)
     assert np.shares_memory(rows, log_probs)
 
