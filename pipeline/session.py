@@ -203,7 +203,7 @@ class Session:
     def _begin_to_start(self, what: str) -> None:
         """The next of the things that a start does in turn; none is bounded, their own parts have their limits."""
         self._stages.begin(Stage(what, is_bounded=False))
-        self._view.waiting(f"{what[0].upper()}{what[1:]}.")
+        self._view.stage(f"{what[0].upper()}{what[1:]}.")
 
     async def _start_engines(self) -> list[str]:
         started = time.monotonic()

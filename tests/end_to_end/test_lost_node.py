@@ -69,5 +69,5 @@ def test_a_job_that_loses_a_node_and_has_no_room_elsewhere_ends_naming_what_is_m
     status, output = end_after_a_loss(job, nodes, monkeypatch, 1)
     assert status == 4, output
     assert "1 node (first) left the Ray cluster with trainer rank 0." in output
-    assert "Training node 1 of 1 with 1 GPUs finds no room" in output
+    assert "Training node 1 of 1 with 1 GPU finds no room" in output
     assert "Next: Add a node" in output

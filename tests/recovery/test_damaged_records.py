@@ -28,7 +28,10 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "pointer": ("rollout/current.json", read_tracker),
     "queues": ("queues/a/run.json", segment_folders),
     "journal": ("queues/a/run.json", lambda run: journal_path(run, "a")),
-    "training log": ("training_log/rank_0.jsonl", lambda run: list(read_training_logs([run / "training_log/rank_0.jsonl"]))),
+    "training log": (
+        "training_log/rank_0.jsonl",
+        lambda run: list(read_training_logs([run / "training_log/rank_0.jsonl"])),
+    ),
     "training log of an audit": ("training_log/rank_0.jsonl", lambda run: list(training_steps(run))),
     "commit of an audit": (
         "rollout/committed_3.json",
