@@ -225,9 +225,12 @@ def log_files(folder: Path) -> list[Path]:
 
 
 def read_step_log(folder: Path) -> list[TrainedRecord | PlanRecord]:
-    """Every acknowledged record of a log that someone else may be writing, oldest first; empty when there is none."""
+    """Every acknowledged record of a log that someone else may be writing, oldest first; empty when there is none.
+
+    Raises `CorruptDataError`, and `StorageError` for a file that can't be read.
+    """
     lines: Iterable[_Line] = (
-        line for path in log_files(folder) if path.exists() for line in _parse(path, path.read_bytes())[0]
+        line for path in log_files(folder) if path.exists() for line in _parse(path, _content(path))[0]
     )
     return [line for line in lines if not isinstance(line, Opening)]
 
@@ -239,12 +242,19 @@ def trained_on_disk(folder: Path, branch: str) -> PositionRanges:
     """
     path = log_files(folder)[-1]
     trained = PositionRanges()
-    for line in _parse(path, path.read_bytes())[0] if path.exists() else []:
+    for line in _parse(path, _content(path))[0] if path.exists() else []:
         if isinstance(line, Opening) and line.branch == branch:
             trained = PositionRanges([*line.trained, *trained.ranges()])
         elif isinstance(line, TrainedRecord) and line.branch == branch:
             trained.update(line.positions)
     return trained
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}.", next_step="Check the mount and the file's rights.") from error
 
 
 def _number(path: Path) -> int:

@@ -11,16 +11,15 @@ import pytest
 
 from pipeline.publisher import MAX_FAILED
 from pipeline.weight_transports.transport import Failures
-from tests.pipeline.publication_rig import Rig, Trainer, is_running
+from tests.pipeline.publication_rig import Rig, Trainer, is_running, two_engines
 from tests.support.standin_engine import StandinEngine
 from vime.errors import PublicationError
 
 
 @pytest.fixture
 def engines() -> Iterator[list[StandinEngine]]:
-    names = frozenset("ab")
-    with StandinEngine(required_names=names) as first, StandinEngine(required_names=names) as second:
-        yield [first, second]
+    with two_engines() as engines:
+        yield engines
 
 
 async def test_every_engine_holds_the_new_version_and_runs(engines: list[StandinEngine]) -> None:

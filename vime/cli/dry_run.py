@@ -15,6 +15,7 @@ from pipeline.preview.record_keys import absent_keys
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, reward_failure, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
 from pipeline.preview.start_checks import first_room, room_problem, room_warnings, router_port_problem
+from pipeline.preview.token_room import TokenRoom
 from pipeline.prompt_source import build_prompt_source, with_num_rollout
 from pipeline.resume_words import resume_words
 from pipeline.run_folder import RunFolder
@@ -23,7 +24,7 @@ from pipeline.transports.promise import transport_words
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
 from vime.data.prompt_stream import PromptStream
-from vime.errors import VimeError
+from vime.errors import ModelError, SettingsError, VimeError
 from vime.rollout.hooks import named_hooks
 from vime.settings.groups import Settings
 from vime.settings.resolve import Resolved
@@ -60,9 +61,7 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     except VimeError as error:
         problems.append(error)
     if source is not None:
-        room = first_room(settings, source)
-        no_room = room_problem(room)
-        problems += [] if no_room is None else [no_room]
+        room = _room(settings, source, problems)
         warnings = [*warnings, *room_warnings(room), *absent_keys(settings, source)]
     start = StartFacts()
     try:
@@ -80,6 +79,18 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     )
 
 
+def _room(settings: Settings, source: PromptStream, problems: list[VimeError]) -> TokenRoom | None:
+    """The room beside the first prompts; where there is none, or a tokenizer that counts none, `problems` say so."""
+    try:
+        room = first_room(settings, source)
+    except ModelError as error:
+        problems.append(error)
+        return None
+    no_room = room_problem(room)
+    problems += [] if no_room is None else [no_room]
+    return room
+
+
 def _port_problems(settings: Settings) -> list[VimeError]:
     """Of this machine; none where another cluster is assumed."""
     taken = None if settings.command.assume_gpus is not None else router_port_problem(settings)
@@ -89,14 +100,20 @@ def _port_problems(settings: Settings) -> list[VimeError]:
 def data_problems(resolved: Resolved) -> list[VimeError]:
     """What is wrong with the prompts or, where these can be read, with the reward, beside settings that can't work.
 
-    Nothing of a missing file, which is one of those.
+    Nothing of a missing file and of a reward that can't be loaded, which are among those.
     """
     settings = resolved.settings
     path = settings.data.prompt_data
     if path is None or settings.data.data_source_path is not None or not Path(without_slice(path)).is_file():
         return []
     try:
-        failure = reward_failure(settings, build_prompt_source(settings))
+        source = build_prompt_source(settings)
+    except VimeError as error:
+        return [error]
+    try:
+        failure = reward_failure(settings, source)
+    except SettingsError:
+        return []
     except VimeError as error:
         return [error]
     return [] if failure is None else [failure]

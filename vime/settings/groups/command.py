@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vime.settings.checks import at_least
+from vime.settings.checks import at_least, place
 from vime.settings.flag import flag
 
 
@@ -13,13 +13,19 @@ class CommandSettings:
     """Where the settings themselves come from."""
 
     config: str | None = flag(
-        None, "TOML or YAML file with a table for each group; flags on the command line win.", cli_only=True
+        None,
+        "TOML or YAML file with a table for each group; flags on the command line win.",
+        cli_only=True,
+        check=place,
     )
     custom_config_path: str | None = flag(
-        None, "YAML file with flat keys that are set last, over the command line; each is logged."
+        None, "YAML file with flat keys that are set last, over the command line; each is logged.", check=place
     )
     dry_run: bool = flag(
-        False, "Start nothing; print the settings and their sources, who runs where, and what to expect.", cli_only=True
+        False,
+        "Start nothing; print the settings and their sources, who runs where, and what to expect.",
+        cli_only=True,
+        common=True,
     )
     json: bool = flag(False, "Print the result of --dry-run as JSON.", cli_only=True)
     assume_gpus: int | None = flag(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vime.settings.checks import at_least, dotted_path
+from vime.settings.checks import at_least, dotted_path, place
 from vime.settings.flag import flag
 
 
@@ -18,6 +18,7 @@ class DataSettings:
         "Prompts: a .jsonl or .parquet file or fsspec URL, `path@[start:end]` for some of its rows; or tasks of "
         "reasoning-gym, `reasoning_gym:NAME?seed=0&size=500`, with what the task's own configuration has.",
         common=True,
+        check=place,
     )
     bad_prompt_records: str = flag(
         "stop",
@@ -37,7 +38,9 @@ class DataSettings:
     multimodal_keys: dict[str, Any] | None = flag(
         None, 'Fields of a record that hold media, by media type: {"image": "images"}.'
     )
-    apply_chat_template: bool = flag(False, "Render the prompt through the tokenizer's chat template.")
+    apply_chat_template: bool = flag(
+        False, "Render the prompt through the tokenizer's chat template, as a chat model needs it."
+    )
     apply_chat_template_kwargs: dict[str, Any] = flag({}, "Arguments for the chat template.")
     rollout_shuffle: bool = flag(False, "Shuffle the prompts anew each epoch.")
     rollout_seed: int = flag(42, "Seed of the prompt order; epoch e uses seed + e.")
