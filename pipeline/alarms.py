@@ -131,6 +131,8 @@ def _prefix(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]
 
 
 def _reward(steps: Sequence[StepRecord], limits: AlarmLimits) -> Iterator[Alarm]:
+    if len(steps) < 2:
+        return  # the first batch is always waited for, whatever its reward takes
     share = _recent([step.reward_time_share for step in steps], limits)
     wait = _recent([step.wait_s / step.step_s if step.step_s > 0 else None for step in steps], limits)
     if share is None or wait is None or share <= limits.reward_time_share or wait <= limits.wait_share:

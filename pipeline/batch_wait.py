@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from pipeline.messages import ProducerStats, QueueCounts
-from pipeline.stall import StallWatch
+from pipeline.stall import StallWatch, set_aside_words
 from storage.queue_types import AcceptedGroup
 from vime.counted import agreeing, counted
 from vime.errors import SettingsError
@@ -76,12 +76,12 @@ async def wait_for_batch(
             return None
         counts, told = await asyncio.gather(queue.counts(), stats())
         now_s = time.monotonic()
-        requests, dropped = sum(stat.in_flight_requests for stat in told), sum(counts.dropped.values())
+        requests = sum(stat.in_flight_requests for stat in told)
         report(
             f"The trainer has waited {now_s - started_s:.0f} s for {counted(batch, 'group')} ({counts.pending} "
             f"{agreeing(counts.pending, 'is')} there); "
             f"{counted(counts.in_flight, 'group')} with {counted(requests, 'request')} "
-            f"{agreeing(counts.in_flight, 'is')} in flight, {dropped} {agreeing(dropped, 'was')} set aside."
+            f"{agreeing(counts.in_flight, 'is')} in flight, {set_aside_words(counts.dropped)}."
             + "".join(f" {notice}" for notice in counts.notices)
         )
         check(counts)

@@ -147,7 +147,8 @@ class EngineGroup:
             return ()
         await self.routers.start(self._models, self._cluster.host)
         for router in self.routers.of_models:
-            self._note(f"Router of {router.model}: http://{router.host}:{router.port}")
+            of_model = f" of {router.model}" if len(self._models) > 1 else ""
+            self._note(f"Router{of_model}: http://{router.host}:{router.port}")
         self._watch.add("router", self.routers.keep())
         return self.routers.of_models
 

@@ -17,15 +17,15 @@ def supervise(
     watch: ProcessWatch,
     board: StageBoard,
     reports: Reporting,
-    patience: QueueSettings,
+    queue: QueueSettings,
     tell: Callable[[StallRecord], None],
 ) -> None:
     """From now on `tell` is told of a stall in a stage of `board`, and what `watch` guards ends with one that stays."""
-    supervisor = Supervisor(board, reports, Patience(patience.stall_after, patience.stall_timeout), tell)
+    supervisor = Supervisor(board, reports, Patience(queue.stall_after, queue.stall_timeout), tell)
     watch.add("supervisor", supervisor.run())
 
 
-def supervise_ranks(patience: QueueSettings, workers: Workers, note: Callable[[str], None], stalls: Path) -> StageBoard:
+def supervise_ranks(queue: QueueSettings, workers: Workers, note: Callable[[str], None], stalls: Path) -> StageBoard:
     """As `supervise`, for a job that has neither queue nor producers; its stages are told to the board that returns.
 
     `note` is told of a stall, which is kept in `stalls`, too. What is awaited must be `workers.guarded`.
@@ -36,5 +36,5 @@ def supervise_ranks(patience: QueueSettings, workers: Workers, note: Callable[[s
         note(f"No progress for {record.quiet_s:.0f} s: {record.words}.")
         write_stall(stalls, record)
 
-    supervise(workers.watch, board, ProcessReports(workers, [], [], dict), patience, tell)
+    supervise(workers.watch, board, ProcessReports(workers, [], [], dict), queue, tell)
     return board

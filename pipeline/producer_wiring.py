@@ -12,8 +12,10 @@ from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
 from pipeline.generate_settings import generate_settings, rollout_sampling
 from pipeline.group_maker import GroupMaker, GroupSettings
+from pipeline.group_wiring import build_data_source
 from pipeline.messages import QueueCounts, decode
 from pipeline.model_config import model_config
+from pipeline.pool_wiring import open_bounded_pool
 from pipeline.producer import Producer, ProducerSettings
 from pipeline.queue_client import QueueClient
 from pipeline.queue_data_source import QueueDataSource
@@ -23,7 +25,6 @@ from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
 from pipeline.serving_engines import ServingEngines
 from pipeline.transports.ray_parts import answer_of
-from pipeline.wiring import build_data_source, open_bounded_pool
 from recovery.branch import read_branches
 from storage.dead_letters import DeadLetterBox
 from vime.backends.vllm_utils.client import EngineClient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.alarm import Alarm
+from vime.counted import counted
 
 PLAIN_INTERVAL_S = 2.0
 IDLE_MARGIN = 0.05
@@ -134,6 +136,14 @@ def stopped(done_rollouts: int, num_rollout: int) -> str:
     return f"Stopped after {done_rollouts} of {num_rollout} rollouts. To go on, run the same command again."
 
 
+def finished(num_rollout: int, run: Path) -> str:
+    """The last line of the session that trains the last rollout."""
+    return (
+        f"Trained and committed: {counted(num_rollout, 'rollout')}. `vime view {run}` shows the run, "
+        f"`vime convert {run} FOLDER --to hf` writes its model."
+    )
+
+
 class ProgressView:
     """Prints notes and the newest step. Use with `with`."""
 
@@ -162,6 +172,13 @@ class ProgressView:
             self._live.update(Text(line), refresh=True)
         elif line != self._last_waiting and time.monotonic() - self._last_plain >= PLAIN_INTERVAL_S:
             self._last_plain, self._last_waiting = time.monotonic(), line
+            self.note(line)
+
+    def stage(self, line: str) -> None:
+        """What the run begins; replaced by what comes next in a terminal, a line that stays elsewhere."""
+        if self._live is not None:
+            self._live.update(Text(line), refresh=True)
+        else:
             self.note(line)
 
     def step(self, record: StepRecord) -> None:

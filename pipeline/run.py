@@ -96,7 +96,7 @@ def _run(resolved: Resolved, view: ProgressView, interrupts: Interrupts) -> Endi
         write_atomically(folder.settings_of(start.branch), settings_record(resolved))
         if settings.debug.dump_details is not None:
             save_tokenizer(settings.checkpoint.hf_checkpoint or "", Path(settings.debug.dump_details) / "tokenizer")
-        view.waiting("Ray starts." if "RAY_ADDRESS" not in os.environ else "The Ray cluster is joined.")
+        view.stage("Ray starts." if "RAY_ADDRESS" not in os.environ else "The Ray cluster is joined.")
         with (
             session_incidents(folder.incidents) as incidents,
             engine_lease(settings, folder, view.note),

@@ -14,6 +14,7 @@ from pipeline.engine_clients import EngineClients
 from pipeline.engine_in_turns import kept_in_turns
 from pipeline.evaluation.session import Evaluations
 from pipeline.evaluation.start import evaluation_schedule
+from pipeline.group_wiring import build_conversion
 from pipeline.incidents import IncidentLog
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.job_supervision import supervise
@@ -21,6 +22,7 @@ from pipeline.memory_turns import MemoryTurns
 from pipeline.metric_sinks.sinks import MetricSinks
 from pipeline.optional_records import OptionalRecords
 from pipeline.parity_at_start import check_parity
+from pipeline.pool_wiring import open_pool
 from pipeline.process_reports import ProcessReports
 from pipeline.progress import ProgressView
 from pipeline.run_folder import RunFolder
@@ -31,7 +33,6 @@ from pipeline.stages import Stage, StageBoard
 from pipeline.storage_proof import prove_nodes
 from pipeline.train_loop import LoopParts, TrainLoop
 from pipeline.trainer_turns import TrainerTurns
-from pipeline.wiring import build_conversion, open_pool
 from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
@@ -202,7 +203,7 @@ class Session:
     def _begin_to_start(self, what: str) -> None:
         """The next of the things that a start does in turn; none is bounded, their own parts have their limits."""
         self._stages.begin(Stage(what, is_bounded=False))
-        self._view.waiting(f"{what[0].upper()}{what[1:]}.")
+        self._view.stage(f"{what[0].upper()}{what[1:]}.")
 
     async def _start_engines(self) -> list[str]:
         started = time.monotonic()

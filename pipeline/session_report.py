@@ -15,7 +15,7 @@ from pipeline.metric_sinks.sinks import MetricSinks
 from pipeline.optional_records import OptionalRecords
 from pipeline.planner import BatchPlan
 from pipeline.producer_wiring import reward_name
-from pipeline.progress import ProgressView, bottleneck, stopped
+from pipeline.progress import ProgressView, bottleneck, finished, stopped
 from pipeline.publication import Publication
 from pipeline.run_folder import RunFolder
 from pipeline.step_metrics import StepClock, step_record
@@ -110,3 +110,5 @@ class SessionReport:
         self._alarms.tell_at_end()
         if done_rollouts < self._num_rollout:
             self._view.note(stopped(done_rollouts, self._num_rollout))
+        elif self._num_rollout:
+            self._view.note(finished(self._num_rollout, self._folder.root))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.messages import ProducerStats, QueueCounts
 from vime.counted import agreeing, counted
@@ -33,17 +33,18 @@ class StallWatch:
             raise StalledError(
                 f"No group arrived for {quiet_s:.0f} s, --stall-timeout is {self._timeout_s:g}. The trainer waits for "
                 f"{counted(batch, 'group')}, {counts.pending} {agreeing(counts.pending, 'is')} there"
-                f"{_set_aside(counts)}. "
+                f"{f' and {set_aside_words(counts.dropped)}' if counts.dropped else ''}. "
                 f"{_what_producers_wait_for(counts, stats)}",
                 next_step="Look at the logs of engines and producers in the run folder. The same command resumes; "
                 "raise --stall-timeout when a group may take longer.",
             )
 
 
-def _set_aside(counts: QueueCounts) -> str:
-    dropped = sum(counts.dropped.values())
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
-    return f" and {dropped} {agreeing(dropped, 'was')} set aside ({reasons})" if reasons else ""
+def set_aside_words(dropped: Mapping[str, int]) -> str:
+    """`5 were set aside (2 engine, 3 reward_raised)`, of reason -> groups."""
+    total = sum(dropped.values())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+    return f"{total} {agreeing(total, 'was')} set aside" + (f" ({reasons})" if reasons else "")
 
 
 def _what_producers_wait_for(counts: QueueCounts, stats: Sequence[ProducerStats]) -> str:

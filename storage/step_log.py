@@ -12,6 +12,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -185,12 +186,14 @@ class StepLog:
     def _write(self, line: _Line) -> None:
         content = _encode(line)
         try:
+            self._cut_tail()  # what is left of a record that failed, and whose remains could not be cut off
             written = os.write(self._descriptor, content)
             if written != len(content):
                 raise OSError(28, f"only {written} of {len(content)} bytes were written")
             os.fsync(self._descriptor)
         except OSError as error:
-            self._cut_tail()
+            with suppress(OSError):  # the next record does it
+                self._cut_tail()
             raise os_error(error, self.path, len(content)) from error
         self._end += len(content)
         self._remember(line)

@@ -18,13 +18,14 @@ import ray
 from pipeline.actors.settings import decode_settings
 from pipeline.messages import TrainReport, decode, encode
 from pipeline.planner import BatchPlan
+from pipeline.pool_wiring import open_bounded_pool
 from pipeline.probe_sequence import ProbeSequence
 from pipeline.process_log import log_to_file
 from pipeline.prometheus.exporter import start_exporter
 from pipeline.prometheus.records import trainer_numbers
 from pipeline.run_folder import RunFolder
 from pipeline.stall_chain import RankActivity
-from pipeline.wiring import build_trainer_worker, open_bounded_pool
+from pipeline.trainer_wiring import build_trainer_worker
 
 if TYPE_CHECKING:
     from pipeline.trainer_worker import TrainerWorker

@@ -37,6 +37,7 @@ OF_OTHERS = {
     "docs/placement.md": {"--head", "--address", "--resources"},
     "docs/engines.md": {"--policy"},
     "docs/metrics_out.md": {"--logdir"},
+    "docs/migration.md": {"--sglang-mem-fraction-static", "--sglang-context-length"},
     "deploy/juicefs/README.md": {"--cap-add", "--device"},
     "CONTRIBUTING.md": {"--strict"},
 }  # fmt: skip

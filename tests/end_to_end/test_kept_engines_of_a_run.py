@@ -38,7 +38,7 @@ def kill_all_but_kept(running: subprocess.Popen[str]) -> str:
 
 
 def routers(output: str) -> list[str]:
-    return [line for line in output.splitlines() if "Router of default: " in line]
+    return [line for line in output.splitlines() if line.startswith("Router: ")]
 
 
 def test_a_killed_and_a_stopped_driver_leave_engines_that_the_next_one_goes_on_with(tmp_path: Path) -> None:

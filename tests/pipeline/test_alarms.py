@@ -51,7 +51,7 @@ def test_a_healthy_run_has_no_alarm() -> None:
     ],
 )
 def test_an_alarm_names_what_was_found_and_what_to_do(name: str, changes: Any, words: str, advice: str) -> None:
-    found = find_alarms([step_record(3, **changes)])
+    found = find_alarms([step_record(2, **changes), step_record(3, **changes)])
     assert [alarm.name for alarm in found] == [name]
     assert words in found[0].text
     assert advice in found[0].what_to_do
@@ -74,7 +74,13 @@ def test_rewards_that_are_all_the_same_have_the_user_read_a_response() -> None:
 
 
 def test_a_slow_reward_that_nobody_waits_for_is_no_alarm() -> None:
-    assert names(step_record(reward_time_share=0.9, wait_s=1.0)) == []
+    assert names(*(step_record(n, reward_time_share=0.9, wait_s=1.0) for n in range(2))) == []
+
+
+def test_the_first_batch_says_nothing_of_the_reward() -> None:
+    slow = {"reward_time_share": 0.9, "wait_s": 8.0}
+    assert names(step_record(0, **slow)) == []
+    assert names(step_record(0, **slow), step_record(1, **slow)) == ["reward"]
 
 
 def test_incidents_come_first_with_their_own_advice() -> None:

@@ -74,5 +74,5 @@ def test_what_a_run_holds_is_in_use_for_others_and_what_never_fits_is_refused_at
     with Cluster(Demand((2,), (3,)), 0):
         offers = {node.name: str(node.offer("GPU")) for node in live_nodes()}
     assert offers == {"small": "0 free of 2 on small", "large": "1 free of 4 on large"}
-    with pytest.raises(SettingsError, match=r"= 7 GPUs, there are .* Engine 3 of 3 with 1 GPUs finds no room"):
+    with pytest.raises(SettingsError, match=r"= 7 GPUs, there are .* Engine 3 of 3 with 1 GPU finds no room"):
         Cluster(Demand((4,), (1, 1, 1)), 0).__enter__()

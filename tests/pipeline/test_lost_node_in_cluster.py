@@ -42,7 +42,7 @@ def test_what_a_lost_node_held_starts_on_nodes_with_room_and_without_room_the_mi
         moved = asyncio.run(cluster.leave_lost_nodes())
         assert moved == "Lost from the Ray cluster: first. Started on second instead: trainer ranks 0, 1."
         assert asyncio.run(told(cluster.spawn_worker(NodeNamer, 1))) == "second"
-        no_room = r"\(first\) left .* engine 0\. .* there are .*0 free of 2 on second.* Engine 1 of 1 with 1 GPUs fin"
+        no_room = r"\(first\) left .* engine 0\. .* there are .*0 free of 2 on second.* Engine 1 of 1 with 1 GPU fin"
         with pytest.raises(RunFailedError, match=no_room):
             asyncio.run(cluster.leave_lost_nodes(0))
         nodes.add("third", 1)

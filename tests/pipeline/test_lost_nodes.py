@@ -47,8 +47,8 @@ def test_the_refusal_names_the_node_what_it_held_what_that_needs_and_what_is_fre
     assert isinstance(missing, NoRoom)
     refused = no_room_left(lost, {"b": "second"}, offers, missing, 60.0)
     assert str(refused) == (
-        "1 node (second) left the Ray cluster with trainer ranks 2, 3. Needed elsewhere: 2 (training, 2 on each of 1 "
-        "nodes) and 0 (generation) = 2 GPUs; after 60 s there are 1 free of 3 on first. Training node 1 of 1 with 2 "
+        "1 node (second) left the Ray cluster with trainer ranks 2, 3. Needed elsewhere: 2 (training) "
+        "and 0 (generation) = 2 GPUs; after 60 s there are 1 free of 3 on first. Training node 1 of 1 with 2 "
         "GPUs finds no room (without CUDA a GPU is one worker process). Add a node, or ask for less with "
         "--actor-num-nodes, --actor-num-gpus-per-node or --rollout-num-gpus; the same command resumes from the newest "
         "commit."

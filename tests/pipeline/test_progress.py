@@ -1,13 +1,14 @@
 """What the user reads."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from pipeline.progress import ProgressView, StepRecord, bottleneck, step_line, stopped
+from pipeline.progress import ProgressView, StepRecord, bottleneck, finished, step_line, stopped
 
 
 def record(**changes: Any) -> StepRecord:
@@ -55,6 +56,13 @@ def test_a_session_that_was_stopped_asks_for_the_same_command_and_no_more() -> N
     assert stopped(4, 20) == "Stopped after 4 of 20 rollouts. To go on, run the same command again."
 
 
+def test_a_run_at_its_end_says_how_to_look_at_it_and_how_to_get_the_model() -> None:
+    words = finished(20, Path("runs/a"))
+    assert words.startswith("Trained and committed: 20 rollouts.")
+    assert "`vime view runs/a`" in words
+    assert "`vime convert runs/a FOLDER --to hf`" in words
+
+
 def test_plain_output_repeats_no_waiting_line() -> None:
     output = io.StringIO()
     with ProgressView(Console(file=output, force_terminal=False)) as view:
@@ -63,6 +71,17 @@ def test_plain_output_repeats_no_waiting_line() -> None:
         view.step(record())
     assert output.getvalue().count("warming up") == 1
     assert "step 7/20" in output.getvalue()
+
+
+def test_what_a_start_begins_is_told_however_soon_it_comes() -> None:
+    plain, terminal = io.StringIO(), io.StringIO()
+    with ProgressView(Console(file=plain, force_terminal=False)) as view:
+        view.waiting("engine 0: ready, 5 s")
+        view.stage("Producers start.")
+    with ProgressView(Console(file=terminal, force_terminal=True, width=80)) as view:
+        view.stage("Producers start.")
+    assert plain.getvalue().endswith("Producers start.\n")
+    assert "Producers start." in terminal.getvalue()
 
 
 def test_a_reward_that_samples_spend_their_time_in_is_the_bottleneck_by_its_name() -> None:

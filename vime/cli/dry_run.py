@@ -24,7 +24,7 @@ from pipeline.transports.promise import transport_words
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
 from vime.data.prompt_stream import PromptStream
-from vime.errors import ModelError, VimeError
+from vime.errors import ModelError, SettingsError, VimeError
 from vime.rollout.hooks import named_hooks
 from vime.settings.groups import Settings
 from vime.settings.resolve import Resolved
@@ -100,14 +100,20 @@ def _port_problems(settings: Settings) -> list[VimeError]:
 def data_problems(resolved: Resolved) -> list[VimeError]:
     """What is wrong with the prompts or, where these can be read, with the reward, beside settings that can't work.
 
-    Nothing of a missing file, which is one of those.
+    Nothing of a missing file and of a reward that can't be loaded, which are among those.
     """
     settings = resolved.settings
     path = settings.data.prompt_data
     if path is None or settings.data.data_source_path is not None or not Path(without_slice(path)).is_file():
         return []
     try:
-        failure = reward_failure(settings, build_prompt_source(settings))
+        source = build_prompt_source(settings)
+    except VimeError as error:
+        return [error]
+    try:
+        failure = reward_failure(settings, source)
+    except SettingsError:
+        return []
     except VimeError as error:
         return [error]
     return [] if failure is None else [failure]

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from pipeline.lineage import PromptPlace
+from pipeline.prompt_places import PromptPlace
 from recovery.run_location import RunLocation, locate_run
 from storage.positions import first_position, segment_of
 from vime.cli.exit_codes import ExitCode

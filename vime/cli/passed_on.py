@@ -9,7 +9,7 @@ from vime.backends.vllm_utils.router_arguments import check_router_args
 from vime.errors import SettingsError
 from vime.settings.extra_args import flags_added_by
 from vime.settings.groups import Settings
-from vime.settings.passed_on import listed_megatron_flags, unknown_flags
+from vime.settings.passed_on import is_of_sglang, listed_megatron_flags, unknown_flags, vllm_flag_of
 from vime.settings.rules.problem import Problem, problem_of
 
 
@@ -37,8 +37,20 @@ def _megatron_problems(settings: Settings) -> Iterator[Problem]:
 
         unlisted = unknown_flags(settings, known | known_megatron_flags())
     for flag, nearest in unlisted.items():
+        if is_of_sglang(flag):
+            yield _of_sglang(flag)
+            continue
         found = "is a flag neither of vime nor of the installed Megatron"
         yield _unknown(flag, found, misplaced.get(flag, nearest))
+
+
+def _of_sglang(flag: str) -> Problem:
+    meant = vllm_flag_of(flag)
+    near = meant and f"The nearest one is {meant}."
+    allowed = "flags of vime's engine, which is vLLM, each with --vllm- before its name"
+    return Problem(
+        (flag,), f"{flag} is a flag of SGLang", allowed, near, "Replace it; --help-vllm lists what there is."
+    )
 
 
 def _prefix_first(flag: str) -> str | None:

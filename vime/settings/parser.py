@@ -14,6 +14,12 @@ from vime.settings.refusals import REFUSALS
 from vime.settings.values import json_object
 
 EPILOG = """\
+examples:
+  vime train --config run.toml --dry-run
+  vime train --hf-checkpoint models/qwen3 --prompt-data prompts.jsonl --input-key prompt --label-key label \\
+      --apply-chat-template --rm-type math --num-rollout 200 --rollout-batch-size 32 --n-samples-per-prompt 8 \\
+      --rollout-max-response-len 1024 --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --save runs/a --save-interval 20
+
 Flags that start with --vllm- and aren't listed here go to the inference engine without that prefix
 (--vllm-max-model-len becomes --max-model-len), flags that start with --router- to the router.
 Every other flag is Megatron's (--tensor-model-parallel-size, --lr-warmup-iters, ...).

@@ -92,6 +92,27 @@ def nearest_words(word: str, known: Iterable[str]) -> str:
     return near and f"; the nearest one is {near}"
 
 
+_SGLANG = "--sglang-"
+_VLLM_OF_SGLANG = {
+    "mem-fraction-static": "gpu-memory-utilization",
+    "context-length": "max-model-len",
+    "max-running-requests": "max-num-seqs",
+    "chunked-prefill-size": "max-num-batched-tokens",
+}
+"""Options of SGLang -> what comes nearest to them in vLLM."""
+
+
+def is_of_sglang(flag: str) -> bool:
+    """Whether a launch script gives the flag to another engine than vime's."""
+    return flag.startswith(_SGLANG)
+
+
+def vllm_flag_of(sglang_flag: str) -> str:
+    """The flag of vLLM that comes nearest to one of SGLang's; empty where none is known."""
+    option = _VLLM_OF_SGLANG.get(sglang_flag.removeprefix(_SGLANG))
+    return f"--vllm-{option}" if option is not None else ""
+
+
 @functools.cache
 def own_flag_names() -> frozenset[str]:
     """Every spelling of every flag of vime."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vime.counted import counted
 from vime.errors import SettingsError
 from vime.settings.machine import Node
 
@@ -38,10 +39,10 @@ class Demand:
             ("training", "on each of {} nodes", self.trainer_nodes),
             ("generation", "for each of {} engines", self.engines),
         ):
-            same = len(set(sizes)) == 1
+            same = len(set(sizes)) == 1 and len(sizes) > 1
             detail = f", {sizes[0]} {each.format(len(sizes))}" if same else ""
             kinds.append(f"{sum(sizes)} ({what}{detail})")
-        return f"{kinds[0]} and {kinds[1]} = {self.num_gpus} GPUs"
+        return f"{kinds[0]} and {kinds[1]} = {counted(self.num_gpus, 'GPU')}"
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class _Desk:
         for number, size in enumerate(sizes):
             node = _tightest({n: self._free(n) for n in range(len(self._nodes))}, size)
             if node is None:
-                return NoRoom(f"Training node {number + 1} of {len(sizes)} with {size} GPUs")
+                return NoRoom(f"Training node {number + 1} of {len(sizes)} with {counted(size, 'GPU')}")
             self._ranks[node] += size
             self._trainers += [node] * size
         self._trainers.sort()
@@ -156,7 +157,7 @@ class _Desk:
         for number, size in enumerate(sizes):
             parts = self._engine_parts(size)
             if parts is None:
-                return NoRoom(f"Engine {number + 1} of {len(sizes)} with {size} GPUs", self._limit(size))
+                return NoRoom(f"Engine {number + 1} of {len(sizes)} with {counted(size, 'GPU')}", self._limit(size))
             for node, count in parts:
                 self._workers[node] += count
             self._engines.append(parts)

@@ -204,6 +204,34 @@ def test_wrong_flags_hide_no_wrong_file_and_no_wrong_function(capsys: pytest.Cap
     assert "Missing" not in said, "what is misspelt is not told as missing"
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--custom-rm-path", "no.such.module"), ("--custom-rm-path", f"{__name__}.absent"), ("--rm-type", "absent")],
+)
+def test_a_reward_that_is_not_there_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
+    words = write_job(tmp_path)
+    place = words.index("--rm-type")
+    assert main(["train", "--dry-run", *words[:place], flag, value, *words[place + 2 :]]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"\nvime: {flag}"), "nothing else is wrong, so there is no list"
+    assert "settings can't work" not in said
+
+
+def test_the_examples_of_the_help_can_be_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    example = capsys.readouterr().out.split("  vime train --hf-checkpoint ")[1].split("\n\n")[0]
+    words = f"--hf-checkpoint {example}".replace("\\\n", " ").split()
+    write_job(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1", "label": "2"}\n')
+    places = {"models/qwen3": tmp_path, "prompts.jsonl": tmp_path / "prompts.jsonl", "runs/a": tmp_path / "run"}
+    given = [str(places.get(word, word)) for word in words if word != "--apply-chat-template"]
+    assert len(given) == len(words) - 1, "the test's model has no template"
+    assert main(["train", "--dry-run", "--assume-gpus", "2", *given]) == 0
+    assert "No problem was found" in capsys.readouterr().out
+
+
 def test_a_provider_of_flags_that_cannot_be_loaded_hides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--dry-run", "--extra-args-provider-path", "no.such.module", "--lr", "-1"]) == 1
     said = capsys.readouterr().err

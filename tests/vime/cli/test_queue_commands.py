@@ -542,6 +542,8 @@ def rename_pool(run: Path, target: Path) -> None:
     """Make `run` one that was started with its pool in `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     (run / "rollout_data" / "pool").rename(target)
-    claim = msgspec.structs.replace(read_claim(run_claim_path(run)), run=str(run), queue=str(target))
+    claimed = read_claim(run_claim_path(run))
+    assert claimed is not None
+    claim = msgspec.structs.replace(claimed, run=str(run), queue=str(target))
     for path in (run_claim_path(run), queue_claim_path(target)):
         path.write_bytes(msgspec.json.encode(claim))

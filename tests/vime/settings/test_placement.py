@@ -27,7 +27,7 @@ def placed(have: tuple[int, ...], demand: Demand) -> Placement:
     ("have", "trainers", "engines", "shared", "expected"),
     [
         ((8,), [4], [2, 2], False, None),
-        ((8,), [4], [2, 2, 1], False, "Engine 3 of 3 with 1 GPUs"),
+        ((8,), [4], [2, 2, 1], False, "Engine 3 of 3 with 1 GPU"),
         ((4, 4), [8], [], False, "Training node 1 of 1 with 8 GPUs"),
         ((8, 8), [8, 8], [8, 8], True, None),
         ((8, 8), [8, 8], [8], False, "Engine 1 of 1 with 8 GPUs"),
@@ -38,7 +38,7 @@ def placed(have: tuple[int, ...], demand: Demand) -> Placement:
         ((4, 8, 4, 4), [], [12], False, None),
         ((2, 4), [], [2, 4], False, None),
         ((0, 4), [], [4], False, None),
-        ((), [1], [], False, "Training node 1 of 1 with 1 GPUs"),
+        ((), [1], [], False, "Training node 1 of 1 with 1 GPU"),
         ((8, 8), [6], [6, 2], False, None),
         ((4, 5), [2, 2], [5], False, None),
         ((5, 6), [3], [5, 3], False, None),
@@ -142,7 +142,7 @@ def test_a_refusal_tells_need_and_what_each_node_has_free() -> None:
     assert isinstance(missing, NoRoom)
     error = no_room(demand, have, missing)
     assert error.message == (
-        "The run needs 2 (training, 2 on each of 1 nodes) and 4 (generation, 2 for each of 2 engines) = 6 GPUs, there "
+        "The run needs 2 (training) and 4 (generation, 2 for each of 2 engines) = 6 GPUs, there "
         "are 3 free of 8 on a, 1 on b. Engine 1 of 2 with 2 GPUs finds no room (without CUDA a GPU is one worker "
         "process)."
     )

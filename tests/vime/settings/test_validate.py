@@ -119,11 +119,18 @@ def test_a_real_start_refuses_more_gpus_than_exist_before_anything_starts(
     assert main(["train", *Case(words, "", "", "").command(tmp_path)]) == 1
     assert time.monotonic() - started < 5
     said = capsys.readouterr().err
-    assert (
-        "The run needs 4000 (training, 4000 on each of 1 nodes) and 1 (generation, 1 for each of 1 engines) = 4001 GPUs"
-        in said
-    )
+    assert "The run needs 4000 (training) and 1 (generation) = 4001 GPUs" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_flag_of_sglang_is_told_with_the_one_of_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--sglang-mem-fraction-static 0.7 --sglang-log-level info"
+    assert main(["train", "--dry-run", *Case(words, "", "", "", files=PROMPTS).command(tmp_path)]) == 1
+    first, second = capsys.readouterr().err.splitlines()[2:4]
+    assert "--sglang-mem-fraction-static is a flag of SGLang, allowed: flags of vime's engine, which is vLLM" in first
+    assert "The nearest one is --vllm-gpu-memory-utilization." in first
+    assert "--sglang-log-level is a flag of SGLang" in second
+    assert "nearest" not in second
 
 
 def test_a_flag_that_megatron_does_not_know_comes_in_the_same_list(

@@ -22,7 +22,10 @@ class CommandSettings:
         None, "YAML file with flat keys that are set last, over the command line; each is logged.", check=place
     )
     dry_run: bool = flag(
-        False, "Start nothing; print the settings and their sources, who runs where, and what to expect.", cli_only=True
+        False,
+        "Start nothing; print the settings and their sources, who runs where, and what to expect.",
+        cli_only=True,
+        common=True,
     )
     json: bool = flag(False, "Print the result of --dry-run as JSON.", cli_only=True)
     assume_gpus: int | None = flag(

@@ -38,7 +38,9 @@ class DataSettings:
     multimodal_keys: dict[str, Any] | None = flag(
         None, 'Fields of a record that hold media, by media type: {"image": "images"}.'
     )
-    apply_chat_template: bool = flag(False, "Render the prompt through the tokenizer's chat template.")
+    apply_chat_template: bool = flag(
+        False, "Render the prompt through the tokenizer's chat template, as a chat model needs it."
+    )
     apply_chat_template_kwargs: dict[str, Any] = flag({}, "Arguments for the chat template.")
     rollout_shuffle: bool = flag(False, "Shuffle the prompts anew each epoch.")
     rollout_seed: int = flag(42, "Seed of the prompt order; epoch e uses seed + e.")

@@ -53,7 +53,8 @@ class QueueSettings:
     )
     rollout_disk_reserve_gib: float = flag(
         1.0,
-        "Free space under the queue, in GiB, below which production pauses until there is more; 0 for none.",
+        "Free space under the queue, in GiB, below which production pauses until there is more. Versions of the "
+        "weights on disk leave as much; 0 for none.",
         check=at_least(0),
     )
     rollout_queue_max_groups: int | None = flag(

@@ -69,6 +69,7 @@ class RolloutSettings:
         None,
         "Built-in reward: dapo, deepscaler, f1, gpqa, ifbench, math, random, reasoning_gym or remote_rm, each also as "
         'boxed_NAME, which grades what is in the last \\boxed{}; a record\'s metadata["rm_type"] goes before it.',
+        common=True,
     )
     custom_rm_path: str | None = flag(
         None,

@@ -35,7 +35,7 @@ def checkpoint_is_a_known_model(settings: Settings) -> Iterator[Problem]:
             found=f"--hf-checkpoint {folder}: no config.json there",
             allowed="a Hugging Face folder on this machine",
             reason="Models are not downloaded.",
-            next_step="Name such a folder.",
+            next_step="Name such a folder; `hf download NAME --local-dir FOLDER` makes one.",
         )
         return
     config = read_json("--hf-checkpoint", str(config_path))
@@ -176,7 +176,8 @@ def model_context_holds_a_sequence(settings: Settings) -> Iterator[Problem]:
             f"{context}",
             allowed=f"{context} or fewer tokens together",
             reason="The engine refuses longer requests.",
-            next_step="Lower --rollout-max-response-len, or give --vllm-max-model-len.",
+            next_step=f"Lower --rollout-max-response-len, or give --rollout-max-context-len {context}. An engine that "
+            "scales positions takes more with --vllm-max-model-len.",
         )
 
 

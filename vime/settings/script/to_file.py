@@ -11,11 +11,13 @@ from vime.settings.flag import Kind
 from vime.settings.groups import GROUPS, all_flags
 from vime.settings.parser import parse_words
 from vime.settings.passed_on import (
+    is_of_sglang,
     listed_megatron_flags,
     listed_megatron_version,
     nearest_words,
     own_flag_names,
     share_out,
+    vllm_flag_of,
 )
 from vime.settings.resolve import checked_values
 from vime.settings.script.reader import LaunchScript
@@ -75,10 +77,14 @@ def _flags(words: Sequence[Located], notes: list[str]) -> Iterator[tuple[Located
 def _pass_on(words: list[str], where: str, tables: Tables, notes: list[str]) -> None:
     flag, has_value, value = words[0].partition("=")
     table, prefix = next((table, prefix) for table, prefix in PASSED_ON_TABLES.items() if flag.startswith(prefix))
-    if prefix == "--" and flag not in listed_megatron_flags():
+    if is_of_sglang(flag):
+        meant = vllm_flag_of(flag)
+        near = f" (the nearest one is {meant})" if meant else ""
+        notes.append(f"{where}: {flag} is a flag of SGLang. Replace it by one of vLLM{near}: `vime train` refuses it.")
+    elif prefix == "--" and flag not in listed_megatron_flags():
         near = nearest_words(flag, {*own_flag_names(), *listed_megatron_flags()})
         owners = f"neither of vime nor of Megatron {listed_megatron_version()}"
-        notes.append(f"{where}: {flag} is a flag {owners}{near}. It is passed on.")
+        notes.append(f"{where}: {flag} is a flag {owners}{near}. It is kept, and refused unless Megatron gets it.")
     items = [_scalar(text) for text in ([value] if has_value else words[1:])]
     key = flag.removeprefix(prefix)
     if key in tables[table]:

@@ -24,7 +24,7 @@ def nodes(*gpus: int) -> tuple[Node, ...]:
             "The run needs 16 (training, 8 on each of 2 nodes) and 4 (generation, 1 for each of 4 engines) = 20 GPUs, "
             "allowed: what fits 8 on node0, 4 on node1 = 12. Training node 2 of 2 with 8 GPUs finds no room",
         ),
-        ("--actor-num-gpus-per-node 8 --rollout-num-gpus 1", (8,), "8 (training, 8 on each of 1 nodes) and 1 (gen"),
+        ("--actor-num-gpus-per-node 8 --rollout-num-gpus 1", (8,), "8 (training) and 1 (generation) = 9"),
         ("--actor-num-gpus-per-node 8 --colocate", (8,), None),
         ("--actor-num-gpus-per-node 4 --colocate --rollout-num-gpus 12", (8,), "= 12 GPUs"),
         ("--debug-rollout-only --actor-num-gpus-per-node 64", (1,), None),

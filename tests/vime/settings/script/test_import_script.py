@@ -88,7 +88,7 @@ def test_the_scripts_own_words_come_after_all_else_in_any_order(script: Path, or
 
 def test_only_the_script_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import-script"]) == 1
-    assert "the following arguments are required: script\n" in capsys.readouterr().err
+    assert "the following arguments are required: SCRIPT\n" in capsys.readouterr().err
 
 
 def read(folder: Path, text: str, *arguments: str) -> tuple[list[str], list[str]]:
@@ -210,6 +210,7 @@ def test_what_cannot_be_mapped_is_listed_with_its_line(tmp_path: Path) -> None:
   --rolout-batch-size 4
   --lr fast
   --their-flag 1
+  --sglang-context-length 9
   --config other.toml
 )
 source missing.sh
@@ -223,15 +224,17 @@ python train.py stray ${ARGS[@]} --save "$X" --seed $HOME/x
     assert "run.sh:2: --rolout-batch-size is not a flag; the nearest one is --rollout-batch-size." in text
     assert "run.sh:3: Argument --lr: invalid float value: 'fast'." in text
     assert "run.sh:4: --their-flag is a flag neither of vime nor of Megatron" in text
-    assert "run.sh:5: --config can't be set in a file" in text
-    assert "run.sh:7: missing.sh can't be read" in text
+    assert "run.sh:5: --sglang-context-length is a flag of SGLang" in text
+    assert "(the nearest one is --vllm-max-model-len)" in text
+    assert "run.sh:6: --config can't be set in a file" in text
+    assert "run.sh:8: missing.sh can't be read" in text
     assert (
-        "run.sh:11: $X has no value in the script; it is left empty. It is set inside a condition or loop at run.sh:9"
+        "run.sh:12: $X has no value in the script; it is left empty. It is set inside a condition or loop at run.sh:10"
         in text
     )
-    assert "run.sh:11: $HOME has no value in the script" in text
-    assert "run.sh:11: the word 'stray' belongs to no flag." in text
-    assert tables["megatron_args"] == {"their-flag": 1}
+    assert "run.sh:12: $HOME has no value in the script" in text
+    assert "run.sh:12: the word 'stray' belongs to no flag." in text
+    assert tables["megatron_args"] == {"their-flag": 1, "sglang-context-length": 9}
 
 
 def test_a_script_is_never_run(tmp_path: Path) -> None:
