@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.lineage import training_log
 from pipeline.metric_sinks.configs import WandbConfig
+from pipeline.training_log import read_training_logs
 from recovery.audit import audit_run
 from recovery.audit_parts import newest_commit, read_branches_raw, training_steps
 from recovery.branch import read_branches
@@ -40,7 +40,10 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "pointer": ("rollout/current.json", read_tracker),
     "queues": ("queues/a/run.json", segment_folders),
     "journal": ("queues/a/run.json", lambda run: journal_path(run, "a")),
-    "training log": ("training_log/rank_0.jsonl", lambda run: list(training_log([run / "training_log/rank_0.jsonl"]))),
+    "training log": (
+        "training_log/rank_0.jsonl",
+        lambda run: list(read_training_logs([run / "training_log/rank_0.jsonl"])),
+    ),
     "training log of an audit": ("training_log/rank_0.jsonl", lambda run: list(training_steps(run))),
     "commit of an audit": (
         "rollout/committed_3.json",
