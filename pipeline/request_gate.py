@@ -24,6 +24,7 @@ class RequestGate:
         self._open = asyncio.Event()
         self._idle = Stopwatch()
         self._started: float | None = None
+        self._is_ending = False
         self.policy_version = 0
         """Version under which requests start now."""
         self._num_requests = self._num_busy = 0
@@ -40,7 +41,8 @@ class RequestGate:
 
     def pause(self) -> None:
         """Start no request until `resume`; running ones go on."""
-        self._open.clear()
+        if not self._is_ending:
+            self._open.clear()
 
     def resume(self, policy_version: int, serving: Collection[str] | None = None) -> None:
         """Requests start under `policy_version`, at the engines with the addresses `serving` (None: at all)."""
@@ -59,7 +61,8 @@ class RequestGate:
             self.pause()
 
     def open_to_end(self) -> None:
-        """Hold nobody up any more, since nothing will begin."""
+        """Hold nobody up any more, whatever pauses come, since nothing will begin."""
+        self._is_ending = True
         self._open.set()
 
     async def opened(self) -> None:

@@ -81,6 +81,15 @@ async def test_a_gate_that_is_shut_again_before_those_who_waited_have_gone_on_ho
     assert [salt for salt, _, _ in generator.asked] == ["v2"]
 
 
+async def test_a_gate_that_is_open_to_the_end_holds_nobody_up_though_it_is_paused_again() -> None:
+    gate = RequestGate(ServingEngines([]))
+    waiting = asyncio.create_task(gate.opened())
+    await asyncio.sleep(0)
+    gate.open_to_end()
+    gate.pause()
+    await asyncio.wait_for(waiting, 5)
+
+
 async def test_without_salts_requests_of_all_versions_share_the_cache() -> None:
     gate, generator = RequestGate(ServingEngines([])), Listening()
     gate.resume(1)
