@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.planner import oldest_first
 from pipeline.stored_samples import GroupReader, stored_samples
+from pipeline.user_functions import call_user_function
 from storage.queue_types import AcceptedGroup
 from vime.errors import RewardError
 from vime.utils.types import Sample
@@ -35,12 +36,7 @@ def take_groups(
     """
     waiting = oldest_first(groups)
     buffer = [stored_samples(group.ref, pool) for group in waiting]
-    try:
-        taken = function(args, rollout_id, buffer, count)
-    except Exception as error:  # the boundary to user code
-        raise RewardError(
-            f"{FLAG} raised {type(error).__name__}: {error}.", next_step="Correct the function."
-        ) from error
+    taken = call_user_function(FLAG, function, args, rollout_id, buffer, count)
     by_index = {group.summary.group_index: group for group in waiting}
     indices = _group_indices(taken)
     wrong = sorted({index for index in indices if index not in by_index or indices.count(index) > 1})

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from pipeline.admission import AdmissionRules, most_untrained
 from pipeline.branch_books import BranchBooks
 from pipeline.coordinator_config import CoordinatorConfig, KeptVersion
 from pipeline.joint_calls import JointCalls
+from pipeline.lease_room import LeaseRoom
 from pipeline.messages import (
     AcceptReply,
     AcceptRequest,
@@ -86,10 +86,7 @@ class Coordinator:
         """
         self._config = config
         self._books = BranchBooks(self._queue, config.branch, config.trained)
-        self._rules = AdmissionRules(config.max_groups, config.batch, config.max_staleness, config.newest_only)
-        kept = config.kept if config.kept is not None and config.kept.num_trained == len(self._books.trained) else None
-        self._next_version = self._queue.highest_trained_version() + 1 if kept is None else kept.policy_version
-        """Newest policy version under which the next batch can be planned."""
+        self._room = LeaseRoom(config, self._books, self._leases, self._queue.highest_trained_version())
 
     @property
     def config(self) -> CoordinatorConfig:
@@ -106,13 +103,11 @@ class Coordinator:
         self.sweep()
         if self._clock() < self._hands_out_from:
             return LeaseReply(LeaseStatus.BACKPRESSURE)
-        untrained = self._books.num_waiting + len(self._leases)
-        still_needed = self._config.groups_wanted - len(self._books.trained) - self._books.num_waiting
-        wanted = still_needed + self._config.surplus - len(self._leases) if still_needed > 0 else 0
-        room = min(max_groups, wanted, self._most_untrained(policy_version) - untrained)
+        needed = self._room.needed()
+        room = min(max_groups, needed, self._room.under(policy_version))
         self._backpressured = room <= 0
         if room <= 0:
-            return LeaseReply(LeaseStatus.DONE if wanted <= 0 else LeaseStatus.BACKPRESSURE)
+            return LeaseReply(LeaseStatus.DONE if needed <= 0 else LeaseStatus.BACKPRESSURE)
         if not self._storage.has_space():
             return LeaseReply(LeaseStatus.DISK_LOW)
         leased = self._queue.lease(worker_id, room)
@@ -225,7 +220,7 @@ class Coordinator:
         """Advance the offset: these groups are trained on this branch."""
         self._queue.record_trained(self._config.branch, rollout_id, policy_version, positions)
         self._books.completed(positions)
-        self._next_version = max(self._next_version, policy_version + 1)
+        self._room.trained(policy_version)
 
     def identity(self) -> Identity:
         return self._books.identity(self._queue.facts())
@@ -306,21 +301,9 @@ class Coordinator:
 
     def keep_version(self, policy_version: int) -> None:
         """The batch after the last one is planned under the same version: nothing was published between them."""
-        self._next_version = policy_version
+        self._room.keep_version(policy_version)
         kept = KeptVersion(policy_version, len(self._books.trained))
         self._config = msgspec.structs.replace(self._config, kept=kept)
-
-    def _most_untrained(self, policy_version: int) -> int:
-        """Most groups that may be generated and not trained when one more is begun under `policy_version`."""
-        oldest = policy_version
-        if self._rules.max_staleness is not None:
-            oldest = self._books.oldest_version(self._leases.oldest_version(policy_version))
-        return most_untrained(
-            self._rules,
-            oldest_version=oldest,
-            begun_version=policy_version,
-            next_version=max(self._next_version, policy_version),
-        )
 
 
 def open_coordinator(

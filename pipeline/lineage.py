@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from pipeline.messages import decode
 from pipeline.planner import BatchPlan, PlannedSample
-from pipeline.training_log import TrainingLogEntry
+from pipeline.prompt_places import PromptPlace, prompt_places, read_prompts
+from pipeline.training_log import TrainingLogEntry, read_training_logs
 from recovery.branch_line import BranchLine
 from recovery.run_location import RunLocation
 from storage.journal_replay import TaskEvent
 from storage.pool import Pool
-from storage.prompt_codec import decode_prompt
 from storage.queue_view import GroupView, QueueView
-from vime.data.cursor import PromptTask
-from vime.data.prompts import split_slice
-from vime.data.record_files import record_places
-from vime.errors import DataError, NoRunError, StorageError
-
-
-class PromptPlace(msgspec.Struct, frozen=True):
-    """Where a prompt comes from."""
-
-    row: int
-    """Number of the record in its file, from 0."""
-    epoch: int
-    place: str | None
-    """file:line; None where the file is not known or not there."""
+from vime.errors import NoRunError
 
 
 class PlannedStep(msgspec.Struct, frozen=True):
@@ -132,7 +118,7 @@ def trace_sample(location: RunLocation, sample_index: int) -> SampleTrace:
         planned = list(planned_steps(pool, line, group.position, sample_index))
     trained = [
         TrainedStep(e.branch, e.rollout_id, e.step, e.data_parallel_rank, line.counts(e.branch, e.rollout_id))
-        for e in training_log(location.training_logs)
+        for e in read_training_logs(location.training_logs)
         if sample_index in e.sample_indices
     ]
     return SampleTrace(
@@ -160,7 +146,7 @@ def trace_step(location: RunLocation, rollout_id: int, step: int | None, branch:
     line = BranchLine(location.root, view.control_dir)
     entries = [
         entry
-        for entry in training_log(location.training_logs)
+        for entry in read_training_logs(location.training_logs)
         if entry.rollout_id == rollout_id
         and (step is None or entry.step == step)
         and (line.counts(entry.branch, rollout_id) if branch is None else entry.branch == branch)
@@ -187,29 +173,6 @@ def trace_step(location: RunLocation, rollout_id: int, step: int | None, branch:
     ]
 
 
-def read_prompts(pool: Pool, groups: Iterable[GroupView]) -> dict[int, PromptTask]:
-    """Group index -> prompt; without those that can't be read, as it may be once their groups have ended."""
-    prompts: dict[int, PromptTask] = {}
-    for group in groups:
-        try:
-            prompts[group.group_index] = decode_prompt(pool.read_blob(group.prompt_ref))
-        except StorageError:
-            continue
-    return prompts
-
-
-def prompt_places(location: RunLocation, prompts: Iterable[PromptTask]) -> dict[int, PromptPlace]:
-    """Group index -> where its prompt comes from."""
-    path, found = location.settings.data.prompt_data, list(prompts)
-    places: dict[int, str] = {}
-    if path is not None:
-        try:
-            places = record_places(split_slice(path)[0], [prompt.row for prompt in found])
-        except DataError:
-            places = {}  # the file is gone or elsewhere: the record's number still says which it was
-    return {p.group_index: PromptPlace(p.row, p.epoch, places.get(p.row)) for p in found}
-
-
 def state_words(group: GroupView, line: BranchLine) -> str:
     """The state of a group, with what the newest branch did to it."""
     if group.position is None:
@@ -217,21 +180,6 @@ def state_words(group: GroupView, line: BranchLine) -> str:
     if group.position in line.reclaimed:
         return "reclaimed"
     return "trained" if group.position in line.trained else "pending"
-
-
-def training_log(paths: Iterable[Path]) -> Iterator[TrainingLogEntry]:
-    """What the ranks say that they trained, one entry for each rank that trains other samples than the rest.
-
-    A torn last line is left out.
-    """
-    seen: set[tuple[str, int, int, int]] = set()
-    for path in paths:
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            entry = msgspec.json.decode(line, type=TrainingLogEntry)
-            key = (entry.branch, entry.rollout_id, entry.step, entry.data_parallel_rank)
-            if key not in seen:
-                seen.add(key)
-                yield entry
 
 
 def _plans(pool: Pool, line: BranchLine, position: int | None, rollout_id: int | None) -> Iterator[BatchPlan]:

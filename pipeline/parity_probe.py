@@ -17,6 +17,7 @@ from vime.backends.vllm_utils.protocol import GenerateRequest, Nucleus, SampleCo
 from vime.data.cursor import PromptTask
 from vime.errors import EngineError, SampleError
 from vime.rollout.prompt_text import PromptText, Tokenizer
+from vime.rollout.tokenizer import load_tokenizer
 from vime.settings.groups import Settings
 
 MAX_TOKENS = 32
@@ -29,9 +30,7 @@ async def probe_engines(settings: Settings, addresses: Sequence[str]) -> list[li
     Prompts that can't be rendered, and those that an engine refuses (too long ones), are left out. Raises what is
     wrong with the first where none is left.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint, local_files_only=True)
+    tokenizer: Tokenizer = load_tokenizer(settings.checkpoint.hf_checkpoint)
     rollout, data = settings.rollout, settings.data
     most = min(MAX_TOKENS, rollout.rollout_max_response_len or MAX_TOKENS)
     text = PromptText(

@@ -12,8 +12,10 @@ from pipeline.enqueue_needs import enqueue_needs
 from pipeline.failed_groups import FailedGroups
 from pipeline.generate_settings import generate_settings, rollout_sampling
 from pipeline.group_maker import GroupMaker, GroupSettings
+from pipeline.group_wiring import build_data_source
 from pipeline.messages import QueueCounts, decode
 from pipeline.model_config import model_config
+from pipeline.pool_wiring import open_bounded_pool
 from pipeline.producer import Producer, ProducerSettings
 from pipeline.queue_client import QueueClient
 from pipeline.queue_data_source import QueueDataSource
@@ -23,7 +25,6 @@ from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import Generator, MakerSettings, SampleMaker
 from pipeline.serving_engines import ServingEngines
 from pipeline.transports.ray_parts import answer_of
-from pipeline.wiring import build_data_source, open_bounded_pool
 from recovery.branch import read_branches
 from storage.dead_letters import DeadLetterBox
 from vime.backends.vllm_utils.client import EngineClient
@@ -40,6 +41,7 @@ from vime.rollout.rewards import RewardFunction, Rewards
 from vime.rollout.sample_hooks import SampleHooks
 from vime.rollout.supervised import RecordReader
 from vime.rollout.teacher import EngineTeacher
+from vime.rollout.tokenizer import load_tokenizer
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.settings.rules.quantities import is_stream
@@ -236,10 +238,8 @@ def _stored_generator(settings: Settings) -> StoredGenerator | None:
 
 def build_generator(settings: Settings) -> Generator:
     """What fills the run's samples, with a tokenizer of its own."""
-    from transformers import AutoTokenizer
-
     data = settings.data
-    tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint)
+    tokenizer = load_tokenizer(settings.checkpoint.hf_checkpoint)
     if settings.objective.is_supervised:
         return RecordReader(tokenizer, data.loss_mask_type, apply_chat_template=data.apply_chat_template)
     return SampleGenerator(tokenizer, generate_settings(settings))

@@ -12,6 +12,7 @@ from vime.data.prompts import PromptLimit, PromptSource
 from vime.errors import DataError
 from vime.rollout.hooks import load_hook
 from vime.rollout.prompt_text import PromptText
+from vime.rollout.tokenizer import load_tokenizer
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 from vime.settings.resolve import Resolved
@@ -82,18 +83,8 @@ def _limit(settings: Settings) -> PromptLimit | None:
     most = context - 1 if data.rollout_max_prompt_len is None and context is not None else data.rollout_max_prompt_len
     if most is None:
         return None
-    from transformers import AutoTokenizer
-
-    checkpoint = settings.checkpoint.hf_checkpoint
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{checkpoint}: its tokenizer, which counts the tokens of prompts, can't be loaded: {error}.",
-            next_step="Restore its files in --hf-checkpoint.",
-        ) from error
     text = PromptText(
-        tokenizer,
+        load_tokenizer(settings.checkpoint.hf_checkpoint),
         apply_chat_template=data.apply_chat_template,
         template_kwargs=data.apply_chat_template_kwargs,
     )

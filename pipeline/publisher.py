@@ -51,18 +51,20 @@ class WeightPublisher:
         replace: Callable[[str, str], None] | None = None,
         tell_fenced: Callable[[Mapping[str, str]], None] | None = None,
         lend_to_engines: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        note_tried: Callable[[int], None] | None = None,
     ) -> None:
         """`compare_first`: the first version must leave the engines with exactly the weights they were started with.
 
         `replace` asks for a new process for the engine at an address, with the reason. Whoever follows it calls `fence`
         at once and `readmit` later. `tell_fenced` is told which engines get no requests, and why, whenever that may
-        have changed. In `lend_to_engines` there is room for an engine's process to start.
+        have changed. In `lend_to_engines` there is room for an engine's process to start. `note_tried` keeps a number
+        before any engine hears of it; what it raises, a `PublicationError`, keeps it from them.
         """
         self._roster = EngineRoster(engines, tell_fenced)
         self._changing = WeightChange(transport, compare_first=compare_first)
         self._transport, self._admission = transport, admission
         self._start_version, self._flush_interval, self._timeout_s = start_version, flush_interval, timeout_s
-        self._replace, self._lend_to_engines = replace, lend_to_engines
+        self._replace, self._lend_to_engines, self._note_tried = replace, lend_to_engines, note_tried
         self.version = start_version
         self._tried = start_version
         self._num_failed = self._num_attempts = 0
@@ -248,6 +250,8 @@ class WeightPublisher:
         someone_missed_one = bool(self._roster.fenced_for_now) or len(present) < len(self._roster.left)
         full = self._sender_is_new or self._num_failed > 0 or someone_missed_one
         try:
+            if self._note_tried is not None:
+                await asyncio.to_thread(self._note_tried, version)
             preparing = self._transport.prepare(version, present, full=full, deadline=deadline)
             prepared = await deadline.bound("preparing", preparing, at_most_s=deadline.left_s(PREPARE_SHARE))
         except PublicationError as error:

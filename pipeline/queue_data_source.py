@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import uuid
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pipeline.group_stamps import lease_of, stamp_accepted, stamp_leased, unstamped
 from pipeline.group_start import is_done, oldest_of, read_start
 from pipeline.lease_keeper import LeaseKeeper
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply, LeaseStatus, Work
@@ -131,7 +131,7 @@ class QueueDataSource:
         can't be stored as they are, go back as they were leased. Raises `SampleError` for a group without a lease or
         with two.
         """
-        leases = [_lease_of(group) for group in groups]
+        leases = [lease_of(group) for group in groups]
         done = [True] * len(groups)
         storable: list[tuple[int, EncodedGroup]] = []
         for number, (group, lease) in enumerate(zip(groups, leases, strict=True)):
@@ -161,7 +161,7 @@ class QueueDataSource:
 
         A sample then knows its position as `_queue_receipt`. Raises `SampleError` for a sample that can't be trained.
         """
-        leases = [_lease_of(group) for group in groups]
+        leases = [lease_of(group) for group in groups]
         for group in groups:
             self._check(group)
         positions: list[int | None] = []
@@ -174,15 +174,14 @@ class QueueDataSource:
             ]
             positions += [reply.position for reply in self._queue.accept(requests)]
         for group, position in zip(groups, positions, strict=True):
-            for sample in group:
-                _stamp(sample, _queue_receipt=position)
+            stamp_accepted(group, position)
         self._keeper.end(leases)
         return positions
 
     def drop_samples(self, groups: Sequence[Group], reason: str) -> None:
         """Set groups aside for good, counted under `reason` (a filter's, for example)."""
         for group in groups:
-            lease = _lease_of(group)
+            lease = lease_of(group)
             self._queue.drop(group[0].group_index or 0, lease, reason)
             self._keeper.end([lease])
 
@@ -229,35 +228,12 @@ class QueueDataSource:
     def _read(self, work: Work) -> Group:
         """The samples of a leased group, each with its stamps."""
         group = read_start(work, self._pool, self._settings.n_samples_per_prompt)
-        for sample in group:
-            _stamp(
-                sample,
-                _queue_lease=work.lease,
-                _queue_work=work,
-                _queue_generation_start=len(sample.tokens),
-                _queue_branch=self._settings.branch,
-                _queue_source_positions=[],
-            )
+        stamp_leased(group, work, self._settings.branch)
         return group
 
     def _encoded(self, group: Group) -> EncodedGroup:
         """A group as it is stored: with the origin of its new tokens, without what belongs to the lease."""
-        return self._encode([self._unstamped(sample) for sample in group])
-
-    def _unstamped(self, sample: Sample) -> Sample:
-        plain = copy.copy(sample)
-        start = vars(sample).get("_queue_generation_start", 0)
-        if len(sample.tokens) > start:
-            segment = {
-                "start": start,
-                "stop": len(sample.tokens),
-                "branch": self._settings.branch,
-                "reported_versions": list(sample.weight_versions),
-            }
-            _stamp(plain, queue_policy_segments=[*vars(sample).get("queue_policy_segments", []), segment])
-        for name in [name for name in vars(plain) if name.startswith("_queue_")]:
-            delattr(plain, name)
-        return plain
+        return self._encode([unstamped(sample, self._settings.branch) for sample in group])
 
     def _publish(self, items: Sequence[tuple[EncodedGroup, bytes]]) -> list[Any]:
         submission_id = f"{self._settings.worker_id}:{uuid.uuid4().hex}"
@@ -276,27 +252,3 @@ def stage_of(group: Sequence[Sample]) -> Stage:
     if all(map(is_done, group)):
         return Stage.COMPLETED
     return Stage.PARTIAL if any(sample.response_length for sample in group) else Stage.FRESH
-
-
-def inherit_stamps(group: Sequence[Sample], origin: Sequence[Sample]) -> None:
-    """Give samples that have none the stamps of the group that they were made from."""
-    stamps = {name: value for name, value in vars(origin[0]).items() if name.startswith("_queue_")}
-    for sample in group:
-        if "_queue_lease" not in vars(sample):
-            _stamp(sample, **{**stamps, "_queue_generation_start": 0})
-
-
-def _lease_of(group: Sequence[Sample]) -> bytes:
-    leases = {vars(sample)["_queue_lease"] for sample in group if "_queue_lease" in vars(sample)}
-    if len(leases) != 1:
-        index = group[0].group_index if group else None
-        raise SampleError(
-            f"The {len(group)} samples of group {index} have {len(leases)} leases, allowed: one.",
-            next_step="Give back whole groups, with at least one of the samples that get_samples gave out.",
-        )
-    return bytes(leases.pop())
-
-
-def _stamp(sample: Sample, **attributes: Any) -> None:
-    """Set attributes that `Sample` doesn't declare."""
-    vars(sample).update(attributes)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.planner import ProcessedRewards
 from pipeline.stored_samples import GroupReader, stored_samples
+from pipeline.user_functions import call_user_function
 from storage.queue_types import AcceptedGroup
 from vime.errors import RewardError
 from vime.utils.types import Sample
@@ -29,12 +30,7 @@ def process_rewards(
     """
     batch = [stored_samples(group.ref, pool) for group in groups]
     samples = [sample for members in batch for sample in members]
-    try:
-        answer = function(args, samples)
-    except Exception as error:  # the boundary to user code
-        raise RewardError(
-            f"{FLAG} raised {type(error).__name__}: {error}.", next_step="Correct the function."
-        ) from error
+    answer = call_user_function(FLAG, function, args, samples)
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise _refused(f"{type(answer).__name__}", "(raw_rewards, rewards)")
     raw, rewards = (_numbers(name, values, samples) for name, values in zip(_NAMES, answer, strict=True))

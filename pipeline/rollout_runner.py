@@ -10,9 +10,10 @@ from typing import Any, cast
 
 from pipeline.failed_groups import FailedGroups, Failure, most_telling
 from pipeline.group_maker import GroupMaker, MadeGroup
+from pipeline.group_stamps import inherit_stamps
 from pipeline.messages import ProducerStats, Work
 from pipeline.producer_counts import ProducerCounts
-from pipeline.queue_data_source import MAX_GROUPS_PER_CALL, QueueDataSource, inherit_stamps
+from pipeline.queue_data_source import MAX_GROUPS_PER_CALL, QueueDataSource
 from pipeline.request_gate import RequestGate
 from vime.errors import FailedSampleError, RunFailedError, VimeError
 from vime.rollout.base_types import RolloutFnTrainOutput, flat_group

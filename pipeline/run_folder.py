@@ -88,6 +88,11 @@ class RunFolder:
         return self.root / "rollout" / f"coordinator_{session}.msgpack"
 
     @property
+    def tried_version(self) -> Path:
+        """The highest policy version that was ever tried; see `pipeline.known_versions`."""
+        return self.root / "rollout" / "tried_version.json"
+
+    @property
     def processes(self) -> Path:
         """Ids of the running processes, for people and for tests that kill them."""
         return self.root / "processes.json"

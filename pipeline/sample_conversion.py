@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from pipeline.planner import ProcessedRewards
+from pipeline.user_functions import call_user_function
 from storage.archive import publish_copies, read_samples
 from storage.columns import EncodedGroup
 from storage.contracts import PayloadPool
@@ -72,12 +73,7 @@ def convert_batch(
     """
     batch = [read_samples(pool, group.ref, group.summary.removed) for group in groups]
     samples = [sample for members in batch for sample in members]
-    try:
-        data = function(args, samples)
-    except Exception as error:  # the boundary to user code
-        raise RewardError(
-            f"{FLAG} raised {type(error).__name__}: {error}.", next_step="Correct the function."
-        ) from error
+    data = call_user_function(FLAG, function, args, samples)
     columns = _columns(data, len(samples))
     rewards = [_finite("rewards", value) for value in columns["rewards"]]
     raw = [_finite("raw_reward", value) for value in columns.get("raw_reward", rewards)]

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from pipeline.stored_samples import GroupReader, stored_samples
+from pipeline.user_functions import call_user_function
 from storage.queue_types import AcceptedGroup
 from storage.summary import with_removed
-from vime.errors import RewardError
 from vime.utils.types import Sample
 
 FLAG = "--rollout-sample-filter-path"
@@ -28,12 +28,7 @@ def filter_samples(
         StorageError: a group can't be read.
     """
     batch = [stored_samples(group.ref, pool) for group in groups]
-    try:
-        function(args, [list(samples) for samples in batch])
-    except Exception as error:  # the boundary to user code
-        raise RewardError(
-            f"{FLAG} raised {type(error).__name__}: {error}.", next_step="Correct the function."
-        ) from error
+    call_user_function(FLAG, function, args, [list(samples) for samples in batch])
     return [_marked(group, samples) for group, samples in zip(groups, batch, strict=True)]
 
 

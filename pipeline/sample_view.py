@@ -7,15 +7,8 @@ from typing import Any
 
 import msgspec
 
-from pipeline.lineage import (
-    PlannedStep,
-    PromptPlace,
-    group_of_sample,
-    planned_steps,
-    prompt_places,
-    read_prompts,
-    state_words,
-)
+from pipeline.lineage import PlannedStep, group_of_sample, planned_steps, state_words
+from pipeline.prompt_places import PromptPlace, prompt_places, read_prompts
 from pipeline.token_log import read_trained_tokens
 from recovery.branch_line import BranchLine
 from recovery.run_location import RunLocation

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Protocol
 
 from pipeline.commits import Commits
-from pipeline.evaluation.start import highest_evaluated_version
 from pipeline.incidents import IncidentLog
+from pipeline.known_versions import TriedVersions, highest_known_version
 from pipeline.memory_turns import MemoryTurns
 from pipeline.publication import Publication
 from pipeline.publisher import WeightPublisher
@@ -255,7 +255,7 @@ async def start_publisher(
 ) -> WeightPublisher:
     """The publisher of a session. `kept_version` is the highest one of engines of the session before, where they live.
 
-    Versions never go back: also those that an abandoned session published, evaluated or wrote to disk count.
+    Versions never go back: also those count that an abandoned session tried.
     """
 
     def tell_fenced(model: str, fenced: Mapping[str, str]) -> None:
@@ -267,19 +267,14 @@ async def start_publisher(
         clients,
         weight_transport(settings, workers.trainers),
         workers,
-        start_version=max(
-            0 if start.commit is None else start.commit.weight_version,
-            kept_version or 0,
-            highest_evaluated_version(folder.root),
-            await workers.queue.highest_version(),
-            await workers.trainers.highest_version_on_disk(),
-        ),
+        start_version=await highest_known_version(folder, start, workers.queue, workers.trainers, kept_version),
         flush_interval=weights.flush_cache_interval,
         timeout_s=weights.update_weight_timeout,
         compare_first=weights.check_weight_update_equal and start.commit is None and kept_version is None,
         replace=turns.replace_engine,
         tell_fenced=partial(tell_fenced, workers.engines.trained_model),
         lend_to_engines=turns.lent_to_engines,
+        note_tried=TriedVersions(folder.tried_version).note,
     )
     if kept_version is not None:
         publisher.sender_is_new()

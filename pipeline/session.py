@@ -14,6 +14,7 @@ from pipeline.engine_clients import EngineClients
 from pipeline.engine_in_turns import kept_in_turns
 from pipeline.evaluation.session import Evaluations
 from pipeline.evaluation.start import evaluation_schedule
+from pipeline.group_wiring import build_conversion
 from pipeline.incidents import IncidentLog
 from pipeline.interrupt import Ending, Interrupts
 from pipeline.job_supervision import supervise
@@ -21,6 +22,7 @@ from pipeline.memory_turns import MemoryTurns
 from pipeline.metric_sinks.sinks import MetricSinks
 from pipeline.optional_records import OptionalRecords
 from pipeline.parity_at_start import check_parity
+from pipeline.pool_wiring import open_pool
 from pipeline.process_reports import ProcessReports
 from pipeline.progress import ProgressView
 from pipeline.run_folder import RunFolder
@@ -31,12 +33,11 @@ from pipeline.stages import Stage, StageBoard
 from pipeline.storage_proof import prove_nodes
 from pipeline.train_loop import LoopParts, TrainLoop
 from pipeline.trainer_turns import TrainerTurns
-from pipeline.wiring import build_conversion, open_pool
 from pipeline.workers import Workers
 from recovery.accounting import Identity
 from recovery.branch import Branch, append_branch
 from storage.contracts import PayloadPool
-from vime.errors import VimeError
+from vime.errors import PublicationError, VimeError
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 
@@ -111,7 +112,11 @@ class Session:
 
     async def _come_to_rest(self, loop: TrainLoop, weights: ServedWeights) -> VimeError | None:
         """What goes on comes to its end, and the last batch into a commit; what a producer has failed with, if any."""
-        await self._workers.guarded(weights.settle())
+        try:
+            await self._workers.guarded(weights.settle())
+        except PublicationError:
+            await loop.commit_last()  # what is trained is kept
+            raise
         self._stages.begin(Stage("the last evaluation goes on", is_bounded=False))
         if self._evaluations.are_going_on:
             await self._workers.guarded(weights.serve_on())

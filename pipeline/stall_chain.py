@@ -23,6 +23,9 @@ class RankActivity(msgspec.Struct, frozen=True):
     age_s: float
     num_steps: int
     """Optimizer steps since it was built."""
+    beside: str = ""
+    """The call of a publication that goes on beside the model's thread; empty when there is none."""
+    beside_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ def _generation(report: RunReport) -> Iterator[str]:
         yield "; ".join(links)
     if _held_back(report):
         yield "requests are held back until engines have confirmed a version"
+        yield from _publishing(report)
     if isinstance(report.counts, Silent):
         return
     yield from report.counts.notices
@@ -131,16 +135,32 @@ def _idle_words(counts: QueueCounts) -> str:
 
 
 def _training(report: RunReport) -> Iterator[str]:
-    words = []
-    for number, rank in enumerate(report.ranks):
-        if isinstance(rank, Silent):
-            words.append(f"trainer rank {number} {rank.why}")
-        elif rank.doing:
-            words.append(f"trainer rank {number}: {rank.doing}, {rank.age_s:.0f} s")
-        else:
-            words.append(f"trainer rank {number} waits")
+    words = [_rank_words(number, rank) for number, rank in enumerate(report.ranks)]
     if words:
         yield "; ".join(words)
+
+
+def _publishing(report: RunReport) -> Iterator[str]:
+    """What ranks do of a publication beside the training."""
+    words = [
+        f"trainer rank {number}: {_beside_words(rank)}"
+        for number, rank in enumerate(report.ranks)
+        if isinstance(rank, RankActivity) and rank.beside
+    ]
+    if words:
+        yield "; ".join(words)
+
+
+def _rank_words(number: int, rank: RankActivity | Silent) -> str:
+    if isinstance(rank, Silent):
+        return f"trainer rank {number} {rank.why}"
+    doing = [f"{rank.doing}, {rank.age_s:.0f} s"] if rank.doing else []
+    doing += [_beside_words(rank)] if rank.beside else []
+    return f"trainer rank {number}: {' and '.join(doing)}" if doing else f"trainer rank {number} waits"
+
+
+def _beside_words(rank: RankActivity) -> str:
+    return f"{rank.beside}, {rank.beside_s:.0f} s"
 
 
 def _telling(report: RunReport) -> list[ProducerActivity]:

@@ -14,7 +14,7 @@ def read_declaration(path: str | None) -> dict[str, object] | None:
         return None
     try:
         declaration: dict[str, object] = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"--rollout-storage-declaration {path}: {reason_of(error)}.", next_step="Name a readable JSON file."
         ) from error

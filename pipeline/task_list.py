@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from pipeline.lineage import PromptPlace, prompt_places, read_prompts, state_words
+from pipeline.lineage import state_words
+from pipeline.prompt_places import PromptPlace, prompt_places, read_prompts
 from recovery.branch_line import BranchLine
 from recovery.queue_report import summaries
 from recovery.run_location import RunLocation

@@ -29,7 +29,7 @@ from pipeline.trainer_return import go_back
 from pipeline.trainer_turns import TrainerTurns
 from pipeline.workers import Workers
 from recovery.accounting import Identity
-from vime.errors import TrainerDiedError
+from vime.errors import PublicationError, TrainerDiedError
 from vime.settings.groups import Settings
 from vime.utils.kill_points import KillPoint, reach
 from vime.utils.types import Sample
@@ -111,6 +111,7 @@ class TrainLoop:
 
         Raises:
             TooManyFailuresError: too many groups were set aside.
+            PublicationError: no engine serves any longer; what was due to be committed is.
             TrainerDiedError: a rank died, and nothing is left to go back to.
         """
         while not self.is_done:
@@ -119,6 +120,9 @@ class TrainLoop:
                     return
             except TrainerDiedError as death:
                 await self._go_back(death)
+            except PublicationError:
+                await self._workers.guarded(self._commits.settle())  # what is trained is kept
+                raise
 
     async def commit_last(self) -> None:
         """Commit the newest rollout batch, unless it is, and wait until that is on disk."""
@@ -202,12 +206,15 @@ class TrainLoop:
             return await asyncio.gather(self._report.samples(plan), self._workers.train(encode(plan)))
 
     async def _commit_and_publish(self, rollout_id: int) -> Publication | None:
-        """What is due after this rollout batch; the publication that ended since the one before, where one did."""
-        settled = await self._settled(rollout_id)
+        """What is due after this rollout batch; the publication that ended since the one before, where one did.
+
+        The commit comes first, beside a publication that is under way: that may fail, or never end.
+        """
         due = due_after(rollout_id + 1, self._settings, self._evaluations.schedule)
         if due.commit:
             self._stages.begin(Stage("commits", rollout_id + 1))
-            await self._workers.guarded(self._commits.commit(self.start, rollout_id, self._weights.version))
+            await self._workers.guarded(self._commits.commit(self.start, rollout_id, self._weights.planning_version))
+        settled = await self._settled(rollout_id)
         if not due.goes_on or self._interrupts.stop_asked:
             return settled
         publication = None

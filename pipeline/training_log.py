@@ -1,13 +1,15 @@
-"""What the ranks say that they trained, for an auditor; the run itself doesn't read it."""
+"""What the ranks say that they trained, for those who look into a run; the run itself doesn't read it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from pipeline.planner import BatchPlan
 from storage.files import append_durably
+from storage.json_lines import read_json_lines
 
 
 class TrainingLogEntry(msgspec.Struct, frozen=True):
@@ -34,3 +36,17 @@ def log_step(path: Path, plan: BatchPlan, step: int, data_parallel_rank: int) ->
         sample_indices=sorted(sample.sample_index for sample in samples),
     )
     append_durably(path, msgspec.json.encode(entry))
+
+
+def read_training_logs(paths: Iterable[Path]) -> Iterator[TrainingLogEntry]:
+    """What the ranks say that they trained, one entry for each rank that trains other samples than the rest.
+
+    A torn last line is left out. Raises `StorageError` for a file or a line that can't be read.
+    """
+    seen: set[tuple[str, int, int, int]] = set()
+    for path in paths:
+        for entry in read_json_lines(path, TrainingLogEntry, "an entry of the training log"):
+            key = (entry.branch, entry.rollout_id, entry.step, entry.data_parallel_rank)
+            if key not in seen:
+                seen.add(key)
+                yield entry

@@ -11,6 +11,7 @@ from pipeline.weight_transports.disk import DiskSettings, DiskSource, DiskTransp
 from pipeline.weight_transports.group import GroupSource, GroupTransport
 from pipeline.weight_transports.shared import SharedTransport, SharingSource
 from pipeline.weight_transports.transport import WeightTransport
+from storage.disk_reserve import GIB
 from vime.settings.groups import Settings
 from vime.settings.parse import HookArgs
 
@@ -80,6 +81,7 @@ def trainer_weights(settings: Settings, trainer: NamedWeights, rank: int) -> Tra
             VersionWriter,
             delta=DeltaFormat(encoding, weights.update_weight_delta_checksum) if is_delta else None,
             configuration=Path(settings.checkpoint.hf_checkpoint or ""),
+            reserve_bytes=round(settings.queue.rollout_disk_reserve_gib * GIB),
         ),
         hook_args=HookArgs(settings),
     )

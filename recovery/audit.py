@@ -23,6 +23,7 @@ from recovery.audit_parts import (
     branch_limits,
     newest_commit,
     partly_trained,
+    raw_record,
     read_branches_raw,
     sample_twice,
     split_steps,
@@ -113,7 +114,7 @@ def replay_journals(pool: Path) -> JournalState:
     state = JournalState()
     released = pool / "vime" / "released.json"
     if released.exists():
-        state.released = [(first, last) for first, last in json.loads(released.read_bytes())["ranges"]]
+        state.released = [(first, last) for first, last in raw_record(released, "ranges")["ranges"]]
     segments = _segments(pool)
     for number, segment in enumerate(segments):
         if (segment.get("summary") or {}).get("reclaimed"):
@@ -189,7 +190,7 @@ def _events(pool: Path, queue_id: str) -> Iterator[dict[str, Any]]:
 def _queue_root(pool: Path, queue_id: str) -> Path:
     """Folder of one straw queue of the pool."""
     for path in (pool / "queues").glob("*/run.json"):
-        if json.loads(path.read_bytes())["queue_id"] == queue_id:
+        if raw_record(path, "queue_id")["queue_id"] == queue_id:
             return path.parent
     raise CorruptDataError(f"{pool}: queue {queue_id} is missing.", next_step="Restore the pool.")
 
@@ -224,7 +225,7 @@ def _skipped_prompts(state: JournalState) -> list[str]:
 def _unreadable(pool: Path, state: JournalState) -> list[str]:
     """Accepted groups whose payload does not match its digests."""
     newest = _segments(pool)[-1]["queue_id"]
-    identity = json.loads((_queue_root(pool, newest) / "run.json").read_bytes())
+    identity = raw_record(_queue_root(pool, newest) / "run.json", "run_id", "codecs")
     bad = []
     try:
         with SharedFilesystemStore(pool, identity["run_id"], codecs=identity["codecs"]) as store:
@@ -258,7 +259,7 @@ def _not_trained_as_committed(
     newest = newest_commit(run, branches, counted)
     if newest is None:
         return []
-    queue_state = json.loads(newest[1].with_name(f"queue_state_{newest[0]}.json").read_bytes())
+    queue_state = raw_record(newest[1].with_name(f"queue_state_{newest[0]}.json"), "trained")
     by_position = {position: task for task, position in state.accepted.items()}
     bad = []
     for first, last in queue_state["trained"]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from vime.errors import CorruptDataError, reason_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class AuditReport:
         return self.generated == self.trained + self.pending + self.in_flight + sum(self.dropped.values())
 
 
+_SHARE = ("data_parallel_rank", "group_indices", "sample_indices")
+"""Of an entry of a training log."""
+_RESTORE = "Restore it from a copy."
+
 Step = tuple[tuple[str, int, int], set[int], list[int]]
 """(branch, rollout, step), groups, samples of all ranks."""
 
@@ -38,7 +44,7 @@ def training_steps(run: Path) -> Iterator[Step]:
     samples: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     seen: set[tuple[tuple[str, int, int], int]] = set()
     for path in sorted((run / "training_log").glob("rank_*.jsonl")):
-        for line in _lines(path):
+        for line in _lines(path, "branch", "rollout_id", "step", *_SHARE):
             key = (line["branch"], line["rollout_id"], line["step"])
             replica = (key, line["data_parallel_rank"])
             if replica in seen:
@@ -52,7 +58,9 @@ def training_steps(run: Path) -> Iterator[Step]:
 
 def read_branches_raw(run: Path) -> dict[str, dict[str, Any]]:
     """Branch -> its line, in the order they began."""
-    return {line["branch"]: line for line in _lines(run / "rollout" / "branches.jsonl")}
+    return {
+        line["branch"]: line for line in _lines(run / "rollout" / "branches.jsonl", "branch", "parent", "directory")
+    }
 
 
 def branch_limits(branches: dict[str, dict[str, Any]], log: Iterable[Step]) -> dict[str, int]:
@@ -82,7 +90,7 @@ def newest_commit(run: Path, branches: dict[str, dict[str, Any]], counted: dict[
     newest: tuple[int, Path] | None = None
     for branch, last in counted.items():
         for path in (run / branches[branch]["directory"] / "rollout").glob("committed_*.json"):
-            record = json.loads(path.read_bytes())
+            record = raw_record(path, "branch", "rollout_id")
             if record["branch"] == branch and record["rollout_id"] <= last:
                 newest = max(newest or (-1, path), (record["rollout_id"], path))
     return newest
@@ -112,14 +120,37 @@ def partly_trained(steps: Iterable[Step]) -> list[str]:
     ]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """JSON lines of a log; a torn line (a crash while writing it) is no fact and is left out."""
+def raw_record(path: Path, *keys: str) -> dict[str, Any]:
+    """The object in a JSON file. Raises `CorruptDataError` for another content, or one without these keys."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptDataError(f"{path} can't be read: {reason_of(error)}.", next_step=_RESTORE) from error
+    return _with_keys(record, keys, str(path))
+
+
+def _lines(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
+    """JSON lines of a log; a torn line (a crash while writing it) is no fact and is left out.
+
+    Raises `CorruptDataError` for a file that can't be read, and for a line without these keys.
+    """
     if not path.exists():
         return
-    for line in path.read_bytes().split(b"\n"):
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise CorruptDataError(f"{path} can't be read: {reason_of(error)}.", next_step=_RESTORE) from error
+    for number, line in enumerate(lines, start=1):
         try:
             parsed = json.loads(line)
         except ValueError:
             continue
         if isinstance(parsed, dict):
-            yield parsed
+            yield _with_keys(parsed, keys, f"{path}:{number}")
+
+
+def _with_keys(record: Any, keys: Sequence[str], place: str) -> dict[str, Any]:
+    missing = [key for key in keys if not isinstance(record, dict) or key not in record]
+    if not isinstance(record, dict) or missing:
+        raise CorruptDataError(f"{place} has no {', '.join(missing) or 'object'}.", next_step=_RESTORE)
+    return record

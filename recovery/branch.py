@@ -9,7 +9,7 @@ import msgspec
 
 from recovery.commit import CommitParent
 from storage.files import append_durably, make_folder
-from vime.errors import RestoreError
+from vime.errors import RestoreError, reason_of
 
 
 class Branch(msgspec.Struct, frozen=True):
@@ -37,12 +37,15 @@ def read_branches(run: Path) -> list[Branch]:
     """Branches of a run in the order they began; a torn last line is left out.
 
     Raises:
-        RestoreError: a line before the last is damaged.
+        RestoreError: the file can't be read, or a line before the last is damaged.
     """
     path = branches_path(run)
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RestoreError(f"{path} can't be read: {reason_of(error)}.", next_step="Restore the file.") from error
     result = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from storage.files import make_folder, write_atomically
-from vime.errors import RestoreError
+from vime.errors import RestoreError, reason_of
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -97,5 +97,5 @@ def read_claim(path: Path) -> Claim | None:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=Claim)
-    except msgspec.MsgspecError as error:
-        raise RestoreError(f"{path}: damaged ({error}).", next_step="Restore the file.") from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RestoreError(f"{path}: damaged ({reason_of(error)}).", next_step="Restore the file.") from error

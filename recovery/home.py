@@ -9,7 +9,7 @@ import msgspec
 from recovery.branch import branches_path, read_branches
 from recovery.commit import committed_rollouts
 from storage.files import make_folder, write_atomically
-from vime.errors import RestoreError
+from vime.errors import RestoreError, reason_of
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -32,8 +32,8 @@ def home_of(folder: Path) -> Path:
     if path.is_file():
         try:
             return Path(msgspec.json.decode(path.read_bytes(), type=Home).run)
-        except msgspec.MsgspecError as error:
-            raise RestoreError(f"{path}: damaged ({error}).", next_step="Restore the file.") from error
+        except (OSError, msgspec.MsgspecError) as error:
+            raise RestoreError(f"{path}: damaged ({reason_of(error)}).", next_step="Restore the file.") from error
     if folder.parent.name == "branches":
         return home_of(folder.parent.parent)
     return folder

@@ -6,7 +6,6 @@ as the commit's queue state lists them, and held against what the ranks logged u
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from recovery.audit_parts import (
     branch_limits,
     newest_commit,
     partly_trained,
+    raw_record,
     read_branches_raw,
     sample_twice,
     split_steps,
@@ -36,7 +36,7 @@ def audit_memory_run(run: Path) -> AuditReport:
     last = -1 if commit is None else commit[0]
     trained_steps, rolled_back = split_steps(log, {branch: min(limit, last) for branch, limit in limits.items()})
     trained = {group for _, groups, _ in trained_steps for group in groups}
-    state = {} if commit is None else json.loads(commit[1].with_name(f"queue_state_{last}.json").read_bytes())
+    state = {} if commit is None else raw_record(commit[1].with_name(f"queue_state_{last}.json"))
     identity = state.get("identity", {})
     return AuditReport(
         generated=identity.get("generated", 0),

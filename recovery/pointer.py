@@ -9,7 +9,7 @@ import msgspec
 
 from recovery.commit import TRACKER
 from storage.files import make_folder, write_atomically
-from vime.errors import RestoreError
+from vime.errors import RestoreError, reason_of
 
 
 class Pointer(msgspec.Struct, frozen=True):
@@ -55,12 +55,13 @@ def point_to(folder: Path, directory: str, rollout_id: int) -> None:
 def read_tracker(folder: Path) -> Tracker:
     """Raises `RestoreError` for a damaged pointer."""
     tracker, pointer = folder / TRACKER, pointer_path(folder)
-    text = tracker.read_text().strip() if tracker.is_file() else None
+    text = tracker.read_text(errors="replace").strip() if tracker.is_file() else None
     if not pointer.is_file():
         return Tracker(text, None)
     try:
         return Tracker(text, msgspec.json.decode(pointer.read_bytes(), type=Pointer).tracker)
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise RestoreError(
-            f"{pointer}: damaged ({error}).", next_step="Remove the file; the newest commit is chosen without it."
+            f"{pointer}: damaged ({reason_of(error)}).",
+            next_step="Remove the file; the newest commit is chosen without it.",
         ) from error

@@ -70,10 +70,10 @@ class RunLocation:
         """Process id of the session that is running now on this host, None when none is."""
         path = self.root / "rollout" / "session.lock"
         try:
-            text, written = path.read_text().strip(), path.stat().st_mtime
+            text, written = path.read_text(errors="replace").strip(), path.stat().st_mtime
         except OSError:
             return None
-        return int(text) if text.isdigit() and process_lives(int(text), since=written) else None
+        return int(text) if text.isascii() and text.isdigit() and process_lives(int(text), since=written) else None
 
 
 def locate_run(root: Path, pool: Path | None = None, *, needs_queue: bool = True) -> RunLocation:

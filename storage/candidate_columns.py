@@ -11,8 +11,6 @@ from storage.column_rows import Array, ColumnRows, narrow, optional_column, plac
 from vime.errors import SampleError
 from vime.utils.types import Sample
 
-SC_DTYPES = ("float16", "float32")
-"""What log-probabilities of candidates may be stored as."""
 MAX_ID = 2**31 - 1
 
 

@@ -17,7 +17,7 @@ from straw.backend import FilesystemBackend
 from straw.errors import QueueError
 from straw.journal import Journal
 
-from vime.errors import CorruptDataError, StorageError
+from vime.errors import CorruptDataError, StorageError, reason_of
 
 Event = dict[str, Any]
 
@@ -46,9 +46,23 @@ class Replay:
     journal_bytes: int = 0
 
 
+class _Identity(msgspec.Struct):
+    """What straw writes beside a journal, as far as it is needed."""
+
+    queue_id: str
+
+
 def segment_folders(root: Path) -> dict[str, Path]:
-    """Queue id -> folder of each straw queue of a pool."""
-    return {json.loads(path.read_bytes())["queue_id"]: path.parent for path in (root / "queues").glob("*/run.json")}
+    """Queue id -> folder of each straw queue of a pool. Raises `CorruptDataError` for one that doesn't say its id."""
+    folders = {}
+    for path in (root / "queues").glob("*/run.json"):
+        try:
+            folders[msgspec.json.decode(path.read_bytes(), type=_Identity).queue_id] = path.parent
+        except (OSError, msgspec.MsgspecError) as error:
+            raise CorruptDataError(
+                f"{path} can't be read: {reason_of(error)}.", next_step="Restore it from a copy."
+            ) from error
+    return folders
 
 
 def read_journal(folder: Path) -> Replay:

@@ -246,11 +246,6 @@ class MemoryQueue:
             for plan in [plan for plan in self._plans.values() if set(plan.positions) <= set(positions)]:
                 self._pool.release([self._plans.pop(plan.batch_id).plan_ref])
 
-    def trained_log(self) -> list[TrainedRecord]:
-        """The records of all branches since the last rotation, oldest first."""
-        with self._guarded("read the step log"):
-            return list(self._log.records)
-
     def trained_by(self, branch: str) -> PositionRanges:
         """What a branch has trained by its records; after its first rotation, with what its ancestors had."""
         with self._guarded("read the step log"):

@@ -270,11 +270,6 @@ class GroupQueue:
             _check_accepted(segments, positions, f"step {step} of branch {branch!r}")
             self._log.append(TrainedRecord(branch, step, version, list(positions)))
 
-    def trained_log(self) -> list[TrainedRecord]:
-        """The records of all branches since the last rotation, oldest first."""
-        with self._session.reading("read the step log"):
-            return list(self._log.records)
-
     def trained_by(self, branch: str) -> PositionRanges:
         """What a branch has trained by its records; after its first rotation, with what its ancestors had."""
         with self._session.reading("read the step log"):

@@ -8,7 +8,7 @@ import msgspec
 import straw
 from straw import protocol
 
-from vime.errors import CorruptDataError, SchemaVersionError
+from vime.errors import CorruptDataError
 
 REF_VERSION = 1
 
@@ -53,19 +53,6 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
-
-
-def ref_to_bytes(ref: PoolRef) -> bytes:
-    """The reference as msgpack."""
-    return msgspec.msgpack.encode(ref)
-
-
-def ref_from_bytes(data: bytes) -> PoolRef:
-    """Inverse of `ref_to_bytes`. Raises `CorruptDataError` or `SchemaVersionError`."""
-    ref = _decode(data, PoolRef)
-    if ref.version > REF_VERSION:
-        raise SchemaVersionError(f"A pool reference has version {ref.version}, this code reads up to {REF_VERSION}.")
-    return ref
 
 
 def lease_to_bytes(lease: protocol.Lease) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections import Counter
@@ -14,6 +13,7 @@ import straw
 from straw import protocol
 
 from storage.facts import GroupPhase, GroupState, committed_cursor, group_state, group_states, task_of
+from storage.journal_replay import segment_folders
 from storage.pool import Pool
 from storage.positions import PositionRanges, first_position
 from storage.repair import cut_damaged_tail
@@ -152,9 +152,9 @@ def _local_position(state: GroupState) -> int:
 
 def journal_path(root: Path, queue_id: str) -> Path:
     """The journal of a straw queue. Raises `CorruptDataError` when the pool has no such queue."""
-    for path in (root / "queues").glob("*/run.json"):
-        if json.loads(path.read_bytes())["queue_id"] == queue_id:
-            return path.parent / "control" / "journal.log"
+    folder = segment_folders(root).get(queue_id)
+    if folder is not None:
+        return folder / "control" / "journal.log"
     raise CorruptDataError(f"{root}: queue {queue_id} is missing.", next_step="Restore the pool from a copy.")
 
 

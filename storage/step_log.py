@@ -12,6 +12,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -185,12 +186,14 @@ class StepLog:
     def _write(self, line: _Line) -> None:
         content = _encode(line)
         try:
+            self._cut_tail()  # what is left of a record that failed, and whose remains could not be cut off
             written = os.write(self._descriptor, content)
             if written != len(content):
                 raise OSError(28, f"only {written} of {len(content)} bytes were written")
             os.fsync(self._descriptor)
         except OSError as error:
-            self._cut_tail()
+            with suppress(OSError):  # the next record does it
+                self._cut_tail()
             raise os_error(error, self.path, len(content)) from error
         self._end += len(content)
         self._remember(line)
@@ -222,9 +225,12 @@ def log_files(folder: Path) -> list[Path]:
 
 
 def read_step_log(folder: Path) -> list[TrainedRecord | PlanRecord]:
-    """Every acknowledged record of a log that someone else may be writing, oldest first; empty when there is none."""
+    """Every acknowledged record of a log that someone else may be writing, oldest first; empty when there is none.
+
+    Raises `CorruptDataError`, and `StorageError` for a file that can't be read.
+    """
     lines: Iterable[_Line] = (
-        line for path in log_files(folder) if path.exists() for line in _parse(path, path.read_bytes())[0]
+        line for path in log_files(folder) if path.exists() for line in _parse(path, _content(path))[0]
     )
     return [line for line in lines if not isinstance(line, Opening)]
 
@@ -236,12 +242,19 @@ def trained_on_disk(folder: Path, branch: str) -> PositionRanges:
     """
     path = log_files(folder)[-1]
     trained = PositionRanges()
-    for line in _parse(path, path.read_bytes())[0] if path.exists() else []:
+    for line in _parse(path, _content(path))[0] if path.exists() else []:
         if isinstance(line, Opening) and line.branch == branch:
             trained = PositionRanges([*line.trained, *trained.ranges()])
         elif isinstance(line, TrainedRecord) and line.branch == branch:
             trained.update(line.positions)
     return trained
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}.", next_step="Check the mount and the file's rights.") from error
 
 
 def _number(path: Path) -> int:

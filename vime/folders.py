@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from vime.errors import reason_of
+
+
+def unreachable(path: str | Path) -> str | None:
+    """Why the system can't say what is at `path`; None where it can, also that nothing is there.
+
+    A loop of links, a name too long, a folder that may not be looked into, a mount that doesn't answer, and the like.
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:  # ValueError for characters that no path has
+        return reason_of(error)
+    return None
 
 
 def existing_parent(folder: Path) -> Path:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.juicefs.exit_status import exit_status
 from deploy.juicefs.mounts import unmount
 from deploy.juicefs.packages import find_juicefs
 from deploy.juicefs.processes import own_processes
 from deploy.juicefs.services import stop_services
 from deploy.juicefs.volume import Volume, VolumeError
-from vime.errors import StorageError
 
 DESCRIPTION = """\
 Unmount the volume in DIR and end the processes that up.sh started for it; they carry DIR in their environment and are
@@ -65,16 +64,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--purge", action="store_true", help="remove the volume with all data that lies in DIR")
     parser.add_argument("--dry-run", action="store_true", help="print the steps, take none of them")
     options = parser.parse_args(words)
-    try:
+
+    def run() -> None:
         volume = Volume.of(options.folder)
         if options.dry_run:
             print("\n".join(plan(volume, purge=options.purge)))
         else:
             down(volume, purge=options.purge)
-    except (VolumeError, StorageError, OSError, subprocess.TimeoutExpired) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

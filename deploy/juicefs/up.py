@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.juicefs.exit_status import exit_status
 from deploy.juicefs.mounts import declare, format_command, make_volume, mount_command, mount_volume
 from deploy.juicefs.packages import find_juicefs, install_packages, missing_packages, require_fuse, require_packages
 from deploy.juicefs.services import gateway_commands, redis_command, start_gateway, start_redis
 from deploy.juicefs.volume import Volume, VolumeError, without_password
 from storage.files import write_atomically
-from vime.errors import StorageError
 
 DESCRIPTION = """\
 Bring up a JuiceFS volume on this machine for vime's durable queue, and write DIR/declaration.json from what was
@@ -112,16 +111,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--install", action="store_true", help="install missing packages with apt-get (root)")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run none of them")
     options = parser.parse_args(words)
-    try:
+
+    def run() -> None:
         volume = request(options)
         if options.dry_run:
             print("\n".join(plan(volume, install=options.install)))
         else:
             up(volume, install=options.install)
-    except (VolumeError, StorageError, OSError, subprocess.TimeoutExpired) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ from pipeline.actors.settings import decode_settings
 from pipeline.coordinator import Coordinator, open_coordinator
 from pipeline.coordinator_config import CoordinatorConfig
 from pipeline.messages import AcceptRequest, HeldLease, decode, encode
+from pipeline.pool_wiring import create_or_open_pool
 from pipeline.process_log import log_to_file
 from pipeline.prometheus.exporter import Exporter, on_loop, start_exporter
 from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.transports.memory import open_memory_coordinator
 from pipeline.transports.ray_parts import CoordinatorParts
-from pipeline.wiring import (
-    create_or_open_pool,
-)
 from recovery.commit import QueueState
 from storage.files import write_atomically
 from storage.positions import PositionRanges

@@ -7,15 +7,12 @@ import os
 import socket
 
 from pipeline.actors.settings import decode_settings
+from pipeline.engine_wiring import build_engine_server, engine_columns
 from pipeline.messages import Takeover, decode, encode
 from pipeline.node_devices import ProcessPlace, spawn_at
 from pipeline.process_log import log_to_file
 from pipeline.run_folder import RunFolder
 from pipeline.takeover import USABLE_S, make_usable
-from pipeline.wiring import (
-    build_engine_server,
-    engine_columns,
-)
 from vime.backends.vllm_utils.client import EngineClient
 from vime.backends.vllm_utils.engine_needs import check_engine
 from vime.backends.vllm_utils.launch import EnginePart

@@ -7,8 +7,9 @@ import importlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,18 +18,38 @@ import ray
 from pipeline.actors.settings import decode_settings
 from pipeline.messages import TrainReport, decode, encode
 from pipeline.planner import BatchPlan
+from pipeline.pool_wiring import open_bounded_pool
 from pipeline.probe_sequence import ProbeSequence
 from pipeline.process_log import log_to_file
 from pipeline.prometheus.exporter import start_exporter
 from pipeline.prometheus.records import trainer_numbers
 from pipeline.run_folder import RunFolder
 from pipeline.stall_chain import RankActivity
-from pipeline.wiring import build_trainer_worker, open_bounded_pool
+from pipeline.trainer_wiring import build_trainer_worker
 
 if TYPE_CHECKING:
     from pipeline.trainer_worker import TrainerWorker
 
 _Result = TypeVar("_Result")
+
+
+class Doing:
+    """What a thread works on now, for others to read; empty between two calls."""
+
+    def __init__(self) -> None:
+        self.what, self._since = "", time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._since
+
+    @contextmanager
+    def at(self, what: str) -> Iterator[None]:
+        self.what, self._since = what, time.monotonic()
+        try:
+            yield
+        finally:
+            self.what, self._since = "", time.monotonic()
 
 
 class TrainerActor:
@@ -47,7 +68,7 @@ class TrainerActor:
         self._exporter, _ = start_exporter(
             self._settings.logging, self._folder, "trainer", lambda: trainer_numbers(self._report), rank
         )
-        self._doing, self._since = "", time.monotonic()
+        self._training, self._publication = Doing(), Doing()
 
     async def pid(self) -> int:
         return os.getpid()
@@ -59,7 +80,8 @@ class TrainerActor:
     async def activity(self) -> bytes:
         """A `RankActivity`; answers while the model works, too."""
         num_steps = 0 if self._built is None else self._built.num_steps
-        return encode(RankActivity(self._doing, time.monotonic() - self._since, num_steps))
+        model, beside = self._training, self._publication
+        return encode(RankActivity(model.what, model.age_s, num_steps, beside.what, beside.age_s))
 
     async def rendezvous(self) -> str:
         """An address at which the ranks can meet (asked of rank 0)."""
@@ -141,16 +163,23 @@ class TrainerActor:
         return await self._on_publication(lambda: self._worker.weights.highest_version())
 
     async def write_version(self, version: int, full: bool) -> bytes:
-        return encode(await self._on_publication(lambda: self._worker.weights.write_version(version, full=full)))
+        return encode(
+            await self._on_publication(
+                lambda: self._worker.weights.write_version(version, full=full), "writes weights to disk"
+            )
+        )
 
     async def run_post_write_hook(self, folder: str, engine_names: list[str]) -> None:
-        await self._on_publication(lambda: self._worker.weights.run_post_write_hook(folder, engine_names))
+        await self._on_publication(
+            lambda: self._worker.weights.run_post_write_hook(folder, engine_names),
+            "runs --custom-update-weight-post-write-path",
+        )
 
     async def remove_version(self, version: int) -> None:
         await self._on_publication(lambda: self._worker.weights.remove_version(version))
 
     async def share_next_part(self, version: int) -> dict[str, object] | None:
-        return await self._on_publication(lambda: self._worker.weights.share_next_part(version))
+        return await self._on_publication(lambda: self._worker.weights.share_next_part(version), "shares weights")
 
     async def follow_sharing(self) -> None:
         await self._on_publication(lambda: self._worker.weights.follow_sharing())
@@ -180,7 +209,7 @@ class TrainerActor:
             return await self._on_thread(work, doing)
 
         def beside_training() -> _Result:
-            with held.beside_training():
+            with self._publication.at(doing), held.beside_training():
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(self._publishing, beside_training)
@@ -189,10 +218,7 @@ class TrainerActor:
         """Work on the model's thread; `doing` is what others are told meanwhile."""
 
         def noted() -> _Result:
-            self._doing, self._since = doing, time.monotonic()
-            try:
+            with self._training.at(doing):
                 return work()
-            finally:
-                self._doing, self._since = "", time.monotonic()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, noted)

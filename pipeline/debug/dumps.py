@@ -25,6 +25,7 @@ from storage.contracts import PayloadPool
 from storage.debug_samples import write_pt
 from storage.pool import Pool
 from vime.errors import SettingsError
+from vime.rollout.tokenizer import load_tokenizer
 
 OpenPool = Callable[[], PayloadPool]
 
@@ -121,12 +122,13 @@ def archived_groups(plan: BatchPlan) -> list[ArchivedGroup]:
 def save_tokenizer(hf_checkpoint: str, folder: Path) -> None:
     """What --dump-details keeps so that the dumped token ids can be read: tokenizer, and processor where there is one.
 
-    Raises `SettingsError` for a checkpoint without a tokenizer.
+    Raises `ModelError` for a checkpoint without a tokenizer, `SettingsError` where it can't be kept.
     """
-    from transformers import AutoProcessor, AutoTokenizer
+    from transformers import AutoProcessor
 
+    tokenizer = load_tokenizer(hf_checkpoint)
     try:
-        AutoTokenizer.from_pretrained(hf_checkpoint).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         if (Path(hf_checkpoint) / "preprocessor_config.json").is_file():
             AutoProcessor.from_pretrained(hf_checkpoint).save_pretrained(folder)
     except (OSError, ValueError) as error:

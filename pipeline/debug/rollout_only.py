@@ -16,9 +16,9 @@ from pipeline.messages import QueueCounts, encode
 from pipeline.packing import PackingSettings
 from pipeline.plan_settings import plan_settings
 from pipeline.planner import plan_batch
+from pipeline.pool_wiring import open_pool
 from pipeline.progress import ProgressView
 from pipeline.run_folder import RunFolder
-from pipeline.wiring import open_pool
 from pipeline.workers import Workers
 from recovery.branch import Branch, append_branch
 from vime.backends.vllm_utils.protocol import START_VERSION

@@ -13,6 +13,7 @@ from vime.errors import BadRecordError, DataError
 from vime.rollout.prompt_text import PromptText
 from vime.rollout.request_seed import request_seed
 from vime.rollout.sampling import SamplingSettings
+from vime.rollout.tokenizer import load_tokenizer
 from vime.settings.groups import Settings
 from vime.settings.schemas.eval_config import EvalDataset
 from vime.settings.schemas.eval_sets import evaluation_sets
@@ -145,15 +146,7 @@ def _most_tokens(options: EvalDataset) -> int | None:
 
 def _prompt_text(settings: Settings) -> PromptText:
     """How prompts are rendered, to count their tokens."""
-    from transformers import AutoTokenizer
-
-    data, checkpoint = settings.data, settings.checkpoint.hf_checkpoint
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{checkpoint}: its tokenizer can't be loaded: {error}.", next_step="Restore its files in --hf-checkpoint."
-        ) from error
+    data, tokenizer = settings.data, load_tokenizer(settings.checkpoint.hf_checkpoint)
     return PromptText(
         tokenizer, apply_chat_template=data.apply_chat_template, template_kwargs=data.apply_chat_template_kwargs
     )

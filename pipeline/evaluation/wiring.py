@@ -14,11 +14,11 @@ from pipeline.evaluation.log_function import EvalLog
 from pipeline.evaluation.own_function import OwnEvaluator, own_eval_function
 from pipeline.evaluation.prompts import EvalSet, eval_sampling, open_eval_sets
 from pipeline.generate_settings import request_seed_of
+from pipeline.pool_wiring import open_pool_on_disk
 from pipeline.producer_wiring import build_generator
 from pipeline.request_gate import RequestGate
 from pipeline.run_folder import RunFolder
 from pipeline.sample_maker import MakerSettings, SampleMaker
-from pipeline.wiring import open_pool_on_disk
 from storage.pool import Pool
 from vime.rollout.own_functions import OwnFunctions
 from vime.rollout.own_generate import OwnGenerate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 from dataclasses import dataclass
 
 from vime.data.cursor import PromptCursor, PromptTask
@@ -107,8 +108,12 @@ async def _try_briefly(settings: Settings, trials: list[tuple[str, Sample]]) -> 
 
 
 async def _try_all(settings: Settings, trials: list[tuple[str, Sample]]) -> list[RewardTrial | BaseException]:
-    """What each trial gave or raised. Raises `SettingsError` as `Rewards` does."""
-    async with Rewards(settings) as rewards:
+    """What each trial gave or raised. Raises `SettingsError` as `Rewards` does.
+
+    One process grades: others would still be starting when it has, and complain of being ended.
+    """
+    alone = dataclasses.replace(settings, rollout=dataclasses.replace(settings.rollout, reward_workers=1))
+    async with Rewards(alone) as rewards:
         tried = (_try(rewards, settings, where, sample) for where, sample in trials)
         return await asyncio.gather(*tried, return_exceptions=True)
 

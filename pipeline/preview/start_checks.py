@@ -30,6 +30,7 @@ def check_start(settings: Settings, source: PromptStream, folder: RunFolder) -> 
         SettingsError: a folder that nothing can be written to, or no sample fits into a microbatch.
         EngineStartError: the router's port is taken.
         RestoreError: the run can't be resumed as asked.
+        ModelError: the tokenizer's file is damaged.
     """
     _refuse(not_writable_folders(settings))
     if session_is_running(folder) or plan_session(settings, new_branch="(new)").mode is RestoreMode.COMPLETE:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vime.data.cursor import PromptTask
+from vime.rollout.tokenizer import read_tokenizer_file
 from vime.settings.groups import Settings
 from vime.settings.rules.quantities import context_parallel_size
 
@@ -43,12 +44,15 @@ class TokenRoom:
 
 
 def token_room(settings: Settings, prompts: Sequence[PromptTask]) -> TokenRoom | None:
-    """None where nothing limits a sample, or where the prompts' tokens can't be counted without a chat template."""
+    """None where nothing limits a sample, or where the prompts' tokens can't be counted without a chat template.
+
+    Raises `ModelError` for a damaged tokenizer.
+    """
     trainer, rollout = settings.trainer, settings.rollout
     texts = [task.prompt for task in prompts if isinstance(task.prompt, str)]
     if not trainer.use_dynamic_batch_size or trainer.max_tokens_per_gpu is None or settings.data.apply_chat_template:
         return None
-    counts = _counts(Path(settings.checkpoint.hf_checkpoint or "") / "tokenizer.json", texts)
+    counts = _counts(Path(settings.checkpoint.hf_checkpoint or ""), texts)
     if not counts or len(texts) < len(prompts):
         return None
     response = rollout.rollout_max_response_len or 1
@@ -58,11 +62,9 @@ def token_room(settings: Settings, prompts: Sequence[PromptTask]) -> TokenRoom |
     return TokenRoom(allowed, min(counts), max(counts), response)
 
 
-def _counts(tokenizer: Path, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text; none where the tokenizer's file isn't there."""
-    if not tokenizer.is_file():
+def _counts(checkpoint: Path, texts: Sequence[str]) -> list[int]:
+    """Tokens of each text; none where the tokenizer has no file of its own."""
+    loaded = read_tokenizer_file(checkpoint)
+    if loaded is None:
         return []
-    from tokenizers import Tokenizer
-
-    loaded = Tokenizer.from_file(str(tokenizer))
     return [len(loaded.encode(text, add_special_tokens=False).ids) for text in texts]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.pool_wiring import open_pool
 from pipeline.process_log import log_to_file
 from pipeline.replay.job import RankError, Stage, error_path, log_path, read_job
 from pipeline.run_folder import RunFolder
-from pipeline.wiring import build_trainer_worker, open_pool
+from pipeline.trainer_wiring import build_trainer_worker
 from storage.files import write_atomically
 from vime.errors import VimeError
 

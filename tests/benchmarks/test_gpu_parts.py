@@ -29,6 +29,7 @@ from benchmarks.gpu.jobs import Job, without_folder
 from benchmarks.gpu.part import Stages
 from benchmarks.gpu.reverse_job import reverse_command
 from benchmarks.gpu.update_gaps import around
+from tests.benchmarks.slow_parts import slow_part
 from vime.errors import RunFailedError
 from vime.settings.resolve import resolve
 from vime.settings.validate import validate
@@ -155,20 +156,14 @@ def test_stream_is_compared_with_the_slower_side_and_with_taking_turns() -> None
     assert values["trainer_idle_share"] == pytest.approx(0.1)
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part(engine=True)
 def test_a_killed_run_is_measured_on_a_cpu(tmp_path: Path) -> None:
     values = reverse_run.run(tmp_path / "reverse", 6, [])
     assert (values["lost"], values["trained_twice"]) == ([0.0], [0.0])
     assert values["parity_mean"][0] < 1e-4
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part(engine=True)
 @pytest.mark.parametrize("balance", stream.BALANCES)
 def test_the_stream_is_measured_on_a_cpu_at_every_balance(tmp_path: Path, balance: str) -> None:
     values = stream.measure(small(tmp_path, balance))
@@ -180,10 +175,7 @@ def test_the_stream_is_measured_on_a_cpu_at_every_balance(tmp_path: Path, balanc
         assert values["stream_over_peer"] == values["stream_tokens_per_s"] / stream.PEER_TOKENS_PER_S
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part(engine=True)
 def test_smokes_run_and_are_checked_on_a_cpu(tmp_path: Path) -> None:
     values = smokes.measure(small(tmp_path))
     for job in ("colocated", "ppo", "full", "delta"):
@@ -193,10 +185,7 @@ def test_smokes_run_and_are_checked_on_a_cpu(tmp_path: Path) -> None:
     assert values["prefill_refused"] == 1
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part(engine=True)
 def test_gaps_of_a_rank_and_an_engine_in_bf16_are_measured_on_a_cpu(tmp_path: Path) -> None:
     values = correct.measure(small(tmp_path))
     assert 0 < values["parity_mean"] <= 0.02
@@ -214,9 +203,7 @@ def small(folder: Path, *only: str) -> Stages:
     return Stages(folder, small=True, gpus=0, only=only)
 
 
-@pytest.mark.engine
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part(engine=True, multiproc=False)
 def test_publications_are_measured_on_a_cpu_in_every_mode_and_on_disk(tmp_path: Path) -> None:
     values = publication.measure(small(tmp_path))
     assert values["pause_over_plain"] == values["keep_pause_s"] / values["plain_s"]
@@ -225,20 +212,14 @@ def test_publications_are_measured_on_a_cpu_in_every_mode_and_on_disk(tmp_path: 
     assert values["delta_over_full"] < 0.5
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part(engine=True)
 def test_the_sample_path_is_measured_on_a_cpu_by_engines(tmp_path: Path) -> None:
     values = sample_path.measure(small(tmp_path, "heads", "routes"))
     assert min(values[name] for name in ("logprob_ratio", "stock_logprob_ratio", "head_ratio", "routes_ratio")) > 0
     assert values["head_over_stock"] > 1, "columns are faster than JSON"
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part(engine=True)
 def test_the_sample_path_is_measured_on_a_cpu_through_the_queue(tmp_path: Path) -> None:
     values = sample_path.measure(small(tmp_path, *map(sample_path.queued, sample_path.SIDES)))
     assert min(values[f"queued_tokens_per_s_{side}"] for side in sample_path.SIDES) > 0
@@ -246,9 +227,7 @@ def test_the_sample_path_is_measured_on_a_cpu_through_the_queue(tmp_path: Path) 
     assert values["queued_head_over_logprob"] == ratio
 
 
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part()
 def test_the_learner_is_measured_on_a_cpu(tmp_path: Path) -> None:
     values = learner.measure(small(tmp_path))
     assert 0 < values["utilisation_8k"] < 1
@@ -257,19 +236,13 @@ def test_the_learner_is_measured_on_a_cpu(tmp_path: Path) -> None:
     assert values["head_memory_with_entropy_over_dense"] > 0
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part(engine=True)
 def test_the_queue_is_measured_under_load_on_a_cpu(tmp_path: Path) -> None:
     values = queue_load.measure(small(tmp_path))
     assert values["straw_over_memory"] == values["straw_step_s"] / values["memory_step_s"]
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@slow_part(engine=True, timeout_s=1800)
 def test_a_job_on_a_cpu_survives_the_kill_of_each_role_and_loses_nothing(tmp_path: Path) -> None:
     values = crash.measure(small(tmp_path))
     assert min(values[f"{victim.value}_over_cold"] for victim in crash.VICTIMS) > 0
@@ -277,10 +250,7 @@ def test_a_job_on_a_cpu_survives_the_kill_of_each_role_and_loses_nothing(tmp_pat
     assert (values["lost"], values["trained_twice"]) == (0, 0)
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part(engine=True)
 def test_learning_is_timed_on_a_cpu_as_a_stream_and_synchronously(tmp_path: Path) -> None:
     values = learning.measure(small(tmp_path))
     assert values["async_steps"] >= reverse_run.WINDOW
@@ -288,9 +258,7 @@ def test_learning_is_timed_on_a_cpu_as_a_stream_and_synchronously(tmp_path: Path
     assert values["async_staleness_max"] <= 4
 
 
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@slow_part(timeout_s=1800)
 def test_layouts_in_bf16_stay_near_one_rank_in_fp32(tmp_path: Path) -> None:
     values = layouts.measure(small(tmp_path))
     for layout in layouts.LAYOUTS:

@@ -15,6 +15,7 @@ from benchmarks.gpu.node import colocation, layouts, publication, stream
 from benchmarks.gpu.node.jobs import STANDIN_RUN
 from benchmarks.gpu.part import Stages
 from benchmarks.gpu.smokes import STEPS
+from tests.benchmarks.slow_parts import slow_part
 from tests.pipeline.publication_rig import Rig, digest_of, is_running
 from tests.support.standin_engine import StandinEngine
 from vime.errors import EngineUnavailable, SettingsError
@@ -128,9 +129,7 @@ async def test_running_requests_of_a_standin_that_dies_lose_their_connection() -
                 await asyncio.wait_for(asking, 10)
 
 
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@slow_part(timeout_s=1800)
 def test_layouts_of_four_and_eight_ranks_in_bf16_train_like_one_and_resume_each_other(tmp_path: Path) -> None:
     values = layouts.measure(small(tmp_path))
     assert values["outside"] == 0, values
@@ -139,9 +138,7 @@ def test_layouts_of_four_and_eight_ranks_in_bf16_train_like_one_and_resume_each_
     assert {f"{name}_grad_norm" for name in expected} <= values.keys()
 
 
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@slow_part()
 def test_a_sharded_trainer_publishes_to_several_engines_and_the_loss_of_one_moves_no_other_group(
     tmp_path: Path,
 ) -> None:
@@ -155,9 +152,7 @@ def test_a_sharded_trainer_publishes_to_several_engines_and_the_loss_of_one_move
     assert values["hash_spread"] < 3
 
 
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@slow_part(timeout_s=1800)
 def test_the_stream_runs_with_one_two_and_four_trainers_and_engines(tmp_path: Path) -> None:
     values = stream.measure(small(tmp_path))
     assert values["scaling_4"] == pytest.approx(
@@ -166,10 +161,7 @@ def test_the_stream_runs_with_one_two_and_four_trainers_and_engines(tmp_path: Pa
     assert values["straw_over_memory"] == values["straw_step_s"] / values["memory_step_s"]
 
 
-@pytest.mark.engine
-@pytest.mark.multiproc
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@slow_part(engine=True, timeout_s=1800)
 def test_four_ranks_and_their_engines_take_turns_and_a_critic_is_offloaded(tmp_path: Path) -> None:
     values = colocation.measure(small(tmp_path))
     assert values["engines_sleeps"] >= STEPS

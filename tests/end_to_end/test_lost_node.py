@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,23 +33,26 @@ def job(tmp_path: Path) -> Job:
     return job
 
 
-def started(job: Job, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch, num_steps: int) -> subprocess.Popen[str]:
-    """The job, after some steps."""
+def end_after_a_loss(
+    job: Job, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch, num_steps: int, *further: str
+) -> tuple[int, str]:
+    """Status and output of the job that loses its node after some steps, when these further ones have come."""
     monkeypatch.setenv("RAY_ADDRESS", nodes.address)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     running = job.start_with_standins()
     wait_until(lambda: len(job.steps()) >= num_steps, running)
-    return running
+    for name in further:
+        nodes.add(name, 2)
+    nodes.kill("first")
+    output, _ = running.communicate(timeout=600)
+    return running.returncode, output
 
 
 def test_a_job_that_loses_a_node_goes_on_on_another_one_with_its_rank_and_its_engine(
     job: Job, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = started(job, nodes, monkeypatch, num_steps=3)
-    nodes.add("second", 2)
-    nodes.kill("first")
-    output, _ = running.communicate(timeout=600)
-    assert running.returncode == 0, output
+    status, output = end_after_a_loss(job, nodes, monkeypatch, 3, "second")
+    assert status == 0, output
     assert "A trainer rank died: the ranks go back from rollout" in output
     assert "Lost from the Ray cluster: first. Started on second instead: trainer rank 0." in output
     assert "Lost from the Ray cluster: first. Started on second instead: engine 0." in output
@@ -64,10 +66,8 @@ def test_a_job_that_loses_a_node_goes_on_on_another_one_with_its_rank_and_its_en
 def test_a_job_that_loses_a_node_and_has_no_room_elsewhere_ends_naming_what_is_missing(
     job: Job, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = started(job, nodes, monkeypatch, num_steps=1)
-    nodes.kill("first")
-    output, _ = running.communicate(timeout=600)
-    assert running.returncode == 4, output
+    status, output = end_after_a_loss(job, nodes, monkeypatch, 1)
+    assert status == 4, output
     assert "1 node (first) left the Ray cluster with trainer rank 0." in output
     assert "Training node 1 of 1 with 1 GPU finds no room" in output
     assert "Next: Add a node" in output

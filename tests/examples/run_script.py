@@ -40,8 +40,8 @@ def settings_of(tmp_path: Path, name: str, model: str, config: dict[str, Any], *
     return parse_settings(arguments)
 
 
-def steps_of(folder: Path, name: str, *words: str) -> list[dict[str, Any]]:
-    """The metrics of a run of the example in `folder` with `words` added to its command line."""
+def said_by(folder: Path, name: str, *words: str) -> str:
+    """What the example prints when it runs in `folder` with `words` added to its command line."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
     done = subprocess.run(
@@ -53,4 +53,10 @@ def steps_of(folder: Path, name: str, *words: str) -> list[dict[str, Any]]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def steps_of(folder: Path, name: str, *words: str) -> list[dict[str, Any]]:
+    """The metrics of such a run."""
+    said_by(folder, name, *words)
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.evaluation.records import EvaluationRecord, read_evaluations
+from tests.examples.run_script import said_by
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_example(folder: Path, *words: str) -> str:
     """What the example printed."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path}
-    done = subprocess.run(
-        ["bash", ROOT / "examples" / "evaluation" / "run.sh", folder, "--rollout-batch-size", "8", *words],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return said_by(folder, "evaluation", "--rollout-batch-size", "8", *words)
 
 
 def evaluations(folder: Path) -> list[EvaluationRecord]:

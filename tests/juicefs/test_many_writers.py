@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from storage.pool import Pool
-from storage.refs import ref_from_bytes
+from storage.refs import PoolRef
 from tests.juicefs.two_mounts import TwoMounts
 
 pytestmark = [pytest.mark.juicefs, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -18,25 +18,24 @@ PRODUCERS, RECORDS, BATCH = 8, 1000, 100
 WRITE = f"""
 import sys, msgspec
 from storage.pool import Pool
-from storage.refs import ref_to_bytes
 refs = []
 with Pool.open(sys.argv[1]) as pool:
     for start in range(0, {RECORDS}, {BATCH}):
         payloads = [b"%s:%d" % (sys.argv[2].encode(), number) for number in range(start, start + {BATCH})]
         refs += pool.publish_prompts(payloads, submission_id=str(start))
-sys.stdout.buffer.write(msgspec.msgpack.encode([ref_to_bytes(ref) for ref in refs]))
+sys.stdout.buffer.write(msgspec.msgpack.encode(refs))
 """
 
 
-def write_all(roots: list[Path], environment: dict[str, str]) -> list[list[bytes]]:
-    """References (as bytes) of every producer's records; producer n writes through the n-th root."""
+def write_all(roots: list[Path], environment: dict[str, str]) -> list[list[PoolRef]]:
+    """References of every producer's records; producer n writes through the n-th root."""
     processes = [
         subprocess.Popen([sys.executable, "-c", WRITE, str(root), str(number)], env=environment, stdout=subprocess.PIPE)
         for number, root in enumerate(roots)
     ]
     outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(roots)
-    return [msgspec.msgpack.decode(output, type=list[bytes]) for output in outputs]
+    return [msgspec.msgpack.decode(output, type=list[PoolRef]) for output in outputs]
 
 
 def test_records_of_all_producers_on_both_clients_are_there(volume: TwoMounts) -> None:
@@ -45,7 +44,7 @@ def test_records_of_all_producers_on_both_clients_are_there(volume: TwoMounts) -
         roots = [root, volume.at_peer(root)] * (PRODUCERS // 2)
         written = write_all(roots, volume.environment())
         for number, refs in enumerate(written):
-            read = [pool.read_blob(ref_from_bytes(ref)) for ref in refs]
+            read = [pool.read_blob(ref) for ref in refs]
             assert read == [b"%d:%d" % (number, record) for record in range(RECORDS)]
         assert len({ref for refs in written for ref in refs}) == PRODUCERS * RECORDS
 

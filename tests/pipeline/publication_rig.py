@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -23,6 +23,16 @@ from vime.backends.vllm_utils.protocol import GenerateRequest, GenerateResult, S
 from vime.errors import EngineError
 
 Weights = list[tuple[str, torch.Tensor]]
+
+
+@contextmanager
+def two_engines(step_s: float | None = None) -> Iterator[list[StandinEngine]]:
+    """Stand-ins that want the weights of `Trainer`, each of whose steps takes `step_s`."""
+    names = frozenset("ab")
+    with StandinEngine(required_names=names) as first, StandinEngine(required_names=names) as second:
+        if step_s is not None:
+            first.faults.step_s = second.faults.step_s = step_s
+        yield [first, second]
 
 
 class Trainer:
@@ -114,6 +124,7 @@ class Rig:
         make_client: Callable[[str], EngineClient] = EngineClient,
         tell_fenced: Callable[[Mapping[str, str]], None] | None = None,
         lend_to_engines: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        note_tried: Callable[[int], None] | None = None,
     ) -> None:
         """With `folder` versions go through disk, to a copy on the host unless `disk` says otherwise."""
         self.engines = engines
@@ -137,6 +148,7 @@ class Rig:
             replace=replace,
             tell_fenced=tell_fenced,
             lend_to_engines=lend_to_engines,
+            note_tried=note_tried,
         )
         self._numbers = itertools.count()
         self._digests: dict[int, str] = {}

@@ -11,7 +11,6 @@ import pytest
 
 from pipeline.coordinator import Coordinator, open_coordinator
 from pipeline.coordinator_config import CoordinatorConfig
-from pipeline.messages import AcceptReply, AcceptRequest
 from storage.pool import Pool
 from storage.queue_types import Stage
 from tests.pipeline.stream_parts import Parts, stream
@@ -50,6 +49,20 @@ async def pending(parts: Parts, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
+def fail_over_at_first(parts: Parts, folder: Path, groups_wanted: int, call: str) -> list[Any]:
+    """Another coordinator takes over when the producer makes this call first; the arguments of each, as they come."""
+    go_on, calls = getattr(parts.queue, call), []
+
+    async def after_failover(argument: Any) -> Any:
+        calls.append(argument)
+        if len(calls) == 1:
+            fail_over(parts, folder, groups_wanted)
+        return await go_on(argument)
+
+    setattr(parts.queue, call, after_failover)
+    return calls
+
+
 async def busy(parts: Parts, requests: int) -> None:
     async with asyncio.timeout(20):
         while (await parts.client.metrics()).num_running < requests:
@@ -73,21 +86,11 @@ async def test_groups_that_are_published_but_not_accepted_at_a_failover_are_publ
     tmp_path: Path, engine: StandinEngine
 ) -> None:
     async with stream(tmp_path, engine, groups_wanted=4, paused=True) as parts:
-        accept = parts.queue.accept
-        num_calls = 0
-
-        async def accept_after_failover(requests: list[AcceptRequest]) -> list[AcceptReply]:
-            nonlocal num_calls
-            num_calls += 1
-            if num_calls == 1:
-                fail_over(parts, tmp_path, 4)
-            return await accept(requests)
-
-        parts.queue.accept = accept_after_failover  # type: ignore[method-assign]
+        calls = fail_over_at_first(parts, tmp_path, 4, "accept")
         parts.producer.gate.resume(1)
         await pending(parts, 4)
         assert engine.num_served == 8
-        assert num_calls > 1
+        assert len(calls) > 1
         async with asyncio.timeout(20):  # the producer hears of it after the queue's own count
             while (stats := parts.producer.stats()).groups_published < 4:
                 await asyncio.sleep(0.01)
@@ -107,20 +110,10 @@ async def test_an_unfinished_group_that_goes_back_at_a_failover_keeps_its_sample
         return 1.0
 
     async with stream(tmp_path, engine, reward=fails_once, groups_wanted=1, paused=True) as parts:
-        give_back = parts.queue.yield_groups
-        num_calls = 0
-
-        async def give_back_after_failover(returns: list[Any]) -> list[bool]:
-            nonlocal num_calls
-            num_calls += 1
-            if num_calls == 1:
-                fail_over(parts, tmp_path, 1)
-            return await give_back(returns)
-
-        parts.queue.yield_groups = give_back_after_failover  # type: ignore[method-assign]
+        calls = fail_over_at_first(parts, tmp_path, 1, "yield_groups")
         parts.producer.gate.resume(1)
         await pending(parts, 1)
-        assert num_calls == 2
+        assert len(calls) == 2
         assert parts.queue.yielded[-1].stage is Stage.PARTIAL
         assert engine.num_served == 3, "the member that was rewarded isn't generated again"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.frozen_sources import check_sources, reference_source, teacher_source
-from pipeline.wiring import trainer_config
+from pipeline.trainer_wiring import trainer_config
 from recovery.commit import QueueState
 from tests.recovery.commits import commit
 from vime.backends.megatron_utils.weight_source import WeightSource

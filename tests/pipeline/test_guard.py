@@ -29,15 +29,20 @@ with guarded(Path(sys.argv[1]), grace_s=0.5):
 """
 
 
-def start(folder: Path, how: str) -> tuple["subprocess.Popen[str]", psutil.Process]:
-    folder.mkdir()
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), how], stdout=subprocess.PIPE, text=True)
+def start(code: str, folder: Path, *words: str) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """A driver that runs this code, and the process whose id it prints."""
+    driver = subprocess.Popen([sys.executable, "-c", code, str(folder), *words], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     return driver, psutil.Process(int(driver.stdout.readline()))
 
 
+def start_driver(folder: Path, how: str) -> tuple[subprocess.Popen[str], psutil.Process]:
+    folder.mkdir()
+    return start(DRIVER, folder, how)
+
+
 def test_children_of_a_killed_driver_end_and_its_folder_goes(tmp_path: Path) -> None:
-    driver, child = start(tmp_path / "ray", "stay")
+    driver, child = start_driver(tmp_path / "ray", "stay")
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         (beside,) = [p for p in psutil.Process(driver.pid).children() if p.pid != child.pid]
@@ -72,7 +77,7 @@ def test_a_process_that_can_not_be_ended_is_not_waited_for_for_ever(monkeypatch:
 
 
 def test_a_process_that_outlives_its_session_is_ended(tmp_path: Path) -> None:
-    driver, child = start(tmp_path / "ray", "forget")
+    driver, child = start_driver(tmp_path / "ray", "forget")
     assert driver.wait(20) == 0
     assert psutil.wait_procs([child], timeout=2)[1] == []
     assert not (tmp_path / "ray").exists()
@@ -91,9 +96,7 @@ with guarded(Path(sys.argv[1]), grace_s=20.0):
 
 
 def test_an_engine_that_outlives_its_driver_is_left_alone_and_not_waited_for(tmp_path: Path) -> None:
-    driver = subprocess.Popen([sys.executable, "-c", KEPT, str(tmp_path / "ray")], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    kept = psutil.Process(int(driver.stdout.readline()))
+    driver, kept = start(KEPT, tmp_path / "ray")
     try:
         assert driver.wait(15) == 0
         assert kept.status() != psutil.STATUS_ZOMBIE
@@ -114,15 +117,13 @@ with guarded(Path(sys.argv[1]), grace_s=60.0):
 
 
 def test_agents_of_ray_that_are_left_alone_get_no_time(tmp_path: Path) -> None:
-    driver = subprocess.Popen([sys.executable, "-c", AGENT, str(tmp_path / "ray")], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    agent = psutil.Process(int(driver.stdout.readline()))
+    driver, agent = start(AGENT, tmp_path / "ray")
     assert driver.wait(30) == 0, "it would take a minute"
     assert not psutil.pid_exists(agent.pid) or agent.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_driver_that_ends_takes_its_guard_with_it(tmp_path: Path) -> None:
-    driver, _ = start(tmp_path / "ray", "leave")
+    driver, _ = start_driver(tmp_path / "ray", "leave")
     assert driver.wait(20) == 0
     time.sleep(0.2)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in (p.info["cmdline"] or [])]

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from pipeline.actors.trainer import Doing, TrainerActor
 from pipeline.held_weights import HeldWeights
+from pipeline.messages import decode
 from pipeline.publication import Publication
 from pipeline.served_weights import ServedWeights, publications_overlap
+from pipeline.session import Session
+from pipeline.stages import StageBoard
+from pipeline.stall_chain import RankActivity
 from pipeline.train_loop import TrainLoop
 from pipeline.trainer_group import TrainerGroup
 from pipeline.trainer_weights import PublishSettings, TrainerWeights
@@ -182,6 +189,98 @@ async def test_a_wait_for_samples_ends_with_what_a_publication_beside_it_has_fai
     await asyncio.sleep(0.01)
     with pytest.raises(PublicationError, match="no engine serves"):
         loop._stop_when_too_many_failed(None)
+
+
+class CommitLog:
+    """What becomes of commits, in order; the ranks may go on while one is written."""
+
+    def __init__(self) -> None:
+        self.newest: tuple[str, int] | None = None
+        self.done: list[str] = []
+
+    async def commit(self, _start: object, rollout_id: int, weight_version: int) -> None:
+        self.done.append(f"copied {rollout_id} under version {weight_version}")
+
+    async def settle(self) -> None:
+        self.done.append("on disk")
+
+    def check(self) -> None:
+        """Nothing is wrong with them."""
+
+
+@pytest.fixture
+def loop_of() -> Callable[[Rig, CommitLog], Any]:
+    """A loop that has trained its first batch of two, whose commit is due."""
+
+    def make(rig: Rig, commits: CommitLog) -> Any:
+        loop: Any = object.__new__(TrainLoop)
+        groups = SimpleNamespace(release_train=False, save_interval=1, update_weights_interval=1)
+        loop._settings = SimpleNamespace(cluster=groups, checkpoint=groups, weights=groups)
+        loop._evaluations = SimpleNamespace(schedule=SimpleNamespace(num_rollout=2, is_due=lambda _: False))
+        loop._workers = SimpleNamespace(guarded=lambda work: work)
+        loop._stages, loop._interrupts = StageBoard(), SimpleNamespace(stop_asked=False)
+        loop._weights, loop._commits, loop.start = rig.weights, commits, None
+        loop.done_rollouts, loop._num_rollout = 1, 2
+        return loop
+
+    return make
+
+
+async def test_a_commit_that_is_due_does_not_wait_for_a_publication_that_never_ends(
+    loop_of: Callable[[Rig, CommitLog], Any],
+) -> None:
+    rig, commits = Rig(), CommitLog()
+    await rig.weights.begin_to_publish()
+    working = asyncio.create_task(loop_of(rig, commits)._commit_and_publish(0))
+    while not commits.done and not working.done():
+        await asyncio.sleep(0)
+    assert commits.done == ["copied 0 under version 2"]
+    working.cancel()
+
+
+async def test_what_is_due_is_committed_though_the_publication_beside_it_fails(
+    loop_of: Callable[[Rig, CommitLog], Any],
+) -> None:
+    rig, commits = Rig(), CommitLog()
+    loop = loop_of(rig, commits)
+    loop._one_batch = loop._commit_and_publish
+    loop.done_rollouts = 0
+    await rig.weights.begin_to_publish()
+    rig.publisher.outcome.set_exception(PublicationError("no engine serves"))
+    with pytest.raises(PublicationError, match="no engine serves"):
+        await loop.run()
+    assert commits.done == ["copied 0 under version 2", "on disk"], "one that is being written would be given up"
+
+
+async def test_the_last_batch_is_committed_though_the_last_publication_fails(
+    loop_of: Callable[[Rig, CommitLog], Any],
+) -> None:
+    rig, commits = Rig(), CommitLog()
+    loop = loop_of(rig, commits)
+    session: Any = object.__new__(Session)
+    session._workers = loop._workers
+    await rig.weights.begin_to_publish()
+    rig.publisher.outcome.set_exception(PublicationError("no engine serves"))
+    with pytest.raises(PublicationError, match="no engine serves"):
+        await session._come_to_rest(loop, rig.weights)
+    assert commits.done == ["on disk", "copied 0 under version 1", "on disk"]
+
+
+async def test_a_rank_tells_of_the_publication_beside_its_model() -> None:
+    held, hanging = HeldWeights(0), threading.Event()
+    held.is_held = True
+    actor: Any = object.__new__(TrainerActor)
+    actor._built = SimpleNamespace(weights=SimpleNamespace(held=held), num_steps=3)
+    actor._training, actor._publication = Doing(), Doing()
+    with ThreadPoolExecutor(1) as actor._publishing:
+        sending = asyncio.create_task(actor._on_publication(hanging.wait, "sends weights"))
+        while not (told := decode(await actor.activity(), RankActivity)).beside:
+            await asyncio.sleep(0)
+        assert (told.doing, told.beside, told.num_steps) == ("", "sends weights", 3)
+        assert 0 <= told.beside_s < 60
+        hanging.set()
+        await sending
+        assert decode(await actor.activity(), RankActivity).beside == ""
 
 
 async def test_an_engine_that_returns_waits_for_the_publication_under_way() -> None:

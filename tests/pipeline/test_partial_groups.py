@@ -6,15 +6,17 @@ import asyncio
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.group_maker import GroupMaker, UnfinishedGroup
 from storage.checks import EnqueueRequirements
 from storage.columns import decode_group
 from storage.queue_types import Stage
-from tests.pipeline.stream_parts import Parts, constant_reward, stream
+from tests.pipeline.stream_parts import GROUP_SETTINGS, Parts, constant_reward, stream
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.protocol import SampleColumns
 from vime.errors import GenerationAborted
@@ -39,6 +41,27 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[int | None]:
 
     monkeypatch.setattr(SampleGenerator, "generate", counting)
     return counted
+
+
+class Noting:
+    """In place of a sample maker: notes the tokens that it is to go on from, and aborts."""
+
+    def __init__(self) -> None:
+        self.tokens: list[list[int]] = []
+
+    async def make(self, sample: Sample) -> list[Sample]:
+        self.tokens.append(sample.tokens)
+        raise GenerationAborted("a version is published")
+
+
+@pytest.mark.parametrize("continues", [False, True])
+async def test_what_a_session_with_partial_rollout_left_is_made_anew_by_one_without(continues: bool) -> None:
+    samples, settings = Noting(), replace(GROUP_SETTINGS, continues_aborted=continues)
+    left = Sample(index=0, tokens=[1, 2, 3], response_length=1, version_spans=[(4, 2, 3)], status=Sample.Status.ABORTED)
+    outcome = await GroupMaker(settings, samples, None).make([left])  # type: ignore[arg-type]
+    assert isinstance(outcome, UnfinishedGroup)
+    assert samples.tokens == [[1, 2, 3] if continues else []]
+    assert outcome.has_responses is continues
 
 
 async def accepted_samples(parts: Parts, count: int) -> list[Sample]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.prompt_source import build_prompt_source, set_bad_prompts_aside, with_num_rollout
-from vime.errors import BadRecordError, DataError
+from vime.errors import BadRecordError, DataError, ModelError
 from vime.settings.groups import Settings
 from vime.settings.parse import parse_settings
 from vime.settings.resolve import Resolved, resolve
@@ -123,7 +123,7 @@ def test_prompts_are_counted_in_tokens_and_long_ones_are_told_about(
 ) -> None:
     path, aside = tmp_path / "p.jsonl", tmp_path / "bad_prompts.jsonl"
     path.write_bytes(b'{"input": "one two three four"}\n{"input": "one two three four five"}\n')
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: Words())
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: Words())
     source = build_prompt_source(settings_for(path, *words))
     assert len(source) == 1
     (told,) = set_bad_prompts_aside(source, aside)
@@ -136,7 +136,7 @@ def test_a_missing_tokenizer_is_told_where_prompts_have_to_be_counted(tmp_path: 
     path = tmp_path / "p.jsonl"
     path.write_bytes(GOOD)
     words = ("--rollout-max-prompt-len", "4", "--hf-checkpoint", str(tmp_path))
-    with pytest.raises(DataError, match=f"{tmp_path}: its tokenizer, which counts"):
+    with pytest.raises(ModelError, match=f"--hf-checkpoint {tmp_path}: its tokenizer can't be loaded"):
         build_prompt_source(settings_for(path, *words))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.publication_rig import Rig, is_running, outcome
+from tests.pipeline.publication_rig import Rig, is_running, outcome, two_engines
 from tests.support.standin_engine import Misbehaviour, StandinEngine
 
 TIMEOUT_S = 6.0
@@ -38,10 +38,8 @@ def short_settling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engines() -> Iterator[list[StandinEngine]]:
-    names = frozenset("ab")
-    with StandinEngine(required_names=names) as first, StandinEngine(required_names=names) as second:
-        first.faults.step_s = second.faults.step_s = 0.005
-        yield [first, second]
+    with two_engines(step_s=0.005) as engines:
+        yield engines
 
 
 @pytest.mark.parametrize("step", ["/init_weight_transfer_engine", "vime_stage_weights"])

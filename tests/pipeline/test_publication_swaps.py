@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.publication_rig import Rig, is_running, outcome
+from tests.pipeline.publication_rig import Rig, is_running, outcome, two_engines
 from tests.support.standin_engine import Misbehaviour, StandinEngine
 from vime.backends.vllm_utils.wire_columns import SWAP
 
@@ -20,11 +20,10 @@ def short_settling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engines() -> Iterator[list[StandinEngine]]:
-    names = frozenset("ab")
-    with StandinEngine(required_names=names) as first, StandinEngine(required_names=names) as second:
-        for engine in (first, second):
-            engine.faults.step_s, engine.swaps = 0.005, True
-        yield [first, second]
+    with two_engines(step_s=0.005) as engines:
+        for engine in engines:
+            engine.swaps = True
+        yield engines
 
 
 def forbid_halts(engine: StandinEngine) -> None:

@@ -11,16 +11,15 @@ import pytest
 
 from pipeline.publisher import MAX_FAILED
 from pipeline.weight_transports.transport import Failures
-from tests.pipeline.publication_rig import Rig, Trainer, is_running
+from tests.pipeline.publication_rig import Rig, Trainer, is_running, two_engines
 from tests.support.standin_engine import StandinEngine
 from vime.errors import PublicationError
 
 
 @pytest.fixture
 def engines() -> Iterator[list[StandinEngine]]:
-    names = frozenset("ab")
-    with StandinEngine(required_names=names) as first, StandinEngine(required_names=names) as second:
-        yield [first, second]
+    with two_engines() as engines:
+        yield engines
 
 
 async def test_every_engine_holds_the_new_version_and_runs(engines: list[StandinEngine]) -> None:
@@ -36,6 +35,26 @@ async def test_every_engine_holds_the_new_version_and_runs(engines: list[Standin
 async def test_versions_rise_by_one_and_continue_after_a_resume(engines: list[StandinEngine]) -> None:
     async with Rig(engines, start_version=7) as rig:
         assert [(await rig.publish()).version for _ in range(3)] == [8, 9, 10]
+
+
+async def test_a_number_is_kept_before_any_engine_hears_of_it(engines: list[StandinEngine]) -> None:
+    noted: list[tuple[int, list[str]]] = []
+    kept: list[str] = ["space"]
+
+    def note(version: int) -> None:
+        noted.append((version, [engine.version for engine in engines]))
+        if not kept:
+            raise PublicationError("its number can't be kept: the disk is full.")
+
+    async with Rig(engines, note_tried=note) as rig:
+        await rig.publish()
+        kept.clear()
+        assert not (await rig.publish()).raised
+        await rig.check_standing()
+        kept.append("space")
+        assert (await rig.publish()).version == 3
+    assert [version for version, _ in noted] == [1, 2, 3]
+    assert not any(str(version) in held for version, held in noted)
 
 
 async def test_kept_requests_go_on_with_the_new_weights(engines: list[StandinEngine]) -> None:

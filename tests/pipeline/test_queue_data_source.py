@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.coordinator import Coordinator
 from pipeline.coordinator_config import CoordinatorConfig
+from pipeline.group_stamps import unstamped
 from pipeline.messages import AcceptReply, AcceptRequest, LeaseReply
 from pipeline.queue_data_source import DataSourceSettings
 from pipeline.transports.memory import open_memory_coordinator
@@ -285,10 +286,10 @@ def test_closing_gives_everything_back(parts: Parts) -> None:
 def test_the_origin_of_tokens_is_kept_segment_by_segment(source: QueueDataSource) -> None:
     (group,) = source.get_samples(1)
     respond(group[0], version=3)
-    assert vars(source._unstamped(group[0]))["queue_policy_segments"] == [
+    assert vars(unstamped(group[0], "main"))["queue_policy_segments"] == [
         {"start": 0, "stop": 3, "branch": "main", "reported_versions": ["3"]}
     ]
-    assert not [name for name in vars(source._unstamped(group[0])) if name.startswith("_queue_")]
+    assert not [name for name in vars(unstamped(group[0], "main")) if name.startswith("_queue_")]
 
 
 def test_metadata_is_saved_and_loaded_by_rollout(source: QueueDataSource, parts: Parts) -> None:

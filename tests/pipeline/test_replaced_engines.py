@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine_return import engines_brought_back
+from pipeline.publication import Publication
 from pipeline.weight_transports.disk import DiskSettings
-from tests.pipeline.publication_rig import Rig, is_running
+from tests.pipeline.publication_rig import Rig, is_running, two_engines
 from tests.support.standin_engine import StandinEngine
 
 
 @pytest.fixture
 def engines() -> Iterator[list[StandinEngine]]:
-    names = frozenset("ab")
-    with StandinEngine(required_names=names) as first, StandinEngine(required_names=names) as second:
-        first.faults.step_s = second.faults.step_s = 0.005
-        yield [first, second]
+    with two_engines(step_s=0.005) as engines:
+        yield engines
 
 
 async def die_and_return(rig: Rig, number: int = 1, elsewhere: StandinEngine | None = None) -> None:
@@ -133,19 +132,24 @@ async def test_a_replaced_engine_that_does_not_confirm_stays_fenced(engines: lis
         await rig.check_standing()
 
 
+async def replaced_during_a_publication(rig: Rig, elsewhere: StandinEngine | None = None) -> Publication:
+    """The second engine confirms the version, dies, and runs anew with other weights before the publication is over."""
+    first, second = rig.engines
+    await rig.publish()
+    first.faults.steps["/finish_weight_update"] = "hang"
+    publishing = asyncio.create_task(rig.publish())
+    while second.version != "2":
+        await asyncio.sleep(0.01)
+    await die_and_return(rig, elsewhere=elsewhere)
+    first.faults.steps.clear()
+    return await publishing
+
+
 async def test_an_engine_that_was_replaced_during_a_publication_does_not_count_as_current(
     engines: list[StandinEngine],
 ) -> None:
-    """It confirmed the version, died, and runs anew with other weights before the publication is over."""
     async with Rig(engines) as rig:
-        await rig.publish()
-        engines[0].faults.steps["/finish_weight_update"] = "hang"
-        publishing = asyncio.create_task(rig.publish())
-        while engines[1].version != "2":
-            await asyncio.sleep(0.01)
-        await die_and_return(rig)
-        engines[0].faults.steps.clear()
-        publication = await publishing
+        publication = await replaced_during_a_publication(rig)
         assert publication.raised
         assert set(publication.fenced) == {engines[1].address}
         assert rig.admission.serving == [engines[0].address]
@@ -158,14 +162,7 @@ async def test_an_engine_that_moved_during_a_publication_does_not_count_as_curre
 ) -> None:
     with StandinEngine(required_names=frozenset("ab")) as elsewhere:
         async with Rig(engines) as rig:
-            await rig.publish()
-            engines[0].faults.steps["/finish_weight_update"] = "hang"
-            publishing = asyncio.create_task(rig.publish())
-            while engines[1].version != "2":
-                await asyncio.sleep(0.01)
-            await die_and_return(rig, elsewhere=elsewhere)
-            engines[0].faults.steps.clear()
-            publication = await publishing
+            publication = await replaced_during_a_publication(rig, elsewhere)
             assert publication.fenced == {elsewhere.address: "it died"}
             assert rig.admission.serving == [engines[0].address]
             await rig.publisher.catch_up()

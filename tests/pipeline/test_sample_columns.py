@@ -10,12 +10,12 @@ import pytest
 from pipeline.actors import engine as engine_actor
 from pipeline.actors.settings import encode_settings
 from pipeline.candidates import candidate_needs
+from pipeline.engine_wiring import build_engine_server
 from pipeline.enqueue_needs import enqueue_needs
 from pipeline.messages import encode
 from pipeline.node_devices import ProcessPlace
 from pipeline.run_folder import RunFolder
 from pipeline.sample_columns import sample_columns
-from pipeline.wiring import build_engine_server
 from storage.checks import EnqueueRequirements
 from storage.columns import decode_group
 from storage.pool import Pool

@@ -88,3 +88,18 @@ def test_training_names_the_rank_that_works_and_the_one_that_hangs() -> None:
         "step 41 trains <- trainer rank 0: trains, 94 s; trainer rank 1 does not answer within 5 s; "
         "trainer rank 2 waits"
     )
+
+
+def test_a_publication_beside_the_training_is_named_where_it_holds_things_up() -> None:
+    sending = RankActivity("", 1, 3, "sends weights", 94)
+    report = RunReport(Stage("publishes weights", 41), COUNTS, ranks=[sending, RankActivity("", 1, 3)])
+    assert chain_words(report) == (
+        "step 41 publishes weights <- trainer rank 0: sends weights, 94 s; trainer rank 1 waits"
+    )
+    both = RankActivity("trains", 7, 3, "sends weights", 94)
+    assert chain_words(RunReport(Stage("trains", 42), COUNTS, ranks=[both])) == (
+        "step 42 trains <- trainer rank 0: trains, 7 s and sends weights, 94 s"
+    )
+    assert chain_words(RunReport(WAIT, COUNTS, [producer(is_admitted=False)], [sending])).endswith(
+        "requests are held back until engines have confirmed a version <- trainer rank 0: sends weights, 94 s"
+    )

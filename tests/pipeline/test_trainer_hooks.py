@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.trainer_hooks import trainer_hooks
-from pipeline.wiring import trainer_config
+from pipeline.trainer_wiring import trainer_config
 from vime.backends.megatron_utils.trainer_hooks import Hook, StepPlace, TrainerHooks
 from vime.errors import SettingsError, TrainerError
 from vime.settings.parse import parse_settings

@@ -116,26 +116,46 @@ def assert_equal(found: tuple[torch.Tensor, dict[str, torch.Tensor]], data: Batc
     assert all(value.isfinite() for value in metrics.values())
 
 
-def run_top_k(
-    data: Batch, rule: WeightRule
-) -> tuple[tuple[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor, Batch]:
-    """(product's gradient and metrics, reference's gradient, batch), after comparing the metrics."""
-    log_q, ids = data.sampler_log_probs.topk(K)
-    sampled = data.sampler_log_probs.gather(1, torch.tensor(data.actions)[:, None])[:, 0]
+def gradients(
+    data: Batch,
+    rule: WeightRule,
+    sampled: torch.Tensor,
+    reference: Callable[[int, torch.Tensor], Centered],
+    *,
+    candidates: TopKCandidates | None = None,
+    nucleus: Nucleus | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(product's gradient, reference's gradient), after comparing the metrics.
+
+    `sampled` are the sampler's log-probabilities [R]; `reference` is given a row and its scaled logits [V].
+    """
     leaf = data.trainer_logits.clone().requires_grad_()
     terms = response_log_probs(
         leaf,
         torch.eye(VOCABULARY),
         torch.tensor(data.actions),
         HeadOptions(VOCABULARY, data.temperature, chunk_rows=2, tile_columns=5),
-        candidates=TopKCandidates(ids.int(), log_q.float()),
+        candidates=candidates,
+        nucleus=nucleus,
         rule=rule,
     )
     found = fused_loss(data, rule, leaf, sampled.float(), terms)
     dense = data.trainer_logits.double().requires_grad_()
-    expected = [
-        dense_centering.top_k(
-            dense[row] / data.temperature,
+    expected = [reference(row, dense[row] / data.temperature) for row in range(len(data.mask)) if data.mask[row]]
+    (torch.stack([token.loss for token in expected]).sum() / sum(data.mask)).backward()
+    assert_equal(found, data, expected)
+    assert dense.grad is not None
+    return found[0], dense.grad
+
+
+def run_top_k(data: Batch, rule: WeightRule) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `gradients`, with the sampler's most likely tokens."""
+    log_q, ids = data.sampler_log_probs.topk(K)
+    sampled = data.sampler_log_probs.gather(1, torch.tensor(data.actions)[:, None])[:, 0]
+
+    def reference(row: int, logits: torch.Tensor) -> Centered:
+        return dense_centering.top_k(
+            logits,
             ids[row].tolist(),
             log_q[row].tolist(),
             data.actions[row],
@@ -143,13 +163,8 @@ def run_top_k(
             data.advantages[row],
             rule_of(rule),
         )
-        for row in range(len(data.mask))
-        if data.mask[row]
-    ]
-    (torch.stack([token.loss for token in expected]).sum() / sum(data.mask)).backward()
-    assert_equal(found, data, expected)
-    assert dense.grad is not None
-    return found[0], dense.grad
+
+    return gradients(data, rule, sampled, reference, candidates=TopKCandidates(ids.int(), log_q.float()))
 
 
 def nucleus_of(data: Batch, top_p: float) -> tuple[list[list[int]], list[torch.Tensor]]:
@@ -165,40 +180,21 @@ def nucleus_of(data: Batch, top_p: float) -> tuple[list[list[int]], list[torch.T
 
 
 def run_nucleus(data: Batch, rule: WeightRule, top_p: float = 0.7) -> tuple[torch.Tensor, torch.Tensor]:
-    """(product's gradient, reference's gradient), after comparing the metrics."""
+    """As `gradients`, with what top-p left of the sampler's tokens."""
     supports, log_q = nucleus_of(data, top_p)
     sampled = torch.stack([log_q[row][supports[row].index(action)] for row, action in enumerate(data.actions)])
-    leaf = data.trainer_logits.clone().requires_grad_()
-    terms = response_log_probs(
-        leaf,
-        torch.eye(VOCABULARY),
-        torch.tensor(data.actions),
-        HeadOptions(VOCABULARY, data.temperature, chunk_rows=2, tile_columns=5),
-        nucleus=Nucleus(
-            torch.tensor([token for kept in supports for token in kept], dtype=torch.int32),
-            torch.tensor([0, *(len(kept) for kept in supports)]).cumsum(0).int(),
-            torch.cat(log_q).float(),
-        ),
-        rule=rule,
-    )
-    found = fused_loss(data, rule, leaf, sampled.float(), terms)
-    dense = data.trainer_logits.double().requires_grad_()
-    expected = [
-        dense_centering.support(
-            dense[row] / data.temperature,
-            supports[row],
-            log_q[row].tolist(),
-            data.actions[row],
-            data.advantages[row],
-            rule_of(rule),
+
+    def reference(row: int, logits: torch.Tensor) -> Centered:
+        return dense_centering.support(
+            logits, supports[row], log_q[row].tolist(), data.actions[row], data.advantages[row], rule_of(rule)
         )
-        for row in range(len(data.mask))
-        if data.mask[row]
-    ]
-    (torch.stack([token.loss for token in expected]).sum() / sum(data.mask)).backward()
-    assert_equal(found, data, expected)
-    assert dense.grad is not None
-    return found[0], dense.grad
+
+    nucleus = Nucleus(
+        torch.tensor([token for kept in supports for token in kept], dtype=torch.int32),
+        torch.tensor([0, *(len(kept) for kept in supports)]).cumsum(0).int(),
+        torch.cat(log_q).float(),
+    )
+    return gradients(data, rule, sampled, reference, nucleus=nucleus)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -12,18 +11,14 @@ import pytest
 from pipeline.progress import StepRecord
 from pipeline.prometheus.families import metric_name
 from pipeline.prometheus.records import ROLES
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_metrics_doc", ROOT / "scripts" / "generate_metrics_doc.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("generate_metrics_doc")
 
 
 def test_the_page_is_up_to_date(generator: ModuleType) -> None:

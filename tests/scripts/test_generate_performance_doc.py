@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.support.scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    path = ROOT / "scripts" / "generate_performance_doc.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as for a script
-        spec.loader.exec_module(module)
-    return module
+    return load_script("generate_performance_doc")
 
 
 def shard_report(bytes_over_shard: float, peak_over_shard: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from importlib import metadata
@@ -11,17 +10,14 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def setup_cpu() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("setup_cpu", ROOT / "scripts" / "setup_cpu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("setup_cpu")
 
 
 def write_torch(site: Path, version: str, cuda: str) -> None:

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import msgspec
+
 from storage import segment_list, step_log
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
 from storage.queue_types import GroupResult, GroupReturn, Stage
-from storage.refs import ref_to_bytes
 from storage.summary import summarize
 from tests.storage.queue_helpers import finish, publish, samples_of, submit
 from tests.support.shared_mount import create_pool
@@ -137,7 +138,7 @@ def main(scenario: str, root: Path, bomb: Bomb) -> None:
     bomb.armed = scenario == "publish"
     ref = publish(pool, leased)
     (root / "lease").write_bytes(leased.lease)
-    (root / "ref").write_bytes(ref_to_bytes(ref))
+    (root / "ref").write_bytes(msgspec.msgpack.encode(ref))
     bomb.armed = True
     if scenario == "accept":
         queue.accept(leased.lease, ref, summarize(samples_of(1)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from storage.columns import encode_group, summary_from_header
@@ -92,3 +93,16 @@ def new_memory_queue(
     if num_groups:
         submit(queue, 0, num_groups)
     return pool, queue
+
+
+@contextmanager
+def queue_of_two(root: Path) -> Iterator[tuple[Pool, Pool, GroupQueue]]:
+    """The coordinator's pool, a producer's, and a queue of two groups. Each publication fills a pack."""
+    with (
+        Pool.create(root, "run", segment_bytes=1) as pool,
+        Pool.open(producers_root(root), segment_bytes=1) as producer,
+        GroupQueue.open(pool, owner="test", lease_seconds=60) as queue,
+    ):
+        queue.begin_session("first")
+        submit(queue, 0, 2)
+        yield pool, producer, queue

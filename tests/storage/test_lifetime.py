@@ -11,10 +11,9 @@ import pytest
 from storage.columns import encode_group, read_header
 from storage.pool import Pool
 from storage.positions import PositionRanges
-from storage.queue import GroupQueue
 from storage.refs import Lease, PoolRef
 from storage.summary import summarize
-from tests.storage.queue_helpers import finish, producers_root, samples_of, submit
+from tests.storage.queue_helpers import finish, queue_of_two, samples_of
 from vime.errors import StorageError
 
 
@@ -41,13 +40,7 @@ def test_one_reference_holds_header_routes_candidates_and_media(tmp_path: Path) 
 @pytest.mark.parametrize("names", [["routes"], ["top_k_ids", "top_k_log_probs"], ["tokens"]])
 def test_whichever_column_was_read_all_of_a_group_are_reclaimed_together(tmp_path: Path, names: list[str]) -> None:
     root = tmp_path / "pool"
-    with (
-        Pool.create(root, "run", segment_bytes=1) as pool,
-        Pool.open(producers_root(root), segment_bytes=1) as producer,
-        GroupQueue.open(pool, owner="test", lease_seconds=60) as queue,
-    ):
-        queue.begin_session("first")
-        submit(queue, 0, 2)
+    with queue_of_two(root) as (pool, producer, queue):
         first, second = queue.lease("w", 2)
         ref = publish_with_everything(producer, first.lease)
         receipt = queue.accept(first.lease, ref, summarize(samples_of(0)))

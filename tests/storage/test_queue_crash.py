@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from recovery.audit import replay_journals
@@ -17,7 +18,7 @@ from storage.positions import PositionRanges
 from storage.prompt_codec import decode_prompt
 from storage.queue import GroupQueue
 from storage.queue_types import Stage
-from storage.refs import ref_from_bytes
+from storage.refs import PoolRef
 from storage.summary import summarize
 from tests.storage.queue_helpers import cursor_at, finish, new_queue, samples_of, submit
 from vime.errors import StaleLeaseError
@@ -59,7 +60,7 @@ def after_publish(root: Path) -> None:
 
 
 def after_accept(root: Path) -> None:
-    lease, ref = (root / "lease").read_bytes(), ref_from_bytes((root / "ref").read_bytes())
+    lease, ref = (root / "lease").read_bytes(), msgspec.msgpack.decode((root / "ref").read_bytes(), type=PoolRef)
     with Pool.open(root) as pool, GroupQueue.open(pool, owner="after", lease_seconds=60) as queue:
         facts = queue.facts()
         assert facts.fresh == [2]

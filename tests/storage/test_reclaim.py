@@ -16,7 +16,7 @@ from storage.queue import GroupQueue
 from storage.queue_types import GroupReturn, LeasedGroup, LeaseState, Stage
 from storage.reclaim import Reclaimed
 from storage.summary import summarize
-from tests.storage.queue_helpers import finish, producers_root, publish, samples_of, submit
+from tests.storage.queue_helpers import finish, producers_root, publish, queue_of_two, samples_of, submit
 from vime.errors import CorruptDataError, StaleLeaseError, StorageError
 
 NOTHING = Reclaimed()
@@ -34,15 +34,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(root: Path) -> Iterator[tuple[Pool, Pool, GroupQueue]]:
-    """The coordinator's pool, a producer's, and a queue of two groups. Each publication fills a pack."""
-    with (
-        Pool.create(root, "run", segment_bytes=1) as pool,
-        Pool.open(producers_root(root), segment_bytes=1) as producer,
-        GroupQueue.open(pool, owner="test", lease_seconds=60) as queue,
-    ):
-        queue.begin_session("first")
-        submit(queue, 0, 2)
-        yield pool, producer, queue
+    with queue_of_two(root) as opened:
+        yield opened
 
 
 def packs(root: Path) -> set[Path]:

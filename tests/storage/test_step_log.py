@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,26 @@ def test_a_zero_filled_tail_is_a_torn_tail(tmp_path: Path) -> None:
         stream.write(bytes(4096))
     write_log(tmp_path, RECORDS[2:])
     assert read_step_log(tmp_path) == RECORDS
+
+
+def test_a_record_that_a_failing_disk_cut_off_is_no_damage_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = StepLog(tmp_path)
+    log.append(RECORDS[0])
+    write = os.write
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("storage.step_log.os.write", lambda file, data: write(file, data[:20]))
+        broken.setattr("storage.step_log.os.ftruncate", fail)
+        with pytest.raises(StorageError):
+            log.append(RECORDS[1])
+    log.append(RECORDS[1])
+    log.close()
+    assert read_step_log(tmp_path) == RECORDS[:2]
 
 
 def test_a_flipped_byte_is_refused_naming_the_line(tmp_path: Path) -> None:

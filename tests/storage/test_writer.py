@@ -271,15 +271,20 @@ async def test_what_waits_is_shared_between_two_transactions_that_run_at_once() 
     assert consumer.found == [(number, str(number)) for number in range(4)]
 
 
+async def two_begun(writer: GroupWriter[int], disk: WideDisk) -> None:
+    """One transaction with the first group runs, then one with two more beside it."""
+    await put(writer, 0)
+    await reached(lambda: len(disk.transactions) == 1)
+    await put(writer, 1)
+    await put(writer, 2)
+    await reached(lambda: len(disk.transactions) == 2)
+
+
 async def test_a_transaction_that_ends_before_an_older_one_comes_out_after_it() -> None:
     disk = WideDisk()
     writer: GroupWriter[int] = GroupWriter(disk, "w", WIDE)
     async with consuming(writer) as consumer:
-        await put(writer, 0)
-        await reached(lambda: len(disk.transactions) == 1)
-        await put(writer, 1)
-        await put(writer, 2)
-        await reached(lambda: len(disk.transactions) == 2)
+        await two_begun(writer, disk)
         disk.let_go(1)
         assert await blocked(consumer.task)
         assert consumer.found == []
@@ -324,11 +329,7 @@ async def test_nothing_comes_out_beside_or_after_a_transaction_that_failed(order
     disk.errors = {0: StorageError("gone")}
     writer: GroupWriter[int] = GroupWriter(disk, "w", WIDE)
     async with consuming(writer) as consumer:
-        await put(writer, 0)
-        await reached(lambda: len(disk.transactions) == 1)
-        await put(writer, 1)
-        await put(writer, 2)
-        await reached(lambda: len(disk.transactions) == 2)
+        await two_begun(writer, disk)
         disk.let_go(*order)
         with pytest.raises(StorageError, match="gone"):
             await consumer.task
@@ -341,11 +342,7 @@ async def test_a_later_transaction_that_failed_is_told_when_the_older_ones_are_o
     disk.errors = {1: StorageError("gone")}
     writer: GroupWriter[int] = GroupWriter(disk, "w", WIDE)
     async with consuming(writer) as consumer:
-        await put(writer, 0)
-        await reached(lambda: len(disk.transactions) == 1)
-        await put(writer, 1)
-        await put(writer, 2)
-        await reached(lambda: len(disk.transactions) == 2)
+        await two_begun(writer, disk)
         disk.let_go(1)
         assert await blocked(consumer.task)
         disk.let_go(0)

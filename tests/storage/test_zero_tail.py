@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from storage.pool import Pool
-from storage.refs import ref_from_bytes, ref_to_bytes
+from storage.refs import PoolRef
 from vime.errors import CorruptDataError, StorageError
 
 PAYLOAD = bytes(range(1, 256)) * 40
 
 
-def published(root: Path) -> tuple[bytes, Path]:
-    """The reference of a payload (as bytes), and the pack that ends with it."""
+def published(root: Path) -> tuple[PoolRef, Path]:
+    """The reference of a payload, and the pack that ends with it."""
     with Pool.create(root, "run") as pool:
         ref = pool.publish_blob(PAYLOAD, submission_id="1")
-        return ref_to_bytes(ref), pool.root / ref.path
+        return ref, pool.root / ref.path
 
 
 @pytest.mark.parametrize("num_zeros", [1, 100, 5000])
@@ -30,7 +30,7 @@ def test_zeros_at_the_end_of_a_growing_file_are_never_a_record(tmp_path: Path, n
     appear = threading.Timer(0.2, pack.write_bytes, [whole])
     with Pool.open(tmp_path / "pool") as pool:
         appear.start()
-        assert pool.read_blob(ref_from_bytes(ref)) == PAYLOAD
+        assert pool.read_blob(ref) == PAYLOAD
         appear.join()
 
 
@@ -41,4 +41,4 @@ def test_zeros_that_stay_are_refused_naming_the_file(tmp_path: Path) -> None:
     start = whole.index(PAYLOAD)
     pack.write_bytes(whole[: start + 50] + bytes(len(whole) - start - 50))
     with Pool.open(tmp_path / "pool") as pool, pytest.raises((CorruptDataError, StorageError), match=str(pack)):
-        pool.read_blob(ref_from_bytes(ref))
+        pool.read_blob(ref)

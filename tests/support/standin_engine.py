@@ -563,7 +563,7 @@ class StandinEngine:
     def _next_token(self, tokens: list[int], weights_digest: str) -> tuple[int, float]:
         seed = hashlib.blake2b(f"{weights_digest}:{tokens}".encode(), digest_size=8).digest()
         value = int.from_bytes(seed, "big")
-        return value % self.vocab_size, -(value % 1000) / 500.0
+        return value % self.vocab_size, -1.0 - (value % 1000) / 500.0  # so that it and less likely ones stay below 1
 
     def _use_cache(self, prompt: list[int], salt: str | None) -> int:
         num_cached = 0

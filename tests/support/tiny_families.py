@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, build_tokenizer
+from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, write_randomised
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -96,16 +96,9 @@ def build_tiny_model(folder: Path, name: str, *, seed: int = 0, init_std: float 
         dtype="float32",
         **{**_COMMON, "vocab_size": VOCAB_SIZE, **fields, **overrides},
     )
-    generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         model = AutoModelForCausalLM.from_config(config).eval()
-    weights = [*model.named_parameters(), *(pair for pair in model.named_buffers() if "correction_bias" in pair[0])]
-    with torch.no_grad():
-        for key, tensor in weights:
-            spread, centre = (0.1, 1.0) if "norm" in key else (init_std, 0.0)
-            tensor.copy_(torch.randn(tensor.shape, generator=generator) * spread + centre)
-    model.save_pretrained(folder)
-    build_tokenizer(folder)
+    write_randomised(model, folder, seed, init_std)
     return folder
 
 

@@ -81,13 +81,21 @@ def build_tiny_qwen3(
         dtype="float32",
         **shape,
     )
-    generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         model = (Qwen3ForCausalLM if num_experts is None else Qwen3MoeForCausalLM)(config).eval()
+    write_randomised(model, folder, seed, init_std)
+    return folder
+
+
+def write_randomised(model: Any, folder: Path, seed: int, init_std: float) -> None:
+    """Write a model of transformers and a tokenizer; its weights, biases and norms become such that all differ."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    weights = [*model.named_parameters(), *(pair for pair in model.named_buffers() if "correction_bias" in pair[0])]
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, tensor in weights:
             spread, centre = (0.1, 1.0) if "norm" in name else (init_std, 0.0)
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread + centre)
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * spread + centre)
     model.save_pretrained(folder)
     build_tokenizer(folder)
-    return folder

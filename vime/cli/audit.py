@@ -14,7 +14,7 @@ from recovery.audit import audit_run
 from recovery.audit_parts import AuditReport
 from recovery.run_location import locate_run
 from vime.cli.exit_codes import ExitCode
-from vime.cli.help_text import help_parser
+from vime.cli.help_text import help_parser, place
 from vime.cli.look import count
 from vime.errors import SessionRunningError
 
@@ -30,8 +30,8 @@ def audit(words: list[str]) -> int:
         ["vime audit runs/a", "vime audit runs/a --limit 1000 | jq .lost"],
         also=[ExitCode.UNSOUND],
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
-    parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")
+    parser.add_argument("run", type=place, metavar="RUN", help="run folder (--save of `vime train`)")
+    parser.add_argument("--pool", type=place, default=None, help="queue root, where the run folder leads to none")
     parser.add_argument(
         "--limit", type=count, default=DEFAULT_LIMIT, help=f"most entries of each list (default {DEFAULT_LIMIT})"
     )

@@ -13,7 +13,7 @@ from recovery.commit import commit_path, read_commit
 from recovery.run_location import locate_run
 from vime.backends.megatron_utils.weight_source import WeightSource
 from vime.cli.exit_codes import ExitCode
-from vime.cli.help_text import help_parser
+from vime.cli.help_text import help_parser, place
 from vime.cli.look import count, num_bytes, print_json
 from vime.errors import NoRunError, SettingsError
 
@@ -68,13 +68,13 @@ def _parser() -> argparse.ArgumentParser:
         EXAMPLES,
     )
     parser.add_argument(
-        "source", type=Path, metavar="SOURCE",
+        "source", type=place, metavar="SOURCE",
         help="Hugging Face folder, folder of Megatron checkpoints of either format and any layout, or run folder",
     )  # fmt: skip
-    parser.add_argument("target", type=Path, metavar="TARGET", help="folder to make")
+    parser.add_argument("target", type=place, metavar="TARGET", help="folder to make")
     parser.add_argument("--to", required=True, choices=("hf", "torch_dist", "torch"), help="format of TARGET")
     parser.add_argument(
-        "--hf-checkpoint", type=Path, default=None,
+        "--hf-checkpoint", type=place, default=None,
         help="folder with the model's config.json and tokenizer; where left out, SOURCE's own or that of its run",
     )  # fmt: skip
     parser.add_argument(

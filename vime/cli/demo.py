@@ -18,7 +18,7 @@ from recovery.audit_parts import AuditReport
 from recovery.branch import read_branches
 from vime.cli.demo_report import demo_summary, draw_curves, read_steps
 from vime.cli.exit_codes import ExitCode
-from vime.cli.help_text import help_parser
+from vime.cli.help_text import help_parser, place
 from vime.errors import RunFailedError, SettingsError
 from vime.outputs import empty_output_folder
 
@@ -41,7 +41,7 @@ def run_demo(words: Sequence[str]) -> int:
         "minutes on two cores. The last line is JSON.",
         ["vime demo", "vime demo --output runs/demo --steps 30"],
     )
-    parser.add_argument("--output", type=Path, default=None, metavar="DIR", help="folder (default: runs/demo-<time>)")
+    parser.add_argument("--output", type=place, default=None, metavar="DIR", help="folder (default: runs/demo-<time>)")
     parser.add_argument(
         "--steps", type=int, default=STEPS, metavar="N",
         help=f"rollout batches to train, {3 * SAVE_INTERVAL} or more (default {STEPS})",

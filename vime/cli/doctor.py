@@ -22,12 +22,14 @@ from pipeline.prompt_source import build_prompt_source
 from pipeline.run_folder import RunFolder
 from pipeline.storage_declaration import read_declaration
 from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import place
 from vime.cli.passed_on import passed_on_problems
 from vime.cli.this_machine import asks_for_devices
 from vime.counted import counted
 from vime.data.prompt_stream import PromptStream
-from vime.errors import SettingsError, VimeError
+from vime.errors import ModelError, SettingsError, VimeError
 from vime.folders import existing_parent
+from vime.rollout.tokenizer import load_tokenizer
 from vime.settings.groups import Settings
 from vime.settings.passed_on import edit_distance, nearest, own_flag_names
 from vime.settings.resolve import resolve
@@ -88,7 +90,7 @@ def doctor(words: list[str]) -> int:
 def _storage_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """`--storage` and `--peer`, and the words that are left for the settings."""
     parser = argparse.ArgumentParser(prog="vime doctor", add_help=False, allow_abbrev=False)
-    parser.add_argument("--storage", type=Path)
+    parser.add_argument("--storage", type=place)
     parser.add_argument("--peer")
     options, rest = parser.parse_known_args(words)
     own = ("--storage", "--peer")
@@ -169,13 +171,10 @@ def _data_checks(settings: Settings) -> list[Check]:
     checks = _run_on_disk(settings, source)
     if settings.checkpoint.hf_checkpoint is None:
         return checks
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(settings.checkpoint.hf_checkpoint, local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return [*checks, failed("tokenizer", f"It can't be loaded: {reason}", "Restore its files in --hf-checkpoint.")]
+        tokenizer = load_tokenizer(settings.checkpoint.hf_checkpoint)
+    except ModelError as error:
+        return [*checks, failed("tokenizer", error.message, error.next_step)]
     return [*checks, round_trip(settings, tokenizer, prompts, longest_sequence(settings, model_config(settings)))]
 
 

@@ -15,6 +15,7 @@ from pipeline.preview.record_keys import absent_keys
 from pipeline.preview.rehearsal import PromptFacts, RewardTrial, prompt_facts, reward_failure, try_reward
 from pipeline.preview.report import Preview, Rehearsal, StartFacts, preview
 from pipeline.preview.start_checks import first_room, room_problem, room_warnings, router_port_problem
+from pipeline.preview.token_room import TokenRoom
 from pipeline.prompt_source import build_prompt_source, with_num_rollout
 from pipeline.resume_words import resume_words
 from pipeline.run_folder import RunFolder
@@ -23,7 +24,7 @@ from pipeline.transports.promise import transport_words
 from vime.cli.dry_run_words import render
 from vime.cli.exit_codes import ExitCode, exit_code
 from vime.data.prompt_stream import PromptStream
-from vime.errors import SettingsError, VimeError
+from vime.errors import ModelError, SettingsError, VimeError
 from vime.rollout.hooks import named_hooks
 from vime.settings.groups import Settings
 from vime.settings.resolve import Resolved
@@ -60,9 +61,7 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
     except VimeError as error:
         problems.append(error)
     if source is not None:
-        room = first_room(settings, source)
-        no_room = room_problem(room)
-        problems += [] if no_room is None else [no_room]
+        room = _room(settings, source, problems)
         warnings = [*warnings, *room_warnings(room), *absent_keys(settings, source)]
     start = StartFacts()
     try:
@@ -78,6 +77,18 @@ def make_preview(resolved: Resolved, warnings: list[str]) -> Preview:
         warnings=warnings,
         problems=problems,
     )
+
+
+def _room(settings: Settings, source: PromptStream, problems: list[VimeError]) -> TokenRoom | None:
+    """The room beside the first prompts; where there is none, or a tokenizer that counts none, `problems` say so."""
+    try:
+        room = first_room(settings, source)
+    except ModelError as error:
+        problems.append(error)
+        return None
+    no_room = room_problem(room)
+    problems += [] if no_room is None else [no_room]
+    return room
 
 
 def _port_problems(settings: Settings) -> list[VimeError]:

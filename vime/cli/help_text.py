@@ -6,8 +6,10 @@ import argparse
 import shutil
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from vime.cli.exit_codes import ExitCode, exit_codes_help
+from vime.folders import unreachable
 
 _MARGIN = 2
 """Columns that argparse leaves free at the right, where it wraps options."""
@@ -25,6 +27,14 @@ def help_parser(
         epilog="examples:\n" + "".join(f"  {example}\n" for example in examples) + f"\n{endings_help(*also)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def place(text: str) -> Path:
+    """A file or folder on the command line, there or not."""
+    fault = unreachable(text)
+    if fault is not None:
+        raise argparse.ArgumentTypeError(f"{text!r} can't be looked up: {fault}")
+    return Path(text)
 
 
 def endings_help(*also: ExitCode) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from vime.cli.help_text import help_parser
+from vime.cli.help_text import help_parser, place
 from vime.outputs import write_output
 from vime.settings.script.reader import read_launch_script
 from vime.settings.script.to_file import settings_tables, toml_text
@@ -20,12 +19,12 @@ def import_script(words: list[str]) -> int:
         ["vime import-script run.sh --output run.toml", "vime import-script run.sh -- --lr 1e-6 | less"],
         usage="vime import-script [-h] [--output FILE] SCRIPT [-- WORD ...]",
     )
-    parser.add_argument("script", type=Path, metavar="SCRIPT", help="bash script that runs `python train.py FLAG ...`")
+    parser.add_argument("script", type=place, metavar="SCRIPT", help="bash script that runs `python train.py FLAG ...`")
     parser.add_argument(
-        "--output", type=Path, default=None, metavar="FILE", help="file to write; standard output when left out"
+        "--output", type=place, default=None, metavar="FILE", help="file to write; standard output when left out"
     )
-    place = words.index("--") if "--" in words else len(words)
-    options, arguments = parser.parse_args(words[:place]), words[place + 1 :]
+    end = words.index("--") if "--" in words else len(words)
+    options, arguments = parser.parse_args(words[:end]), words[end + 1 :]
     tables, notes = settings_tables(read_launch_script(options.script, arguments))
     comments = [f"From {options.script.name}, by `vime import-script`."]
     comments += ["Not taken over as written:", *notes] if notes else []

@@ -6,18 +6,17 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from pipeline.lineage import PromptPlace
+from pipeline.prompt_places import PromptPlace
 from recovery.run_location import RunLocation, locate_run
 from storage.positions import first_position, segment_of
 from vime.cli.exit_codes import ExitCode
-from vime.cli.help_text import help_parser
+from vime.cli.help_text import help_parser, place
 
 UNBOUNDED = 2**20
 """Columns of a table that goes into a file or a pipe: no value is broken there."""
@@ -28,8 +27,8 @@ def command_parser(
 ) -> argparse.ArgumentParser:
     """A parser with the run folder and the options that every command has. `also`: see `help_parser`."""
     parser = help_parser(prog, description, examples, also=also)
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
-    parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")
+    parser.add_argument("run", type=place, metavar="RUN", help="run folder (--save of `vime train`)")
+    parser.add_argument("--pool", type=place, default=None, help="queue root, where the run folder leads to none")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from pipeline.dead_list import export_dead, list_dead
 from pipeline.queue_changes import drop, groups_to_drop, groups_to_requeue, refuse_live, requeue
@@ -14,7 +13,7 @@ from recovery import queue_report
 from storage.queue_view import GroupView, QueueView
 from vime.cli import queue_tables
 from vime.cli.exit_codes import ExitCode
-from vime.cli.help_text import endings_help
+from vime.cli.help_text import endings_help, place
 from vime.cli.look import command_parser, count, print_json, run_of, show
 from vime.cli.unknown_command import unknown_command
 from vime.counted import counted
@@ -118,7 +117,7 @@ def _dead(words: list[str]) -> None:
     parser.add_argument("--reason", action="append", default=[], help="only this reason; may be repeated")
     parser.add_argument("--group", action="append", type=int, default=[], help="only this group; may be repeated")
     parser.add_argument("--traces", action="store_true", help="print each letter with its trace")
-    parser.add_argument("--export", type=Path, default=None, metavar="FILE", help="write all that match as JSON lines")
+    parser.add_argument("--export", type=place, default=None, metavar="FILE", help="write all that match as JSON lines")
     parser.add_argument("--limit", type=count, default=20, help="most letters to show (default 20)")
     options = parser.parse_args(words)
     location = run_of(options, needs_queue=False)

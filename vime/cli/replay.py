@@ -10,6 +10,7 @@ import msgspec
 from pipeline.replay.replay import ReplayOptions, ReplayReport, replay
 from pipeline.replay.source import read_source
 from vime.cli.exit_codes import ExitCode
+from vime.cli.help_text import place
 from vime.cli.look import command_parser, count, run_of, show, table
 from vime.errors import SettingsError
 from vime.outputs import empty_output_folder, temporary_folder
@@ -49,7 +50,7 @@ def replay_rollout(words: list[str]) -> int:
         "--tolerance", type=float, default=1e-3, help="relative difference allowed under another layout (default 1e-3)"
     )
     parser.add_argument(
-        "--scratch", type=Path, default=None, metavar="DIR", help="empty folder for what is written; kept afterwards"
+        "--scratch", type=place, default=None, metavar="DIR", help="empty folder for what is written; kept afterwards"
     )
     options = parser.parse_args(words)
     if options.check and options.diff is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from recovery.run_location import locate_run
 from vime.cli.exit_codes import ExitCode
-from vime.cli.help_text import help_parser
+from vime.cli.help_text import help_parser, place
 from vime.cli.view import pages_installed
 from vime.outputs import write_output
 
@@ -19,10 +19,10 @@ def report(words: list[str]) -> int:
         "at, and the run is only read.",
         ["vime report runs/a", "vime report runs/a --output a.html"],
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
-    parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")
+    parser.add_argument("run", type=place, metavar="RUN", help="run folder (--save of `vime train`)")
+    parser.add_argument("--pool", type=place, default=None, help="queue root, where the run folder leads to none")
     parser.add_argument(
-        "--output", type=Path, default=None, metavar="FILE", help="default: report.html in the current folder"
+        "--output", type=place, default=None, metavar="FILE", help="default: report.html in the current folder"
     )
     options = parser.parse_args(words)
     location = locate_run(options.run, options.pool, needs_queue=False)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from pipeline.lineage import trace_sample, trace_step
 from pipeline.sample_view import show_sample
 from pipeline.token_text import token_text
 from vime.cli import sample_tables
 from vime.cli.exit_codes import ExitCode
-from vime.cli.help_text import endings_help
+from vime.cli.help_text import endings_help, place
 from vime.cli.look import command_parser, print_json, run_of, show
 from vime.cli.unknown_command import unknown_command
 from vime.errors import SettingsError
@@ -52,7 +51,7 @@ def _show(words: list[str]) -> None:
         help=f"most response tokens to list (default {DEFAULT_TOKENS})",
     )  # fmt: skip
     parser.add_argument(
-        "--tokenizer", type=Path, default=None, help="folder of the tokenizer; the run's --hf-checkpoint when left out"
+        "--tokenizer", type=place, default=None, help="folder of the tokenizer; the run's --hf-checkpoint when left out"
     )
     options = parser.parse_args(words)
     location = run_of(options)

@@ -69,7 +69,7 @@ def train(args: ScriptArgs) -> None:
 def megatron_args(settings: Settings) -> Mapping[str, Any]:
     """Megatron's arguments as the first trainer rank sees them. Imports Megatron."""
     from pipeline.model_config import model_config
-    from pipeline.wiring import trainer_config
+    from pipeline.trainer_wiring import trainer_config
     from vime.backends.megatron_utils.arguments import parse_megatron_args
 
     ranks = settings.cluster.num_trainer_ranks

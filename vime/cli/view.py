@@ -7,11 +7,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from recovery.run_location import locate_run
 from vime.cli.exit_codes import ExitCode
-from vime.cli.help_text import help_parser
+from vime.cli.help_text import help_parser, place
 from vime.errors import VersionMismatchError
 
 DEFAULT_PORT = 8433
@@ -25,10 +24,10 @@ def view(words: list[str]) -> int:
         "It reads the run folder alone and writes nothing there. Ctrl-C ends it.",
         ["vime view runs/a", "vime view runs/a --compare runs/b --port 9000"],
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder (--save of `vime train`)")
-    parser.add_argument("--pool", type=Path, default=None, help="queue root, where it is not found from the run folder")
+    parser.add_argument("run", type=place, metavar="RUN", help="run folder (--save of `vime train`)")
+    parser.add_argument("--pool", type=place, default=None, help="queue root, where the run folder leads to none")
     parser.add_argument(
-        "--compare", type=Path, action="append", default=[], metavar="RUN", help="another run; may be repeated"
+        "--compare", type=place, action="append", default=[], metavar="RUN", help="another run; may be repeated"
     )
     parser.add_argument(
         "--host", default="127.0.0.1",

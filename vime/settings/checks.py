@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from vime.folders import unreachable
 from vime.settings.flag import Check
 
 
@@ -37,6 +38,12 @@ def _is_address(value: str) -> bool:
     return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
 
 
+def _unreachable(path: str) -> str | None:
+    return unreachable(path.partition("{")[0])
+
+
+place = Check(lambda path: _unreachable(path) is None, "a place that can be looked up", _unreachable)
+"""A file or folder, which needn't be there; with placeholders, what comes before the first."""
 dotted_path = Check(
     lambda value: re.fullmatch(r"\w+(\.\w+)+", value) is not None, "an import path such as package.module.function"
 )

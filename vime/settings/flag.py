@@ -14,10 +14,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """Which values are allowed, and the words for them."""
+    """Which values are allowed, the words for them, and where it isn't plain, what is wrong with one that isn't."""
 
     allows: Callable[[Any], bool]
     words: str
+    fault: Callable[[Any], str | None] = lambda _: None
 
 
 class Kind(enum.Enum):

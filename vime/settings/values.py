@@ -88,9 +88,28 @@ def check_value(described: Flag, value: Any, where: str) -> None:
                 f"{where} is empty, allowed: text of one letter or more. A variable may be unset.",
                 next_step="Give a value, or leave it out.",
             )
+        if isinstance(item, str) and not _is_text(item):
+            raise SettingsError(
+                f"{where} holds bytes that are no text, allowed: UTF-8; records of the run are written in it.",
+                next_step="Correct the value; rename a file that is called so.",
+            )
         allowed = None if item is None else _what_is_allowed(described, item)
         if allowed is not None:
-            raise SettingsError(f"{where} is {item}, allowed: {allowed}.", next_step="Correct the value.")
+            fault = described.check.fault(item) if described.check is not None else None
+            found = repr(item)[1:-1] if isinstance(item, str) else item
+            raise SettingsError(
+                f"{where} is {found}{f' ({fault})' if fault else ''}, allowed: {allowed}.",
+                next_step="Correct the value.",
+            )
+
+
+def _is_text(item: str) -> bool:
+    """Bytes of a command line that aren't UTF-8 arrive as characters that can't be written again."""
+    try:
+        item.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _what_is_allowed(described: Flag, item: Any) -> str | None:

@@ -22,7 +22,7 @@ from pipeline.run_folder import RunFolder
 from tests.pipeline.preview.planned import settings_of, write_job
 from tests.support.tiny_models import build_tokenizer
 from vime.cli.main import main
-from vime.errors import EngineStartError, SettingsError, VimeError
+from vime.errors import EngineStartError, ModelError, SettingsError, VimeError
 from vime.rollout.model_url import get_model_url
 from vime.settings.groups import Settings
 from vime.settings.resolve import resolve
@@ -227,6 +227,19 @@ def test_tokens_are_not_counted_where_they_do_not_matter(tmp_path: Path) -> None
         assert first_room(settings, build_prompt_source(settings)) is None
 
 
+def test_a_damaged_tokenizer_is_named_by_a_start_and_a_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = with_tokenizer(tmp_path, "--max-tokens-per-gpu", "10")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer\.json can't be read: EOF while parsing") as caught:
+        check_start(settings, build_prompt_source(settings), RunFolder.of(settings))
+    assert "Restore the tokenizer's files" in caught.value.next_step
+    words = [*write_job(tmp_path), "--use-dynamic-batch-size", "--max-tokens-per-gpu", "1010", "--assume-gpus", "8"]
+    assert main(["train", "--dry-run", *words]) == 1
+    assert "tokenizer.json can't be read" in capsys.readouterr().out
+
+
 def test_a_dry_run_counts_once_and_tells_of_the_room(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,9 +259,9 @@ def counted_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     counted: list[str] = []
     count = token_room._counts
 
-    def counting(tokenizer: Path, texts: Sequence[str]) -> list[int]:
+    def counting(checkpoint: Path, texts: Sequence[str]) -> list[int]:
         counted.extend(texts)
-        return count(tokenizer, texts)
+        return count(checkpoint, texts)
 
     monkeypatch.setattr(token_room, "_counts", counting)
     return counted

@@ -15,9 +15,9 @@ import ray
 from pipeline.actors.coordinator import CoordinatorActor
 from pipeline.actors.settings import encode_settings
 from pipeline.coordinator_config import CoordinatorConfig
+from pipeline.group_wiring import build_data_source
 from pipeline.messages import QueueCounts, decode, encode
 from pipeline.run_folder import RunFolder
-from pipeline.wiring import build_data_source
 from tests.pipeline.mini_stream import write_prompts
 from tests.pipeline.test_queue_data_source import respond
 from tests.pipeline.transports.ray_actors import Table, User, digest, spawn

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.weight_transports.disk import DiskSettings
-from tests.pipeline.publication_rig import Rig
+from tests.pipeline.publication_rig import Rig, two_engines
 from tests.support.standin_engine import StandinEngine
 from vime.backends.vllm_utils.disk.layout import read_index, version_folder
 from vime.backends.vllm_utils.disk.mirror import HostMirror
@@ -20,9 +20,8 @@ from vime.backends.vllm_utils.disk.mirror import HostMirror
 
 @pytest.fixture
 def engines() -> Iterator[list[StandinEngine]]:
-    names = frozenset("ab")
-    with StandinEngine(required_names=names) as first, StandinEngine(required_names=names) as second:
-        yield [first, second]
+    with two_engines() as engines:
+        yield engines
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Flags of others, and misspelt ones of vime."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.scripts import load_script
 from vime.errors import SettingsError
 from vime.settings.parse import parse_settings
 from vime.settings.passed_on import (
@@ -85,11 +85,7 @@ def test_edit_distance_is_a_metric(first: str, second: str, third: str) -> None:
 @pytest.mark.slow
 def test_the_listed_flags_are_those_of_the_installed_megatron() -> None:
     """Refreshed by `python scripts/list_megatron_flags.py`."""
-    spec = importlib.util.spec_from_file_location("list_megatron_flags", ROOT / "scripts" / "list_megatron_flags.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("list_megatron_flags")
     assert json.loads(script.TARGET.read_text()) == json.loads(script.content())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.wiring import critic_config, trainer_config
+from pipeline.trainer_wiring import critic_config, trainer_config
 from vime.errors import SettingsError
 from vime.settings.groups import Settings
 from vime.settings.parse import parse_settings

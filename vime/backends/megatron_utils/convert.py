@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import xxhash
@@ -29,7 +29,6 @@ from vime.models.weight_names import WeightRule
 from vime.backends.megatron_utils import checkpoint_writer, probe  # isort: skip  # Megatron, after its repairs
 
 Format = Literal["hf", "torch_dist", "torch"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 RELEASE = "release"
 """Megatron's name for a checkpoint that no training has reached."""
 MOST_DIFFERENCE = 1e-4

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vime.errors import ModelError
+from vime.errors import ModelError, reason_of
 from vime.models.families import FAMILIES, named_config, num_experts
 from vime.models.shape import shape_argv, shape_of_config
 from vime.models.weight_names import NAMES, is_tied
@@ -35,8 +35,11 @@ def read_hf_config(checkpoint: Path, model_name: str | None = None) -> dict[str,
         raise ModelError(
             f"{path} does not exist.", next_step="Point --hf-checkpoint at a Hugging Face model folder."
         ) from error
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{path}:{error.lineno} is not JSON: {error.msg}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path} is no JSON that can be read: {reason_of(error)}.",
+            next_step="Restore the file, or point --hf-checkpoint at another folder.",
+        ) from error
     if not isinstance(parsed, dict):
         raise ModelError(f"{path} holds a {type(parsed).__name__}, allowed: an object.")
     return named_config(parsed, model_name)

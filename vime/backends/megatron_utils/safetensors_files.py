@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from vime.errors import ModelError
+from vime.errors import ModelError, reason_of
 
 INDEX = "model.safetensors.index.json"
 RECORD, EXPORT = "vime_conversion.json", "vime_export.json"
@@ -133,10 +133,11 @@ def _weight_map(checkpoint: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text())["weight_map"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ModelError(f"{path} has no weight_map: {error}.", next_step="Download the file again.") from error
-    return dict(found)
+        return dict(json.loads(path.read_text())["weight_map"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{path} has no weight_map: {reason_of(error)}.", next_step="Download the file again."
+        ) from error
 
 
 def write_checkpoint(weights: Iterable[tuple[str, torch.Tensor]], source: Path, target: Path) -> None:

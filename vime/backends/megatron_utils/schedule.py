@@ -71,7 +71,6 @@ class ForwardPass:
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self._sequence_parallel = core_config.sequence_parallel
         self._sum_over_context = sum_over_context()
-        self._hidden_size = args.hidden_size
         self._detaches_head = core_config.mtp_detach_heads
         self._rule = config.objective.weight_rule if config.objective.centers_scores else None
         self.head = HeadOptions(args.vocab_size, config.temperature, config.fp32_lm_head, config.log_probs_chunk_size)

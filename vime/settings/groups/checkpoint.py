@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vime.settings.checks import at_least
+from vime.settings.checks import at_least, place
 from vime.settings.flag import flag
 
 
@@ -12,11 +12,15 @@ from vime.settings.flag import flag
 class CheckpointSettings:
     """Where the model comes from and where the run is kept."""
 
-    hf_checkpoint: str | None = flag(None, "Hugging Face folder: tokenizer, config and initial weights.", common=True)
+    hf_checkpoint: str | None = flag(
+        None, "Hugging Face folder: tokenizer, config and initial weights.", common=True, check=place
+    )
     model_name: str | None = flag(
         None, "Family of models whose shape and weight names hold, in place of the model_type in config.json."
     )
-    ref_load: str | None = flag(None, "Checkpoint of the reference model; the actor starts there without --load.")
+    ref_load: str | None = flag(
+        None, "Checkpoint of the reference model; the actor starts there without --load.", check=place
+    )
     ref_ckpt_step: int | None = flag(None, "Step of the reference model's checkpoint.", check=at_least(0))
     ref_update_interval: int | None = flag(
         None, "Copy the actor to the reference model after every N rollout batches.", check=at_least(1)
@@ -26,8 +30,9 @@ class CheckpointSettings:
         "Run to resume: its --save folder or one `committed_N.json`; or weights that a new run starts with: a folder "
         "of a Hugging Face model or of Megatron checkpoints.",
         common=True,
+        check=place,
     )
-    save: str | None = flag(None, "Run folder: checkpoints, queue, logs and metrics.", common=True)
+    save: str | None = flag(None, "Run folder: checkpoints, queue, logs and metrics.", common=True, check=place)
     save_interval: int | None = flag(None, "Commit after every N rollout batches.", check=at_least(1))
     keep_checkpoints: int | None = flag(
         None,
@@ -47,7 +52,9 @@ class CheckpointSettings:
         "First rollout batch to train, if it must be that one: a run begins at 0 or goes on after its commit.",
         check=at_least(0),
     )
-    save_hf: str | None = flag(None, "Folder for Hugging Face exports at each save; `{rollout_id}` is filled in.")
+    save_hf: str | None = flag(
+        None, "Folder for Hugging Face exports at each save; `{rollout_id}` is filled in.", check=place
+    )
     no_save_optim: bool = flag(
         False, "Leave the optimizer's state out of checkpoints; a resume begins with a new optimizer."
     )

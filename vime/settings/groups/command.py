@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vime.settings.checks import at_least
+from vime.settings.checks import at_least, place
 from vime.settings.flag import flag
 
 
@@ -13,10 +13,13 @@ class CommandSettings:
     """Where the settings themselves come from."""
 
     config: str | None = flag(
-        None, "TOML or YAML file with a table for each group; flags on the command line win.", cli_only=True
+        None,
+        "TOML or YAML file with a table for each group; flags on the command line win.",
+        cli_only=True,
+        check=place,
     )
     custom_config_path: str | None = flag(
-        None, "YAML file with flat keys that are set last, over the command line; each is logged."
+        None, "YAML file with flat keys that are set last, over the command line; each is logged.", check=place
     )
     dry_run: bool = flag(
         False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vime.settings.checks import at_least, dotted_path
+from vime.settings.checks import at_least, dotted_path, place
 from vime.settings.flag import flag
 
 
@@ -18,6 +18,7 @@ class DataSettings:
         "Prompts: a .jsonl or .parquet file or fsspec URL, `path@[start:end]` for some of its rows; or tasks of "
         "reasoning-gym, `reasoning_gym:NAME?seed=0&size=500`, with what the task's own configuration has.",
         common=True,
+        check=place,
     )
     bad_prompt_records: str = flag(
         "stop",

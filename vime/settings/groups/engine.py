@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vime.settings.checks import above, at_least, host_and_port
+from vime.settings.checks import above, at_least, host_and_port, place
 from vime.settings.flag import flag
 
 
@@ -13,7 +13,7 @@ class EngineSettings:
     """Inference engines and how they are watched. `--vllm-*` flags that aren't listed here go to vLLM."""
 
     vllm_config: str | None = flag(
-        None, "YAML file with models and server groups, for several models or engines of several shapes."
+        None, "YAML file with models and server groups, for several models or engines of several shapes.", check=place
     )
     rollout_external_engine_addrs: tuple[str, ...] | None = flag(
         None, "Addresses (host:port) of engines that someone else started.", check=host_and_port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vime.settings.checks import above, above_up_to, all_or_at_least, at_least, dotted_path
+from vime.settings.checks import above, above_up_to, all_or_at_least, at_least, dotted_path, place
 from vime.settings.flag import flag
 
 
@@ -15,9 +15,11 @@ class EvaluationSettings:
     eval_interval: int | None = flag(
         None, "Evaluate after every N rollout batches and after the last one.", check=at_least(1)
     )
-    eval_prompt_data: tuple[str, ...] | None = flag(None, "Names and paths of the data sets: NAME PATH NAME PATH ...")
+    eval_prompt_data: tuple[str, ...] | None = flag(
+        None, "Names and paths of the data sets: NAME PATH NAME PATH ...", check=place
+    )
     eval_config: str | None = flag(
-        None, "YAML file with data sets and their own settings; it takes the place of --eval-prompt-data."
+        None, "YAML file with data sets and their own settings; it takes the place of --eval-prompt-data.", check=place
     )
     skip_eval_before_train: bool = flag(False, "Don't evaluate before the first step.")
     eval_publication_wait: float = flag(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vime.settings.checks import at_least, dotted_path
+from vime.settings.checks import at_least, dotted_path, place
 from vime.settings.flag import flag
 
 
@@ -14,7 +14,7 @@ class LoggingSettings:
 
     use_wandb: bool = flag(False, "Send metrics to Weights & Biases.")
     wandb_mode: str | None = flag(None, "Mode of Weights & Biases.", choices=("online", "offline", "disabled"))
-    wandb_dir: str | None = flag(None, "Folder for Weights & Biases' files; `--save` when left out.")
+    wandb_dir: str | None = flag(None, "Folder for Weights & Biases' files; `--save` when left out.", check=place)
     wandb_key: str | None = flag(None, "Key for Weights & Biases; kept out of records.", secret=True)
     wandb_host: str | None = flag(None, "Address of your own Weights & Biases server.")
     wandb_team: str | None = flag(None, "Team at Weights & Biases.")

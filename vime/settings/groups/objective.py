@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vime.settings.checks import above, all_or_at_least, at_least, between, dotted_path
+from vime.settings.checks import above, all_or_at_least, at_least, between, dotted_path, place
 from vime.settings.flag import flag
 
 GROUP_RELATIVE = ("grpo", "gspo", "cispo")
@@ -81,7 +81,7 @@ class ObjectiveSettings:
     use_opd: bool = flag(False, "On-policy distillation: add the reverse KL to a teacher to the advantages.")
     opd_type: str | None = flag(None, "Where the teacher runs.", choices=("vllm", "megatron"))
     opd_kl_coef: float = flag(1.0, "Weight of the teacher's reverse KL.")
-    opd_teacher_load: str | None = flag(None, "Megatron checkpoint of the teacher.")
+    opd_teacher_load: str | None = flag(None, "Megatron checkpoint of the teacher.", check=place)
     opd_teacher_ckpt_step: int | None = flag(None, "Step of the teacher's checkpoint.", check=at_least(0))
     opd_teacher_model: str | None = flag(None, "Name of the teacher among the models of --vllm-config.")
     opd_teacher_scoring: str = flag(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vime.settings.checks import above, at_least
+from vime.settings.checks import above, at_least, place
 from vime.settings.flag import flag
 
 
@@ -16,10 +16,12 @@ class QueueSettings:
         "object-store", "How samples travel to the trainer.", choices=("straw", "object-store", "nixl")
     )
     rollout_data_dir: str | None = flag(
-        None, "Folder of the queue, on a file system that all nodes share; in --save when left out."
+        None, "Folder of the queue, on a file system that all nodes share; in --save when left out.", check=place
     )
     rollout_storage_profile: str = flag("local", "Kind of file system under the queue.", choices=("local", "juicefs"))
-    rollout_storage_declaration: str | None = flag(None, "JSON file that declares the JuiceFS mount's options.")
+    rollout_storage_declaration: str | None = flag(
+        None, "JSON file that declares the JuiceFS mount's options.", check=place
+    )
     rollout_queue_run_id: str = flag("rollout", "Name of the run inside the pool.")
     rollout_queue_online_gc: bool = flag(False, "Reclaim the storage of trained samples while the run goes on.")
     rollout_queue_lease_seconds: float = flag(
@@ -51,7 +53,8 @@ class QueueSettings:
     )
     rollout_disk_reserve_gib: float = flag(
         1.0,
-        "Free space under the queue, in GiB, below which production pauses until there is more; 0 for none.",
+        "Free space under the queue, in GiB, below which production pauses until there is more. Versions of the "
+        "weights on disk leave as much; 0 for none.",
         check=at_least(0),
     )
     rollout_queue_max_groups: int | None = flag(

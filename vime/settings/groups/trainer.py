@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vime.settings.checks import at_least, dotted_path
+from vime.settings.checks import at_least, dotted_path, place
 from vime.settings.flag import flag
 
 
@@ -40,7 +40,9 @@ class TrainerSettings:
         None, "Regular expressions of the parameters to train; all others are frozen."
     )
     freeze_params_name_list: tuple[str, ...] | None = flag(None, "Regular expressions of the parameters to freeze.")
-    megatron_config_path: str | None = flag(None, "YAML file with Megatron overrides for actor and critic.")
+    megatron_config_path: str | None = flag(
+        None, "YAML file with Megatron overrides for actor and critic.", check=place
+    )
     train_env_vars: dict[str, Any] = flag({}, "Environment variables of the trainer's processes.")
     distributed_backend: str = flag(
         "nccl", "Backend of torch.distributed; without CUDA it is gloo all the same.", choices=("nccl", "gloo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vime.settings.checks import above, at_least, dotted_path
+from vime.settings.checks import above, at_least, dotted_path, place
 from vime.settings.flag import flag
 
 
@@ -25,11 +25,11 @@ class WeightSettings:
     update_weight_timeout: float = flag(300.0, "Seconds after which a publication counts as failed.", check=above(0))
     update_weight_buffer_size: int = flag(512 * 1024**2, "Bytes of weights sent at once.", check=at_least(1))
     update_weight_disk_dir: str | None = flag(
-        None, "Folder, shared with the engines, that each published version is written to."
+        None, "Folder, shared with the engines, that each published version is written to.", check=place
     )
     update_weight_disk_keep_files: bool = flag(False, "Keep published versions after engines have loaded them.")
     update_weight_local_checkpoint_dir: str | None = flag(
-        None, "Folder on each engine's host for its copy of the weights."
+        None, "Folder on each engine's host for its copy of the weights.", check=place
     )
     update_weight_delta_encoding: str = flag("xor", "How changed bytes are stored.", choices=("xor", "overwrite"))
     update_weight_delta_checksum: str = flag(

@@ -20,7 +20,7 @@ def read_json(flag: str, path: str) -> dict[str, Any] | Problem:
         content = json.loads(Path(path).read_text())
     except OSError as error:
         return Problem((flag,), f"{found}: {error.strerror}", "a readable file", "", "Correct the path.")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for one that is nested too deeply
         return Problem((flag,), f"{found}: not JSON ({error})", "a JSON object", "", "Correct the file.")
     if not isinstance(content, dict):
         return Problem((flag,), f"{found} is not a JSON object", "a JSON object", "", "Correct the file.")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vime.errors import SettingsError
-from vime.folders import file_in_the_way
+from vime.folders import file_in_the_way, unreachable
 from vime.settings.groups import Settings
 from vime.settings.rules.data import GYM_PREFIX, without_slice
 from vime.settings.rules.problem import Problem, problem
@@ -90,11 +90,14 @@ def _paths_in_file(eval_config: str | None) -> list[str]:
 
 
 def _missing(settings: Settings, flag: str, path: str, allowed: str) -> Iterator[Problem]:
-    if "://" not in path and not path.startswith(GYM_PREFIX) and not Path(path).exists():
+    if "://" in path or path.startswith(GYM_PREFIX):
+        return
+    fault = unreachable(path)
+    if fault is not None or not Path(path).exists():
         yield problem(
             settings,
             flag,
-            found=f"{flag} {path}: no such file or folder",
+            found=f"{flag} {path}: {fault or 'no such file or folder'}",
             allowed=f"{allowed} that exists",
             reason=f"Relative paths start at {Path.cwd()}.",
             next_step="Correct the path.",

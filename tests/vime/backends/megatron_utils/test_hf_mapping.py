@@ -109,7 +109,12 @@ def test_missing_and_broken_config_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json does not exist"):
         read_hf_config(tmp_path)
     (tmp_path / "config.json").write_text("{\n oops")
-    with pytest.raises(ModelError, match=r"config\.json:2 is not JSON"):
+    with pytest.raises(ModelError, match=r"config\.json is no JSON that can be read: .* line 2"):
         read_hf_config(tmp_path)
+    for damaged in (b"\xff", b"[" * 100_000):
+        (tmp_path / "config.json").write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"config\.json is no JSON that can be read") as caught:
+            read_hf_config(tmp_path)
+        assert "another folder" in caught.value.next_step
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert read_hf_config(tmp_path) == CONFIG

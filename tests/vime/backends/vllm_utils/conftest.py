@@ -56,7 +56,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             server = stack.enter_context(EngineServer(launch))
             seconds = server.wait_ready(timeout_s=200)
             print(f"real engine ready after {seconds:.1f} s")
-            yield EngineUnderTest(server.address, VOCAB_SIZE, first, second, reference)
+            yield EngineUnderTest(server.address, VOCAB_SIZE, first, second, reference, server.launch.log_path)
 
 
 @pytest.fixture

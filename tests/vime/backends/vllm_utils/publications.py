@@ -32,6 +32,8 @@ class EngineUnderTest:
     first: Weights
     second: Weights
     reference: Callable[[Weights, list[int], int], list[int]]
+    log_path: Path | None = None
+    """None of a stand-in."""
 
 
 class Publisher:

@@ -638,6 +638,18 @@ class TestQuestions:
         assert capabilities.nucleus
         assert capabilities.weight_transfer
 
+    async def test_its_log_has_a_line_for_a_call_of_control_and_none_for_a_sample(
+        self, client: EngineClient, engine: EngineUnderTest
+    ) -> None:
+        if engine.log_path is None:
+            pytest.skip("the stand-in writes none")
+        await client.generate(greedy(2))
+        await client.is_paused()
+        async with asyncio.timeout(20):
+            while "GET /is_paused" not in engine.log_path.read_text():
+                await asyncio.sleep(0.05)
+        assert "POST /inference/v1/sample" not in engine.log_path.read_text()
+
     async def test_metrics_count_running_requests(self, client: EngineClient) -> None:
         tasks = [asyncio.create_task(client.generate(greedy(_LONG))) for _ in range(3)]
         await asyncio.sleep(0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,9 +19,12 @@ from vime.backends.vllm_utils.disk.files import replace_file, sync, write_file
 from vime.backends.vllm_utils.disk.layout import INDEX, Index, IndexMetadata, file_name, version_folder
 from vime.backends.vllm_utils.receipt import ReceiptBuilder, SendReceipt
 from vime.errors import PublicationError
+from vime.folders import existing_parent
 
 FILE_BYTES = 2 << 30
 """Tensors are collected into files of about this size."""
+
+GIB = 2**30
 
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja")
 
@@ -63,10 +67,16 @@ class VersionWriter:
         delta: DeltaFormat | None = None,
         configuration: Path | None = None,
         file_bytes: int = FILE_BYTES,
+        reserve_bytes: int = 0,
     ) -> None:
-        """`configuration` is a checkpoint whose small files (config, tokenizer) go into whole versions."""
+        """`configuration` is a checkpoint whose small files (config, tokenizer) go into whole versions.
+
+        No version is begun that would leave less free space than `reserve_bytes`.
+        """
         self._root, self._delta, self._configuration = root, delta, configuration
-        self._file_bytes = file_bytes
+        self._file_bytes, self._reserve_bytes = file_bytes, reserve_bytes
+        self._written_bytes: dict[bool, int] = {}
+        """Whether it was whole -> bytes of the last such version."""
         self._state: dict[str, Bytes] = {}
         self._state_version: int | None = None
 
@@ -75,14 +85,15 @@ class VersionWriter:
     ) -> WrittenVersion:
         """Write a version from checkpoint-named tensors on any device; whole when `full`, or when there is no base.
 
-        Raises `PublicationError` when the folder exists or can't be written, or when a tensor comes twice or has
-        another shape than in the base version; the next version is then written whole.
+        Raises `PublicationError` when the folder exists, can't be written or has too little space, or when a tensor
+        comes twice or has another shape than in the base version; the next version is then written whole.
         """
         base = None if full or self._delta is None else self._state_version
         self._state_version = None  # until this one is whole on disk
         folder = version_folder(self._root, version)
         receipt = ReceiptBuilder()
         try:
+            self._check_space(folder, self._written_bytes.get(base is None, 0))
             folder.mkdir(parents=True)
             files = _Files(folder, self._file_bytes)
             changed = 0
@@ -104,7 +115,19 @@ class VersionWriter:
                 next_step="Give a new folder with enough space as --update-weight-disk-dir.",
             ) from error
         self._state_version = version if self._delta is not None else None
+        self._written_bytes[base is None] = files.num_bytes
         return WrittenVersion(version, base, built, files.num_bytes, changed)
+
+    def _check_space(self, folder: Path, num_bytes: int) -> None:
+        """Refuse a version that would take as much as the last one of its kind, and then leave too little."""
+        found = os.statvfs(existing_parent(folder))
+        free, needed = found.f_bavail * found.f_frsize, num_bytes + self._reserve_bytes
+        if free < needed:
+            raise PublicationError(
+                f"{folder} is not written: {free / GIB:.2f} GiB are free, {needed / GIB:.2f} GiB are needed, "
+                f"{self._reserve_bytes / GIB:.2f} of them as --rollout-disk-reserve-gib.",
+                next_step="Free space there, or give another folder as --update-weight-disk-dir.",
+            )
 
     def remove(self, version: int) -> None:
         """Delete a version that nobody needs any more; one that isn't there is no error."""

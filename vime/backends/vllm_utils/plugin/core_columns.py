@@ -81,7 +81,7 @@ class CoreColumns:
         wanted = column_request(request.sampling_params)
         if wanted is not None:
             self._requests[request.request_id] = wanted
-            self._places.forget()
+            self._forget_batch()
 
     def begin_step(self, scheduler: Any, step: Any, output: Any) -> None:
         """Take the results of a step that the scheduler is about to work through."""
@@ -107,7 +107,12 @@ class CoreColumns:
     def drop(self, request_ids: Iterable[str]) -> None:
         """Forget requests that have no further output."""
         for request_id in request_ids:
-            self._requests.pop(request_id, None)
+            if self._requests.pop(request_id, None) is not None:
+                self._forget_batch()
+
+    def _forget_batch(self) -> None:
+        self._asking = None
+        self._places.forget()
 
     def _all_ask(self, batch: list[str]) -> bool:
         """Whether all requests of a batch ask for columns; most steps have the batch of the step before."""
@@ -127,9 +132,7 @@ class CoreColumns:
         if places.first is not None and (len(step.rows) or routes is not None):
             found = StepColumns(self.step_version, places.first_rows, step.nuclei, routes)
             outputs[places.first].new_logprobs = LogprobsLists(step.rows, found.encode(), _UNUSED, None)
-        for output in special:
-            if output.finish_reason is not None:
-                self._requests.pop(output.request_id, None)
+        self.drop(output.request_id for output in special if output.finish_reason is not None)
 
     def _wants_nuclei(self) -> bool:
         return any(request.nucleus for request in self._requests.values())

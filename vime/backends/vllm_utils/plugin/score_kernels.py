@@ -7,9 +7,6 @@ largest logits lie in the k groups whose largest logits are the largest, so only
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -19,8 +16,6 @@ _SPAN = 8192
 _GROUP = 32
 _MOST_CANDIDATES = 128
 """For more the search is compiled for longer than it pays."""
-_ALIGNED = 16
-"""Bytes; Triton compiles other kernels for arrays that begin elsewhere."""
 _FEWEST_GROUPS = 4
 """Groups in multiples of k; where there are fewer, most of the logits would be searched."""
 
@@ -36,44 +31,22 @@ def score(logits: torch.Tensor, k: int, token_ids: torch.Tensor) -> torch.Tensor
 
     Few launches and one array, because the process that launches is what an engine of a small model waits for.
     """
-    (num_rows, vocab_size), stride, device = logits.shape, logits.stride(0), logits.device
+    num_rows, vocab_size = logits.shape
     num_spans, num_groups = -(-vocab_size // _SPAN), -(-vocab_size // _GROUP)
-    kind = _kind(logits, k, token_ids)
-    sums = torch.empty((3, num_rows, num_spans), dtype=torch.float32, device=device)
-    maxima = torch.empty((num_rows, num_groups), dtype=torch.float32, device=device) if k else sums
-    scan_args = (logits, stride, token_ids, sums, maxima, vocab_size, num_groups, _SPAN, _GROUP, k > 0)
-    _scan(kind, (num_rows, num_spans, 1), scan_args, num_warps=8)
-    groups = torch.topk(maxima, k, dim=-1, sorted=False).indices if k else token_ids
-    found = torch.empty(num_rows * (2 * k + 3), dtype=torch.int32, device=device)
-    spans = triton.next_power_of_2(num_spans)
-    finish_args = (
-        logits, stride, token_ids, sums, groups, found, vocab_size, num_spans, k, spans, _places(k), _GROUP,
+    sums = torch.empty((3, num_rows, num_spans), dtype=torch.float32, device=logits.device)
+    maxima = torch.empty((num_rows, num_groups), dtype=torch.float32, device=logits.device) if k else sums
+    _scan_kernel[(num_rows, num_spans)](
+        logits, logits.stride(0), token_ids, sums, maxima, vocab_size, num_groups,
+        SPAN=_SPAN, GROUP=_GROUP, HAS_GROUPS=k > 0, num_warps=8,
     )  # fmt: skip
-    _finish(kind, (num_rows, 1, 1), finish_args, num_warps=8 if k else 1)
+    groups = torch.topk(maxima, k, dim=-1, sorted=False).indices if k else token_ids
+    found = torch.empty(num_rows * (2 * k + 3), dtype=torch.int32, device=logits.device)
+    _finish_kernel[(num_rows,)](
+        logits, logits.stride(0), token_ids, sums, groups, found, vocab_size, num_spans, k,
+        SPANS=triton.next_power_of_2(num_spans), K=_places(k), GROUP=_GROUP,
+        num_warps=8 if k else 1,
+    )  # fmt: skip
     return found
-
-
-def _kind(logits: torch.Tensor, k: int, token_ids: torch.Tensor) -> Hashable:
-    """All that Triton compiles the kernels for; arrays that `score` makes are aligned."""
-    alignments = logits.data_ptr() % _ALIGNED, token_ids.data_ptr() % _ALIGNED
-    return logits.device, logits.dtype, token_ids.dtype, logits.shape[1], logits.stride(0), k, alignments
-
-
-class Launches:
-    """Launches of a kernel: Triton looks at each argument only where there was none of the kind before, because that
-    takes longer than the launch."""
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-        self._compiled: dict[Hashable, Any] = {}
-
-    def __call__(self, kind: Hashable, grid: tuple[int, int, int], args: tuple[Any, ...], **options: int) -> None:
-        """`args` are all of the kernel's, in its order; `kind` tells all that it is compiled for."""
-        compiled = self._compiled.get(kind)
-        if compiled is None:  # Triton's interpreter compiles none
-            self._compiled[kind] = self._kernel[grid](*args, **options)
-        else:
-            compiled[grid](*args)
 
 
 def _places(k: int) -> int:
@@ -157,6 +130,3 @@ def _finish_kernel(
         head = tl.arange(0, K)
         tl.store(ids + 1 + head, 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32), mask=head < k)
         tl.store(ids + width + 1 + head, (values - top - log_total).to(tl.int32, bitcast=True), mask=head < k)
-
-
-_scan, _finish = Launches(_scan_kernel), Launches(_finish_kernel)

@@ -164,7 +164,7 @@ class ReceivedStep:
 
     def __init__(self, rows: npt.NDArray[np.int32], encoded: npt.NDArray[np.uint8]) -> None:
         """`rows` int32 [n, 2 w] are as `pack_rows` returns them, `encoded` is of `StepColumns.encode`."""
-        columns = _DECODER.decode(encoded)
+        columns = _DECODER.decode(encoded.data)
         self.version = columns.version
         self.width = rows.shape[1] // 2
         self.data: memoryview = rows.data.cast("B") if len(rows) else memoryview(b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,27 @@ class TestWriter:
         with pytest.raises(PublicationError, match="comes twice"):
             writer.write(2, [*weights.items(), ("head", weights["head"])])
         assert writer.write(3, weights.items()).base_version is None
+
+    def test_a_version_that_would_leave_less_than_the_reserve_is_not_begun(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        free = [1000]  # MiB
+        monkeypatch.setattr(
+            "vime.backends.vllm_utils.disk.writer.os.statvfs",
+            lambda _: os.statvfs_result((2**20, 2**20, 10**9, 0, free[0], 0, 0, 0, 0, 255)),
+        )
+        writer = VersionWriter(root, reserve_bytes=500 * 2**20)
+        weights = {"large": torch.zeros(3 * 2**18)}
+        writer.write(1, weights.items())
+        free[0] = 502
+        with pytest.raises(
+            PublicationError, match=r"0\.49 GiB are free, 0\.49 GiB are needed, 0\.49 of them"
+        ) as refused:
+            writer.write(2, weights.items())
+        assert "weight_v000002 is not written" in refused.value.message
+        assert highest_version(root) == 1, "nothing was begun"
+        free[0] = 504
+        writer.write(3, weights.items())
 
     def test_a_tensor_that_has_gone_or_changed_its_size_is_named(self, writer: VersionWriter) -> None:
         weights = first_weights()

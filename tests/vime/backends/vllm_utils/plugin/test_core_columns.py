@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -58,14 +59,14 @@ class Engine:
     def add(self, name: str, wanted: ColumnRequest | None) -> None:
         """Begin a request; None asks for no columns."""
         self.made[name] = Made()
-        extra = None if wanted is None else {OPTION: {"num_candidates": wanted.num_candidates}}
+        extra = None if wanted is None else {OPTION: msgspec.to_builtins(wanted)}
         if wanted is not None:
             self.processors[name] = _PartProcessor(wanted)
-            extra = {OPTION: {**extra[OPTION], "nucleus": wanted.nucleus, "routes_from": wanted.routes_from}}
         self.core.add(SimpleNamespace(request_id=name, sampling_params=SamplingParams(extra_args=extra)))
 
     def received(self, name: str) -> ReceivedColumns:
-        return self.processors[name].logprobs
+        columns: ReceivedColumns = self.processors[name].logprobs
+        return columns
 
     def step(
         self,
@@ -242,6 +243,16 @@ def test_a_batch_without_columns_is_left_to_vllm() -> None:
     assert engine.stock == {"other": [[0, 1, 2, 3]]}
 
 
+def test_a_request_that_takes_the_name_of_one_before_gets_what_it_asks_for() -> None:
+    engine = Engine({"a": ColumnRequest(), "b": ColumnRequest()})
+    engine.step({"a": 1, "b": 1})
+    engine.abort("b")
+    engine.add("b", None)
+    engine.step({"a": 1, "b": 1})
+    assert engine.stock == {"b": [[12, 13, 14, 15]]}
+    engine.check("a")
+
+
 def test_an_output_without_a_token_ends_a_request_with_the_rows_that_came() -> None:
     engine = Engine({"a": ColumnRequest(), "b": ColumnRequest()})
     for _ in range(5):
@@ -262,12 +273,13 @@ def test_requests_that_are_ended_from_outside_are_forgotten() -> None:
 
 def test_tokens_that_a_stop_text_cuts_off_keep_their_rows_until_the_columns_are_cut() -> None:
     engine = Engine({"a": ColumnRequest()})
-    message = EngineCoreOutputs(outputs=[])
-    engine._receive = lambda found: message.outputs.extend(found.outputs)  # type: ignore[method-assign]
+    outputs: list[Any] = []
+    engine.processors["a"] = SimpleNamespace(update_from_output=outputs.append)
     engine.step({"a": 3}, rows_each=3)
-    hand_out(message.outputs)
-    (output,) = message.outputs
+    (output,) = outputs
     del output.new_token_ids[1:]
     output.new_logprobs = output.new_logprobs.slice_request(0, 1)  # as vLLM 0.32 does
-    engine.processors["a"].update_from_output(output)
-    assert len(engine.received("a").columns().head(1)) == 1
+    received = ReceivedColumns(ColumnRequest())
+    received.add(output.new_logprobs)
+    assert received.num_rows == 3
+    assert received.columns().head(1).sampled_ids.tolist() == [0]

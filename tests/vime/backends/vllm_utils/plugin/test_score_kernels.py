@@ -79,47 +79,6 @@ def test_scores_are_those_of_a_log_softmax(kernels: Any, kind: str, k: int) -> N
 
 
 @runs_kernels
-@pytest.mark.parametrize("k", [0, 12])
-def test_kernels_are_launched_again_for_other_rows_and_places_in_memory(kernels: Any, k: int) -> None:
-    wide = logits_of("random", 2, 9005)
-    for first, num_rows in ((0, 1), (0, 2), (1, 1), (4, 1)):
-        logits, token_ids = wide[:num_rows, first : first + 9001], torch.arange(num_rows, device=DEVICE) + 40
-        ids, log_probs, _ = kernels.views(kernels.score(logits, k, token_ids), k)
-        expected = logits.double().log_softmax(-1)
-        assert torch.equal(ids[:, 0].long(), token_ids)
-        torch.testing.assert_close(log_probs.double(), expected.gather(1, ids.long()), atol=2e-6, rtol=0)
-        assert torch.equal(logits.gather(1, ids[:, 1:].long()), logits.topk(k, dim=-1).values)
-
-
-class Kernel:
-    """Triton's, as far as a launch goes."""
-
-    def __init__(self, said: list[Any], name: str = "compiled for") -> None:
-        self._said, self._name = said, name
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*args: Any, **options: Any) -> Kernel:
-            self._said.append((self._name, args, options))
-            return Kernel(self._said, f"again as {args}")
-
-        return launch
-
-
-@runs_kernels
-def test_a_kernel_is_looked_up_once_for_each_kind_of_arguments(kernels: Any) -> None:
-    said: list[Any] = []
-    launch = kernels.Launches(Kernel(said))
-    launch("a", (1, 1, 1), (1,), num_warps=2)
-    launch("b", (1, 1, 1), (2,), num_warps=2)
-    launch("a", (3, 1, 1), (3,), num_warps=2)
-    assert said == [
-        ("compiled for", (1,), {"num_warps": 2}),
-        ("compiled for", (2,), {"num_warps": 2}),
-        ("again as (1,)", (3,), {}),
-    ]
-
-
-@runs_kernels
 def test_rows_that_are_not_a_number_stay_so(kernels: Any) -> None:
     """So that the client refuses them, as it does vLLM's."""
     logits = logits_of("random", 2, 9000)
@@ -137,8 +96,9 @@ def test_no_number_among_the_logits_gives_no_candidate_outside_the_vocabulary(
     vocab_size, k = 9001, 12
     logits = logits_of("random", 2, vocab_size)
     logits.view(torch.int32)[1, where] = bits
-    packed = kernels.packed_rows(kernels.score(logits, k, torch.tensor([3, 3], device=DEVICE)), k)
-    ids, log_probs = packed[1, 1 : k + 1], packed[:, k + 1 :].view(torch.float32)
+    found = kernels.score(logits, k, torch.tensor([3, 3], device=DEVICE))
+    all_ids, log_probs, _ = kernels.views(found, k)
+    ids = all_ids[1, 1:]
     assert 0 <= int(ids.min()) <= int(ids.max()) < vocab_size
     assert len(set(ids.tolist())) == k
     assert torch.isnan(log_probs[1]).all()
@@ -151,11 +111,10 @@ def test_a_token_outside_the_vocabulary_is_read_nowhere(kernels: Any, token: int
     """Its logit would be another row's, or memory that isn't the program's."""
     logits, k = logits_of("random", 3, 9000), 3
     found = kernels.score(logits, k, torch.tensor([5, token, 5], device=DEVICE))
-    packed = kernels.packed_rows(found, k)
-    assert packed[1, 0] == token
-    own = packed[:, k + 1].view(torch.float32)
-    assert torch.isnan(own).tolist() == [False, True, False]
-    assert kernels.ranks(found, k)[1] == 0
+    ids, log_probs, ranks = kernels.views(found, k)
+    assert ids[1, 0] == token
+    assert torch.isnan(log_probs[:, 0]).tolist() == [False, True, False]
+    assert ranks[1] == 0
 
 
 @runs_kernels
