@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -42,6 +43,8 @@ from vime.settings.groups import Settings
 from vime.settings.record import settings_record
 from vime.settings.resolve import Resolved
 from vime.settings.rules.quantities import demand_of
+
+logger = logging.getLogger(__name__)
 
 
 def run_training(resolved: Resolved, view: ProgressView) -> Ending:
@@ -124,5 +127,9 @@ async def _generate(
 def _remove_leftovers(folder: RunFolder) -> None:
     """Ray's temporary folder of a session that was killed."""
     if folder.processes.exists():
-        previous = msgspec.json.decode(folder.processes.read_bytes(), type=dict[str, object])
+        try:
+            previous = msgspec.json.decode(folder.processes.read_bytes(), type=dict[str, object])
+        except (OSError, msgspec.MsgspecError) as error:
+            logger.warning("%s can't be read, so nothing of the session before is removed: %s", folder.processes, error)
+            return
         shutil.rmtree(str(previous.get("ray_folder", "")), ignore_errors=True)

@@ -8,7 +8,7 @@ import msgspec
 
 from recovery.run_location import prompt_data_of
 from storage.files import write_once
-from vime.errors import RestoreError
+from vime.errors import RestoreError, reason_of
 
 
 class FixedSettings(msgspec.Struct, frozen=True):
@@ -62,8 +62,8 @@ def refuse_changed(run: Path, settings: FixedSettings) -> None:
         return
     try:
         started_with = msgspec.json.decode(path.read_bytes(), type=FixedSettings)
-    except msgspec.MsgspecError as error:
-        raise RestoreError(f"{path}: damaged ({error}).", next_step="Restore the file.") from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RestoreError(f"{path}: damaged ({reason_of(error)}).", next_step="Restore the file.") from error
     before, now = msgspec.structs.asdict(started_with), msgspec.structs.asdict(settings)
     changed = [
         f"{flag} is {now[name]}, was {before[name]}" for name, flag in _FLAGS.items() if now[name] != before[name]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vime.errors import reason_of
-
 
 def unreachable(path: str | Path) -> str | None:
     """Why the system can't say what is at `path`; None where it can, also that nothing is there.
@@ -17,8 +15,10 @@ def unreachable(path: str | Path) -> str | None:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:  # ValueError for characters that no path has
-        return reason_of(error)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    except ValueError as error:  # of characters that no path has
+        return str(error)
     return None
 
 

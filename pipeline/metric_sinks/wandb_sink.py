@@ -14,6 +14,7 @@ import wandb
 from pipeline.metric_sinks.configs import WandbConfig
 from pipeline.metric_sinks.point import ROLLOUT_STEP, TRAIN_STEP, Kind, Point
 from storage.files import write_atomically
+from vime.errors import SettingsError, reason_of
 
 
 class WandbState(msgspec.Struct):
@@ -75,7 +76,13 @@ def wandb_state(config: WandbConfig) -> WandbState:
     """The run of the session before, unless the flags name another one; a new one where there is none."""
     path = Path(config.state)
     if path.exists():
-        state = msgspec.json.decode(path.read_bytes(), type=WandbState)
+        try:
+            state = msgspec.json.decode(path.read_bytes(), type=WandbState)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise SettingsError(
+                f"{path}: damaged ({reason_of(error)}).",
+                next_step="Remove the file, and name the run at Weights & Biases with --wandb-run-id to go on with it.",
+            ) from error
         if config.run_id in (None, state.run_id):
             return state
     run_id = config.run_id or secrets.token_hex(4)

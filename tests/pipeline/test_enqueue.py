@@ -189,7 +189,7 @@ async def test_a_batch_that_cannot_be_filled_says_what_became_of_its_groups(
                 source := PartsSource(parts),
                 source.stats,
                 4,
-                stall_timeout_s=1.0,
+                stall_timeout_s=2.0,
                 report=reports.append,
                 check=lambda _: None,
                 stop_asked=lambda: False,

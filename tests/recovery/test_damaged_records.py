@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.metric_sinks.configs import WandbConfig
 from pipeline.training_log import read_training_logs
 from recovery.audit import audit_run
 from recovery.audit_parts import newest_commit, read_branches_raw, training_steps
 from recovery.branch import read_branches
 from recovery.claim import read_claim
+from recovery.fixed import FixedSettings, refuse_changed
 from recovery.home import home_of
 from recovery.pointer import read_tracker
 from recovery.run_location import RunLocation, RunSettings
@@ -20,9 +22,19 @@ from storage.segment import journal_path
 from storage.step_log import read_step_log, trained_on_disk
 from vime.errors import VimeError
 
+
+def wandb_run(run: Path) -> object:
+    return pytest.importorskip("pipeline.metric_sinks.wandb_sink").wandb_state(
+        WandbConfig(folder="", state=str(run / "wandb.json"), run_settings="", default_name="run")
+    )
+
+
+STARTED_WITH = FixedSettings("rollout", "digest", 1, False, 1)
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "claim": ("queue.json", lambda run: read_claim(run / "queue.json")),
     "home": ("rollout/home.json", home_of),
+    "settings of the start": ("rollout/fixed.json", lambda run: refuse_changed(run, STARTED_WITH)),
+    "run at Weights & Biases": ("wandb.json", wandb_run),
     "branches": ("rollout/branches.jsonl", read_branches),
     "branches of an audit": ("rollout/branches.jsonl", read_branches_raw),
     "pointer": ("rollout/current.json", read_tracker),

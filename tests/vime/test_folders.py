@@ -81,7 +81,7 @@ def test_every_flag_says_why_its_path_cannot_be_looked_up(
         assert main(["train", "--dry-run", flag, f"{path}"]) == 1
         said = capsys.readouterr().err
         assert f"{flag} is " in said
-        assert f"({reason}), allowed: a place that can be looked up." in said
+        assert f"({reason}), allowed: a path that can be looked up." in said
         assert "Unexpected" not in said
 
 

@@ -50,7 +50,11 @@ def view(words: list[str]) -> int:
 
 @contextmanager
 def pages_installed() -> Iterator[None]:
-    """Around imports of pages, whose packages an installation may lack. Raises `VersionMismatchError`."""
+    """Around imports of pages, which take some seconds, and whose packages an installation may lack.
+
+    Raises `VersionMismatchError`.
+    """
+    print("Loading the pages.", file=sys.stderr, flush=True)
     try:
         yield
     except ModuleNotFoundError as error:

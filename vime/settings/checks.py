@@ -42,7 +42,7 @@ def _unreachable(path: str) -> str | None:
     return unreachable(path.partition("{")[0])
 
 
-place = Check(lambda path: _unreachable(path) is None, "a place that can be looked up", _unreachable)
+place = Check(lambda path: _unreachable(path) is None, "a path that can be looked up", _unreachable)
 """A file or folder, which needn't be there; with placeholders, what comes before the first."""
 dotted_path = Check(
     lambda value: re.fullmatch(r"\w+(\.\w+)+", value) is not None, "an import path such as package.module.function"

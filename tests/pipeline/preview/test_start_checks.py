@@ -17,7 +17,7 @@ from pipeline.preview.folders import written_places
 from pipeline.preview.start_checks import check_start, first_room, reward_warnings, room_problem, room_warnings
 from pipeline.progress import ProgressView
 from pipeline.prompt_source import build_prompt_source
-from pipeline.run import run_training
+from pipeline.run import _remove_leftovers, run_training
 from pipeline.run_folder import RunFolder
 from tests.pipeline.preview.planned import settings_of, write_job
 from tests.support.tiny_models import build_tokenizer
@@ -187,6 +187,17 @@ def test_a_start_makes_the_checks_before_it_writes(tmp_path: Path, taken_port: i
     with ProgressView() as view, pytest.raises(EngineStartError, match="Address already in use"):
         run_training(resolve(words), view)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff"])
+def test_a_damaged_record_of_the_session_before_keeps_no_run_from_starting(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder.of(settings_of(tmp_path))
+    folder.make()
+    folder.processes.write_bytes(content)
+    _remove_leftovers(folder)
+    assert f"{folder.processes} can't be read, so nothing of the session before is removed" in caplog.text
 
 
 def test_several_faults_are_told_together(tmp_path: Path, taken_port: int) -> None:

@@ -263,4 +263,7 @@ def test_an_installation_without_the_pages_packages_names_the_extra(
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     assert main([command, str(made)]) == 2
-    assert "pip install '.[view]'" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert told.err.startswith("Loading the pages.\n"), "it may take some seconds"
+    assert "pip install '.[view]'" in told.err
+    assert not told.out, "the address comes first there"
