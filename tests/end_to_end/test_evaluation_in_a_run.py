@@ -42,7 +42,9 @@ def test_evaluations_have_one_version_each_and_only_a_missing_one_is_made_by_a_r
     assert evaluations(job) == kept
     output = run_with_standins(job)
     assert "The evaluation after step 3 is missing and is made now." in output
-    assert "Evaluation after step 3 (policy version 5)" in output, "the number of the one that is missing is not used again"
+    assert "Evaluation after step 3 (policy version 5)" in output, (
+        "the number of the one that is missing is not used again"
+    )
     assert [record.evaluation for record in evaluations(job)] == [0, 2, 3]
     assert "Nothing to do: already at 3 of 3." in run_with_standins(job)
     assert len(evaluations(job)) == 3
