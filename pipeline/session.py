@@ -174,7 +174,8 @@ class Session:
         if why := self._why_nothing_is_compared(kept_version):
             self._view.note(f"--check-weight-update-equal compares nothing: {why}.")
         await workers.guarded(self._turns.give_to_trainer())
-        self._begin_to_start("the first weights are published")
+        if self._clients.trained:
+            self._begin_to_start("the first weights are published")
         first = await workers.guarded(weights.publish())
         if self._clients.trained:
             self._view.note(f"Weights published as version {first.version} ({first.wire_bytes / 1e6:.1f} MB).")

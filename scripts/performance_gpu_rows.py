@@ -170,6 +170,11 @@ ROWS: dict[str, list[Row]] = {
         ("queued_tokens_per_s_logprob", "", 0, "with log-probabilities through producers and queue"),
         ("queued_head_over_logprob", "", 0, "with the head through them, over that"),
     ],
+    "gpu.sample_path.routes": [
+        ("routes_ratio", "", 0, "routes of a mixture of experts, over tokens alone"),
+        ("tokens_per_s_moe", "", 0, "tokens alone of the mixture"),
+        ("tokens_per_s_routes", "", 0, "with their routes"),
+    ],
     "gpu.publication": [
         ("pause_over_plain", "<=", 2.0, "the engine's pause over a plain broadcast of the bytes; goal 1.25"),
         ("plain_s", "", 0, "that broadcast"),

@@ -70,7 +70,8 @@ def test_an_engine_that_dies_is_replaced_and_serves_again_with_the_current_versi
     assert job.steps()[-1]["dropped"] == {}
     report = audit_run(job.run)
     assert (report.lost, report.trained_twice, report.trained) == ([], [], 6 * 8)
-    assert {version for s in stored_samples(job) for version, _, _ in s.version_spans} >= {1, 2}
+    versions = {version for s in stored_samples(job) for version, _, _ in s.version_spans}
+    assert min(versions) == 1 < max(versions), "a number that the death has spoiled is left out"
 
 
 def test_a_frozen_model_of_the_file_teaches_the_trained_one_through_its_own_router(tmp_path: Path) -> None:
