@@ -57,7 +57,7 @@ class ProducerGroup:
         )
 
     async def keep(self, number: int) -> None:
-        """Until the producer has stopped.
+        """Until the producer has stopped; one that had died before, and has no successor yet, counts as stopped.
 
         Raises:
             ProcessDiedError: its process died too often, or while it was to stop.
@@ -69,7 +69,8 @@ class ProducerGroup:
                 await answer(self.actors[number].run.remote(), name_of(number))
                 return
             except ProcessDiedError as error:
-                await self._replace(number, budget, error)
+                if not await self._replace(number, budget, error):
+                    return
 
     async def ask(self, number: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
         """A producer's answer, of its successor where it dies before."""
@@ -115,8 +116,11 @@ class ProducerGroup:
         self._stopping = True
         await self.ask_all(lambda producer: producer.stop.remote())
 
-    async def _replace(self, number: int, budget: RestartBudget, death: ProcessDiedError) -> None:
-        """Raises `death`, or that of a successor, when no restart is left."""
+    async def _replace(self, number: int, budget: RestartBudget, death: ProcessDiedError) -> bool:
+        """Whether there is a successor: one that is not up before the stop has nothing to do, and ends.
+
+        Raises `death`, or that of a successor, when no restart is left.
+        """
         while True:
             which = None if self._stopping else budget.take()
             if which is None:
@@ -129,10 +133,12 @@ class ProducerGroup:
                 await answer(successor.start.remote(), name_of(number), within_s=START_S)
                 break
             except ProcessDiedError as error:
+                if self._stopping:
+                    break
                 death = error
         if self._stopping:
             self._end(successor)
-            raise death
+            return False
         async with self._changed:
             self.actors[number] = successor
             missed = [successor.engine_moved.remote(*move) for move in self._moves[num_moves:]]
@@ -143,6 +149,7 @@ class ProducerGroup:
             for call in missed:
                 await answer(call, name_of(number), within_s=CONTROL_S)
         await self._on_restart()
+        return True
 
     async def _successor(self, number: int, actor: Any) -> None:
         """Raises `StalledError` when there is none in time."""

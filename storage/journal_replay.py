@@ -53,11 +53,16 @@ class _Identity(msgspec.Struct):
 
 
 def segment_folders(root: Path) -> dict[str, Path]:
-    """Queue id -> folder of each straw queue of a pool. Raises `CorruptDataError` for one that doesn't say its id."""
+    """Queue id -> folder of each straw queue of a pool, without those that are reclaimed meanwhile.
+
+    Raises `CorruptDataError` for one that doesn't say its id.
+    """
     folders = {}
     for path in (root / "queues").glob("*/run.json"):
         try:
             folders[msgspec.json.decode(path.read_bytes(), type=_Identity).queue_id] = path.parent
+        except FileNotFoundError:
+            continue
         except (OSError, msgspec.MsgspecError) as error:
             raise CorruptDataError(
                 f"{path} can't be read: {reason_of(error)}.", next_step="Restore it from a copy."

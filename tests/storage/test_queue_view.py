@@ -13,7 +13,7 @@ import pytest
 
 from storage import segment_list
 from storage.holder import process_lives, read_coordinator
-from storage.journal_replay import replay
+from storage.journal_replay import replay, segment_folders
 from storage.pool import Pool
 from storage.positions import PositionRanges
 from storage.queue import GroupQueue
@@ -185,3 +185,14 @@ def test_a_holder_on_another_host_is_not_judged(tmp_path: Path) -> None:
     holder = read_coordinator(folder)
     assert holder is not None
     assert holder.alive is None
+
+
+def test_a_queue_that_is_reclaimed_while_folders_are_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = Path.glob
+    kept, gone = tmp_path / "queues" / "kept", tmp_path / "queues" / "gone"
+    kept.mkdir(parents=True)
+    (kept / "run.json").write_text('{"queue_id": "groups-kept"}')
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [gone / "run.json", *listed(folder, pattern)])
+    assert segment_folders(tmp_path) == {"groups-kept": kept}
