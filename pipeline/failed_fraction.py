@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
@@ -10,9 +11,11 @@ from pathlib import Path
 from pipeline.messages import QueueCounts
 from recovery.accounting import Identity
 from storage.dead_letters import letters_folder, read_letters
-from vime.errors import TooManyFailuresError
+from vime.errors import StorageError, TooManyFailuresError
 from vime.rollout.dynamic_filter import without_rejections
 from vime.settings.groups import Settings
+
+logger = logging.getLogger(__name__)
 
 MIN_DROPPED_GROUPS = 8
 """Fewer say nothing about the whole: in a small run one bad prompt is a large fraction."""
@@ -87,7 +90,14 @@ def _most_frequent(dropped: Mapping[str, int], run: Path) -> str:
 
 
 def _newest_message(run: Path, reason: str) -> str:
-    """What the newest letter with the reason says, on one line; empty where there is none, as for a filter's."""
-    letters, _ = read_letters(letters_folder(run))
+    """What the newest letter with the reason says, on one line.
+
+    Empty where there is none, as for a filter's, or where letters can't be read: why the run ends is not lost for that.
+    """
+    try:
+        letters, _ = read_letters(letters_folder(run))
+    except StorageError as error:
+        logger.warning("the letters of the groups that were set aside are not told: %s", error)
+        return ""
     message = next((letter.message for letter in reversed(letters) if letter.reason == reason), "")
     return textwrap.shorten(message, _LONGEST_MESSAGE, placeholder=" ...")

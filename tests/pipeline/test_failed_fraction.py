@@ -56,3 +56,9 @@ def test_a_run_that_accepted_something_or_has_tried_little_goes_on() -> None:
     check_some_accepted({"reward_raised": 15}, 0, batch=4, run=RUN)
     check_some_accepted({"reward_raised": 7}, 0, batch=1, run=RUN)
     check_some_accepted({}, 0, batch=4, run=RUN)
+
+
+def test_letters_that_can_not_be_read_do_not_hide_why_a_run_ends(tmp_path: Path) -> None:
+    (letters_folder(tmp_path) / "producer_0.jsonl").mkdir(parents=True)
+    with pytest.raises(TooManyFailuresError, match=r"Most frequent reasons: reward_none \(40\)\. Correct"):
+        check_some_accepted({"reward_none": 40}, 0, batch=4, run=tmp_path)
