@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Protocol
 
@@ -24,11 +25,11 @@ class TriedVersions:
     """The highest number that a publication has tried, on disk before an engine can label a token with it.
 
     Nothing else may know of it: a response that was aborted keeps its labels, and no group was accepted or trained
-    under that version yet.
+    under that version yet. Thread-safe: the note of a publication that was given up may still be being written.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._turn = path, threading.Lock()
 
     def highest(self) -> int:
         """0 before the first. Raises `CorruptDataError`."""
@@ -45,9 +46,10 @@ class TriedVersions:
     def note(self, version: int) -> None:
         """Keep a number that is about to be tried. Raises `PublicationError`: it must not be tried then."""
         try:
-            if version > self.highest():
-                make_folder(self._path.parent)
-                write_atomically(self._path, msgspec.json.encode(_Tried(version)))
+            with self._turn:
+                if version > self.highest():
+                    make_folder(self._path.parent)
+                    write_atomically(self._path, msgspec.json.encode(_Tried(version)))
         except StorageError as error:
             raise PublicationError(
                 f"Version {version} is not published, for its number can't be kept: {error.message}",

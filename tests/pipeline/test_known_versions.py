@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
+from pipeline import known_versions
 from pipeline.known_versions import TriedVersions, highest_known_version
 from pipeline.run_folder import RunFolder
 from pipeline.session_start import Start
@@ -53,6 +56,27 @@ def test_what_was_tried_is_remembered_and_never_goes_back(tmp_path: Path) -> Non
     TriedVersions(path).note(7)
     TriedVersions(path).note(3)
     assert TriedVersions(path).highest() == 7
+
+
+def test_a_note_that_is_late_does_not_undo_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, goes_on, write = threading.Event(), threading.Event(), known_versions.write_atomically
+
+    def late(path: Path, content: bytes) -> None:
+        if b"5" in content:
+            writing.set()
+            assert goes_on.wait(10)
+        write(path, content)
+
+    monkeypatch.setattr(known_versions, "write_atomically", late)
+    tried = TriedVersions(tmp_path / "tried_version.json")
+    with ThreadPoolExecutor(2) as threads:
+        given_up = threads.submit(tried.note, 5)
+        assert writing.wait(10)
+        wait([following := threads.submit(tried.note, 6)], timeout=0.2)
+        goes_on.set()
+        given_up.result(10)
+        following.result(10)
+    assert tried.highest() == 6
 
 
 def test_a_number_that_can_not_be_kept_is_not_to_be_tried(tmp_path: Path) -> None:
