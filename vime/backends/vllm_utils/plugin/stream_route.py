@@ -74,6 +74,8 @@ class StreamRoute:
             (output,) = result.outputs
             received: ReceivedColumns = output.logprobs
             stop = min(received.num_rows, len(output.token_ids))  # a stop text may cut tokens of the last step off
+            if stop < len(output.token_ids):
+                raise RuntimeError(f"Request {call.request_id}: {len(output.token_ids) - stop} sampled tokens lack rows.")
             if stop - sent >= due or output.finish_reason:
                 tokens, log_probs, labels = received.piece(sent, stop)
                 yield stream_piece(
