@@ -105,7 +105,7 @@ class Variables:
             if match[1] is not None:
                 yield [Located(_unescaped(match), where)]
             else:
-                yield self._quoted_value(match[2] or match[3], word)
+                yield self._quoted_value(match[3] if match[2] is None else match[2], word)
         if position < len(text) or not text:
             yield [Located(text[position:], where)]
 

@@ -154,6 +154,13 @@ def test_quotes_around_a_part_of_what_stands_for_a_variable_are_removed(tmp_path
     assert read(tmp_path, text) == (["--wandb-group", "abc", "--wandb-project", "p-abc-x", "--save", "/runs"], [])
 
 
+@pytest.mark.parametrize("written", ["${}", '"${}"'])
+def test_a_variable_without_a_name_is_told(tmp_path: Path, written: str) -> None:
+    words, notes = read(tmp_path, f"train.py --save run{written}\n")
+    assert words == ["--save", "run"]
+    assert notes == ["run.sh:1: ${} is more than this command can fill in; it is left empty."]
+
+
 def test_shift_lets_go_of_the_scripts_first_words(tmp_path: Path) -> None:
     text = 'M=${1:?model}\nshift\ntrain.py --seed "$1" "$@"\n'.replace(":?model", "")
     assert read(tmp_path, text, "m", "3", "--lr=1") == (["--seed", "3", "3", "--lr=1"], [])

@@ -141,11 +141,11 @@ def _answer(call: SampleCall, result: Any, num_dense_layers: int) -> SampleAnswe
     """Rows of tokens that a stop text cuts off, in a step that sampled several, are left out."""
     (output,) = result.outputs
     columns: Columns = output.logprobs.columns()
-    num_tokens = min(len(output.token_ids), len(columns))
-    columns = columns.head(num_tokens)
-    token_ids = np.asarray(output.token_ids[:num_tokens], "<i4")
-    if not np.array_equal(token_ids, columns.sampled_ids):
+    token_ids = np.asarray(output.token_ids, "<i4")
+    num_tokens = len(token_ids)
+    if not np.array_equal(token_ids, columns.sampled_ids[:num_tokens]):
         raise RuntimeError(f"Request {call.request_id}: the columns belong to other tokens than those sampled.")
+    columns = columns.head(num_tokens)
     return SampleAnswer(
         num_candidates=call.num_candidates,
         token_ids=token_ids.tobytes(),

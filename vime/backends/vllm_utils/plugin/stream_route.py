@@ -73,7 +73,10 @@ class StreamRoute:
         async for result in self._engine.generate(prompt, parameters, engine_request_id(call.request_id)):
             (output,) = result.outputs
             received: ReceivedColumns = output.logprobs
-            stop = min(received.num_rows, len(output.token_ids))  # a stop text may cut tokens of the last step off
+            stop = len(output.token_ids)  # a stop text may have cut tokens of the last step off
+            if received.num_rows < stop:
+                lost = stop - received.num_rows
+                raise RuntimeError(f"Request {call.request_id}: {lost} sampled tokens lack rows.")
             if stop - sent >= due or output.finish_reason:
                 tokens, log_probs, labels = received.piece(sent, stop)
                 yield stream_piece(
