@@ -81,7 +81,7 @@ async def test_an_engine_that_needs_a_halt_gets_one_while_the_other_swaps(engine
 async def test_an_engine_that_fails_to_swap_is_known_or_fenced_and_repaired_by_the_next_publication(
     engines: list[StandinEngine], behaviour: Misbehaviour
 ) -> None:
-    async with Rig(engines, timeout_s=6.0) as rig:
+    async with Rig(engines, timeout_s=6.0 if behaviour == "hang" else 20.0) as rig:
         await rig.publish()
         running = [rig.generate(0), rig.generate(1)]
         await asyncio.gather(is_running(rig, 0), is_running(rig, 1))
