@@ -154,16 +154,21 @@ async def test_a_producer_that_fails_by_itself_is_not_started_again() -> None:
     assert rig.notes == []
 
 
-async def test_a_successor_that_comes_up_after_the_stop_begins_nothing() -> None:
-    rig = Group()
-    keeping = await rig.start()
-    await rig.group.resume_admission(7, ["e0"])
+async def stop_while_a_successor_starts(rig: Group) -> None:
+    """The producer dies, and the stop is asked for before `may_start` lets its successor come up."""
     rig.calls.clear()
     rig.may_start.clear()
     rig.actor.die()
     while rig.calls != ["start"]:
         await asyncio.sleep(0)
     await rig.group.ask_to_stop()
+
+
+async def test_a_successor_that_comes_up_after_the_stop_begins_nothing() -> None:
+    rig = Group()
+    keeping = await rig.start()
+    await rig.group.resume_admission(7, ["e0"])
+    await stop_while_a_successor_starts(rig)
     rig.may_start.set()
     await asyncio.wait_for(keeping, 5)  # what the first one had leased was taken back: that is no failure of the run
     assert rig.calls == ["start"], "it is not let on"
@@ -174,12 +179,7 @@ async def test_a_successor_that_comes_up_after_the_stop_begins_nothing() -> None
 async def test_a_successor_that_dies_after_the_stop_is_not_replaced_and_fails_nothing() -> None:
     rig = Group()
     keeping = await rig.start()
-    rig.calls.clear()
-    rig.may_start.clear()
-    rig.actor.die()
-    while rig.calls != ["start"]:
-        await asyncio.sleep(0)
-    await rig.group.ask_to_stop()
+    await stop_while_a_successor_starts(rig)
     rig.spawned[-1].dead = True
     rig.may_start.set()
     await asyncio.wait_for(keeping, 5)
