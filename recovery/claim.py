@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from recovery.own_records import read_own_record
 from storage.files import make_folder, write_atomically
-from vime.errors import RestoreError, reason_of
+from vime.errors import RestoreError
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -93,9 +94,4 @@ def _refuse_copy(run: Path, queue: Path, theirs: Claim) -> None:
 
 def read_claim(path: Path) -> Claim | None:
     """One side of a claim, None before the first. Raises `RestoreError`."""
-    if not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Claim)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RestoreError(f"{path}: damaged ({reason_of(error)}).", next_step="Restore the file.") from error
+    return read_own_record(path, Claim) if path.exists() else None

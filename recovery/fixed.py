@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from recovery.own_records import read_own_record
 from recovery.run_location import prompt_data_of
 from storage.files import write_once
-from vime.errors import RestoreError, reason_of
+from vime.errors import RestoreError
 
 
 class FixedSettings(msgspec.Struct, frozen=True):
@@ -60,10 +61,7 @@ def refuse_changed(run: Path, settings: FixedSettings) -> None:
     path = fixed_path(run)
     if not path.exists():
         return
-    try:
-        started_with = msgspec.json.decode(path.read_bytes(), type=FixedSettings)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RestoreError(f"{path}: damaged ({reason_of(error)}).", next_step="Restore the file.") from error
+    started_with = read_own_record(path, FixedSettings)
     before, now = msgspec.structs.asdict(started_with), msgspec.structs.asdict(settings)
     changed = [
         f"{flag} is {now[name]}, was {before[name]}" for name, flag in _FLAGS.items() if now[name] != before[name]

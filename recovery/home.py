@@ -8,8 +8,9 @@ import msgspec
 
 from recovery.branch import branches_path, read_branches
 from recovery.commit import committed_rollouts
+from recovery.own_records import read_own_record
 from storage.files import make_folder, write_atomically
-from vime.errors import RestoreError, reason_of
+from vime.errors import RestoreError
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -30,10 +31,7 @@ def home_of(folder: Path) -> Path:
     """
     path = home_path(folder)
     if path.is_file():
-        try:
-            return Path(msgspec.json.decode(path.read_bytes(), type=Home).run)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise RestoreError(f"{path}: damaged ({reason_of(error)}).", next_step="Restore the file.") from error
+        return Path(read_own_record(path, Home).run)
     if folder.parent.name == "branches":
         return home_of(folder.parent.parent)
     return folder

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from recovery.commit import TRACKER
+from recovery.own_records import read_own_record
 from storage.files import make_folder, write_atomically
-from vime.errors import RestoreError, reason_of
 
 
 class Pointer(msgspec.Struct, frozen=True):
@@ -58,10 +58,5 @@ def read_tracker(folder: Path) -> Tracker:
     text = tracker.read_text(errors="replace").strip() if tracker.is_file() else None
     if not pointer.is_file():
         return Tracker(text, None)
-    try:
-        return Tracker(text, msgspec.json.decode(pointer.read_bytes(), type=Pointer).tracker)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RestoreError(
-            f"{pointer}: damaged ({reason_of(error)}).",
-            next_step="Remove the file; the newest commit is chosen without it.",
-        ) from error
+    found = read_own_record(pointer, Pointer, next_step="Remove the file; the newest commit is chosen without it.")
+    return Tracker(text, found.tracker)
